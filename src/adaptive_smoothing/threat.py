@@ -32,7 +32,11 @@ class Threat(ABC):
     eps: float | Tensor
 
     def __post_init__(self) -> None:
-        smallest = self.eps.min().item() if isinstance(self.eps, Tensor) else self.eps
+        if isinstance(self.eps, Tensor):
+            # Reading a value off an accelerator would make every attack step wait for it.
+            smallest = self.eps.min().item() if self.eps.device.type == "cpu" and self.eps.numel() else 0.0
+        else:
+            smallest = self.eps
         if not smallest >= 0:
             raise ValueError(
                 f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255"
@@ -45,8 +49,12 @@ class Threat(ABC):
     def with_eps(self, eps: float | Tensor) -> Threat:
         return replace(self, eps=eps)
 
+    def take(self, which: Tensor | slice) -> Threat:
+        """The same threat for a selection of the images."""
+        return self.with_eps(self.eps[which]) if isinstance(self.eps, Tensor) and self.eps.dim() else self
+
     def project(self, adversarial: Tensor, images: Tensor) -> Tensor:
-        """The nearest point to `adversarial` in the ball around `images` and in the box [0, 1]."""
+        """Bring `adversarial` back into the ball around `images` and into the box [0, 1]."""
         return (images + self.clip(adversarial - images)).clamp(0, 1)
 
     @abstractmethod

@@ -1,0 +1,1 @@
+"""Mixing a standard classifier g and a robust classifier h into one."""

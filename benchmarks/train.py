@@ -1,0 +1,80 @@
+"""Seconds an epoch of standard and adversarial training, eager and compiled.
+
+    python benchmarks/train.py --out benchmarks/results/train.json
+
+Images are random: speed does not depend on what is on them. An epoch is 45,000 images; the first one, with the
+compilation, is reported apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.results import write_json
+from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.training.loop import Trainer
+from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.watching import Watcher
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+def random_data(images: int) -> ImageData:
+    generator = torch.Generator().manual_seed(0)
+    return ImageData(
+        images=torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8, generator=generator),
+        labels=torch.randint(0, 10, (images,), generator=generator),
+        classes=tuple("0123456789"),
+        name="random",
+        index=torch.arange(images),
+    )
+
+
+def seconds_per_epoch(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        watcher = Watcher(Path(folder), quiet=True, tensorboard=False)
+        trainer = Trainer(recipe, data, data, Path(folder), device=device, compiled=compiled, watcher=watcher)
+        times = []
+        for epoch in range(epochs + 1):
+            began = time.perf_counter()
+            for batch in trainer.batches(epoch):
+                trainer.train_step(batch)
+            if device.startswith("cuda"):
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+    return {"first": round(times[0], 2), "epoch": round(min(times[1:]), 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=["resnet18-standard", "resnet18-robust"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=45_000)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--only", choices=["eager", "compiled"])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    data = random_data(arguments.images)
+    rows = []
+    for name in arguments.recipes:
+        for mode in ("eager", "compiled"):
+            if arguments.only in (None, mode):
+                recipe = read_toml(RECIPES / f"{name}.toml", Recipe)
+                torch._dynamo.reset()
+                row = seconds_per_epoch(recipe, data, arguments.device, mode == "compiled", arguments.epochs)
+                rows.append({"recipe": name, "mode": mode, "images": arguments.images, **row})
+                print(json.dumps(rows[-1]), flush=True)
+    if arguments.out:
+        name = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else arguments.device
+        write_json(arguments.out, {"device": name, "torch": torch.__version__, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

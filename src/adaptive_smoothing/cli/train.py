@@ -1,0 +1,50 @@
+"""`adaptive-smoothing train RECIPE.toml`: a base classifier from its recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.training.base import train_base
+from adaptive_smoothing.training.recipe import Recipe
+
+
+def pick_device(name: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, for example recipes/resnet18-robust.toml")],
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME")] = None,
+    change: Annotated[list[str], typer.Option("--set", help="Change a key, for example optimizer.epochs=3")] = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's checkpoint")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
+    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: on CUDA")] = None,
+    test_images: Annotated[int | None, typer.Option(help="Measure on so many test images; default all")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar")] = False,
+) -> None:
+    """Train a base classifier: standard, at, trades, iaat or gaussian."""
+    settings = read_toml(recipe, Recipe, change)
+    folder = out or Path("runs") / settings.name
+    card = train_base(
+        settings,
+        folder,
+        device=pick_device(device),
+        root=data_root,
+        resume=resume,
+        compiled=compiled,
+        quiet=quiet,
+        test_images=test_images,
+    )
+    console = Console(highlight=False)
+    for split, row in card["figures"].items():
+        console.print(
+            f"{split:5} {row['images']:6} images   clean {100 * row['clean']:.2f} %   PGD-20 {100 * row['pgd20']:.2f} %"
+        )
+    console.print(f"{card['seconds']:.0f} s of training; everything is in {folder}")

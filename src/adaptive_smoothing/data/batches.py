@@ -1,0 +1,120 @@
+"""Batches: in order for evaluation, shuffled and augmented for training.
+
+Everything random is drawn on the CPU from a generator keyed by what it is for, so a batch is the same on
+any device and after any restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adaptive_smoothing.data.datasets import ImageData, to_floats
+from adaptive_smoothing.noise import generator
+
+
+class Batch(NamedTuple):
+    """Float images in [0, 1], labels, and the images' positions in the official split."""
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+
+
+class TrainingBatch(NamedTuple):
+    """uint8 images, labels, and the images' positions in the data they were drawn from."""
+
+    images: Tensor
+    labels: Tensor
+    positions: Tensor
+
+
+def batches(data: ImageData, size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
+    """All images in order, the last batch short. Only one batch at a time is float or on `device`."""
+    _check_size(size)
+    return (_batch(data, slice(start, start + size), device) for start in range(0, len(data), size))
+
+
+def _batch(data: ImageData, rows: slice, device: torch.device | str) -> Batch:
+    return Batch(
+        to_floats(data.images[rows].to(device)), data.labels[rows].to(device), data.index[rows].to(device)
+    )
+
+
+def steps_per_epoch(data: ImageData, size: int) -> int:
+    """How many full batches `shuffled` gives."""
+    _check_size(size)
+    return len(data) // size
+
+
+def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[TrainingBatch]:
+    """The full batches of one epoch in random order, from step `start` on; the remainder is left out.
+
+    The order depends on (seed, epoch) and the number of images, so a resumed epoch goes on where it stopped.
+    """
+    steps = steps_per_epoch(data, size)
+    if steps == 0:
+        raise ValueError(f"expected a batch size of at most {len(data)}, the size of {data.name}, got {size}")
+    if not 0 <= start <= steps:
+        raise ValueError(f"expected start from 0 to {steps}, the steps of an epoch, got {start}")
+    order = torch.randperm(len(data), generator=generator(seed, "shuffle", epoch)).to(data.images.device)
+    rows = (order[step * size : (step + 1) * size] for step in range(start, steps))
+    return (TrainingBatch(data.images[row], data.labels[row], row) for row in rows)
+
+
+def augment(
+    images: Tensor,
+    *,
+    seed: int,
+    epoch: int,
+    step: int,
+    pad: int = 4,
+    flip: bool = True,
+    reflect: bool = False,
+) -> Tensor:
+    """Shift each image by up to `pad` pixels each way and mirror every second one, by chance.
+
+    What moves in from outside is black, or with `reflect` the image's own mirror image. Any dtype. The whole
+    batch is one gather: a pixel of the result is looked up at its shifted, mirrored place in the source.
+    """
+    count, channels, height, width = images.shape
+    if not 0 <= pad < min(height, width):
+        raise ValueError(f"expected pad from 0 to {min(height, width) - 1}, got {pad}")
+    top, left, mirrored = _draw(count, pad, generator(seed, "augment", epoch, step), images.device)
+    column = torch.arange(width, device=images.device)
+    rows = top + torch.arange(height, device=images.device)
+    columns = left + (torch.where(mirrored.bool(), width - 1 - column, column) if flip else column)
+    if reflect:
+        source, rows, columns = images, _fold(rows - pad, height), _fold(columns - pad, width)
+    else:
+        source = F.pad(images, [pad] * 4)
+    image = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
+    channel = torch.arange(channels, device=images.device).view(-1, 1, 1)
+    return source[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _draw(
+    count: int, pad: int, chance: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per image: rows and columns of the padded image to skip, and whether to mirror; each (count, 1)."""
+    shifts = torch.randint(2 * pad + 1, (2, count, 1), generator=chance)
+    drawn = torch.cat([shifts, torch.randint(2, (1, count, 1), generator=chance)])
+    if device.type == "cuda":
+        # Only from pinned memory does the copy run beside the host instead of stopping it.
+        drawn = drawn.pin_memory()
+    top, left, mirrored = drawn.to(device, non_blocking=True)
+    return top, left, mirrored
+
+
+def _fold(position: Tensor, length: int) -> Tensor:
+    """Bring positions outside [0, length) back by reflection at the border pixels."""
+    return length - 1 - (length - 1 - position.abs()).abs()
+
+
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise ValueError(f"expected a batch size of at least 1, got {size}")

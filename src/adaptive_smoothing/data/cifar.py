@@ -1,0 +1,219 @@
+"""The official CIFAR archives: fetched on request, checked, and read without trusting them.
+
+The archives hold Python pickles, and a pickle can run any code. These are read by an unpickler that knows
+the three names a NumPy array needs and refuses every other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from adaptive_smoothing.data.sources import Part, whole
+
+SITE = "https://www.cs.toronto.edu/~kriz/"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one of the two data sets is stored."""
+
+    name: str
+    file: str
+    megabytes: int
+    md5: str
+    folder: str
+    members: dict[str, tuple[str, ...]]
+    labels: str
+    meta: str
+    label_names: str
+
+    @property
+    def url(self) -> str:
+        return SITE + self.file
+
+
+LAYOUTS = {
+    "cifar10": Layout(
+        name="cifar10",
+        file="cifar-10-python.tar.gz",
+        megabytes=170,
+        md5="c58f30108f718f92721af3b95e74349a",
+        folder="cifar-10-batches-py",
+        members={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+        labels="labels",
+        meta="batches.meta",
+        label_names="label_names",
+    ),
+    "cifar100": Layout(
+        name="cifar100",
+        file="cifar-100-python.tar.gz",
+        megabytes=169,
+        md5="eb9058c3a382ffc7106e4002c42a8d85",
+        folder="cifar-100-python",
+        members={"train": ("train",), "test": ("test",)},
+        labels="fine_labels",
+        meta="meta",
+        label_names="fine_label_names",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CifarFiles:
+    """An official archive, or the folder that was unpacked from it."""
+
+    layout: Layout
+    path: Path
+    splits: tuple[str, ...] = ("train", "test")
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    def read(self, split: str) -> Part:
+        wanted = (*self.layout.members[split], self.layout.meta)
+        found = self._from_folder(wanted) if self.path.is_dir() else self._from_archive(wanted)
+        if missing := [name for name in wanted if name not in found]:
+            raise ValueError(
+                f"expected {', '.join(missing)} in {self.path}, got none: unpack {self.layout.file} anew"
+            )
+        *parts, meta = (read_pickle(found[name], f"{self.path}/{name}") for name in wanted)
+        images = np.concatenate([self._pixels(part) for part in parts])
+        labels = np.concatenate([np.asarray(self._entry(part, self.layout.labels)) for part in parts])
+        return whole(images, labels, tuple(self._entry(meta, self.layout.label_names)))
+
+    def _from_folder(self, wanted: tuple[str, ...]) -> dict[str, bytes]:
+        return {name: (self.path / name).read_bytes() for name in wanted if (self.path / name).is_file()}
+
+    def _from_archive(self, wanted: tuple[str, ...]) -> dict[str, bytes]:
+        """In the archive's own order: going back in a gzip stream means unpacking it again from the start."""
+        found = {}
+        with tarfile.open(self.path, "r:gz") as archive:
+            for member in archive:
+                folder, _, name = member.name.rpartition("/")
+                if (
+                    folder == self.layout.folder
+                    and name in wanted
+                    and (stream := archive.extractfile(member))
+                ):
+                    found[name] = stream.read()
+        return found
+
+    def _pixels(self, part: dict[str, Any]) -> np.ndarray:
+        data = self._entry(part, "data")
+        if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)):
+            raise ValueError(
+                f"expected rows of 3072 bytes as images in {self.path}, got {type(data).__name__}"
+            )
+        return data.reshape(-1, 3, 32, 32)
+
+    def _entry(self, part: dict[str, Any], key: str) -> Any:
+        if key not in part:
+            raise ValueError(f"expected the key {key} in {self.path}, got {', '.join(map(str, part))}")
+        return part[key]
+
+
+class _ArraysOnly(pickle.Unpickler):
+    # NumPy moved its reconstructing function; asking an array for it works in every version.
+    RECONSTRUCT = np.empty(0).__reduce__()[0]
+    KNOWN = {  # noqa: RUF012  a constant
+        ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
+        ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.KNOWN:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return self.KNOWN[module, name]
+
+
+def read_pickle(data: bytes, origin: str) -> dict[str, Any]:
+    """A dictionary of numbers, strings, lists and NumPy arrays; anything else is refused."""
+    try:
+        content = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise ValueError(
+            f"expected arrays and lists only in {origin}, refused to read it: {error}; "
+            f"this is not the official file, delete it and download it again"
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a dictionary in {origin}, got {type(content).__name__}")
+    return content
+
+
+def open_archive(path: Path) -> CifarFiles:
+    """Tell by its checksum which official archive this is."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, _md5).hexdigest()
+    for layout in LAYOUTS.values():
+        if layout.md5 == digest:
+            return CifarFiles(layout, path)
+    known = " or ".join(f"{layout.file} (md5 {layout.md5})" for layout in LAYOUTS.values())
+    raise ValueError(
+        f"expected {known} at {path}, got a file with md5 {digest}: it is damaged or something else; "
+        f"delete it and download it again"
+    )
+
+
+def open_folder(path: Path) -> CifarFiles | None:
+    """The unpacked folder of an archive, told by the files in it, or None."""
+    for layout in LAYOUTS.values():
+        if all((path / name).is_file() for name in (*layout.members["test"], layout.meta)):
+            return CifarFiles(layout, path)
+    return None
+
+
+def download(layout: Layout, root: Path) -> Path:
+    """Fetch the archive into `root`; it gets its name only once its checksum is right."""
+    root.mkdir(parents=True, exist_ok=True)
+    target, partial = root / layout.file, root / f"{layout.file}.{os.getpid()}.tmp"
+    try:
+        digest = _fetch(layout.url, partial)
+        if digest != layout.md5:
+            raise ValueError(
+                f"expected md5 {layout.md5} from {layout.url}, got {digest}: the download was cut short or "
+                f"altered; try again, or fetch it by other means and put it at {target}"
+            )
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _fetch(url: str, path: Path) -> str:
+    """Stream `url` into `path` with a progress bar; the md5 of what arrived."""
+    from rich.console import Console
+    from rich.progress import wrap_file
+
+    digest = _md5()
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response, path.open("wb") as file:
+            total = int(response.headers.get("Content-Length") or 0)
+            console = Console(stderr=True)
+            with wrap_file(cast(BinaryIO, response), total, description=url, console=console) as stream:
+                while chunk := stream.read(1 << 20):
+                    file.write(chunk)
+                    digest.update(chunk)
+    except OSError as error:
+        raise OSError(
+            f"expected to download {url}, got: {error}; without a network, fetch it elsewhere and put it "
+            f"in {path.parent}"
+        ) from error
+    return digest.hexdigest()
+
+
+def _md5() -> Any:
+    """MD5 is what the site publishes. It guards against damage; `_ArraysOnly` guards against malice."""
+    return hashlib.md5(usedforsecurity=False)

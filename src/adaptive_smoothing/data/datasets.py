@@ -1,0 +1,348 @@
+"""Labelled images in memory, and `load`, which finds them by name or path.
+
+Images stay uint8: a whole data set then sits on the device (CIFAR-10 takes 184 MB), and is turned into
+floats in [0, 1] one batch at a time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from adaptive_smoothing.data import cifar
+from adaptive_smoothing.data.sources import Builtin, ImageFolder, NpzFile, Part, Source, pixels_of
+from adaptive_smoothing.noise import keyed_seed
+
+NAMES = ("builtin", *cifar.LAYOUTS)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Images (uint8, NCHW), labels, the classes' names, and each image's position in the official split.
+
+    `index` stays with an image through every selection, so a result can be traced to the image it is about.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    name: str
+    index: Tensor
+
+    def __post_init__(self) -> None:
+        _check_images(self.images)
+        for what, tensor in (("labels", self.labels), ("index", self.index)):
+            _check_vector(what, tensor, self.images)
+        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
+            raise ValueError(
+                f"expected labels from 0 to {len(self.classes) - 1} for {len(self.classes)} classes, got "
+                f"{self.labels.min().item()} to {self.labels.max().item()}: name every class in `classes`"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.images.shape))
+        return f"ImageData({self.name}: {shape}, {self.num_classes} classes, on {self.images.device})"
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def take(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> ImageData:
+        """The first `which` images, or those at the given positions (or under a mask) in that order."""
+        positions = self._positions(which)
+        images, labels, index = (tensor[positions] for tensor in (self.images, self.labels, self.index))
+        return replace(self, images=images, labels=labels, index=index)
+
+    def _positions(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> slice | Tensor:
+        if isinstance(which, slice):
+            return which
+        if isinstance(which, int | np.integer):
+            if not 0 <= which <= len(self):
+                raise ValueError(f"expected a count from 0 to {len(self)} for {self.name}, got {which}")
+            return slice(int(which))
+        wanted = torch.as_tensor(which, device=self.images.device)
+        if wanted.dtype == torch.bool and wanted.shape == self.labels.shape:
+            return wanted.nonzero().flatten()
+        # Checked here because on a GPU a position out of range stops the whole process.
+        if wanted.numel() and not (
+            wanted.dim() == 1 and _is_whole(wanted) and wanted.min() >= 0 and wanted.max() < len(self)
+        ):
+            raise ValueError(
+                f"expected a count, a mask of {len(self)} or positions from 0 to {len(self) - 1}, got {which}"
+            )
+        return wanted.long().flatten()
+
+    def to(self, device: torch.device | str) -> ImageData:
+        """The same data with all its tensors on `device`."""
+        images, labels, index = (tensor.to(device) for tensor in (self.images, self.labels, self.index))
+        return replace(self, images=images, labels=labels, index=index)
+
+    def floats(self) -> Tensor:
+        """All images as float32 in [0, 1]; four times the memory, so for small sets."""
+        return to_floats(self.images)
+
+    def fingerprint(self) -> str:
+        """sha256 of the images, labels and positions: equal when, and only when, the contents are."""
+        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        for tensor in (self.images, self.labels, self.index):
+            digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def to_floats(images: Tensor) -> Tensor:
+    """uint8 levels -> float32 in [0, 1], the same bits on every device."""
+    # Dividing by a Python number is multiplication by its reciprocal on CUDA, one bit off the CPU's division.
+    return images.float().div_(torch.full((), 255.0, device=images.device))
+
+
+def _check_images(images: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.dim() != 4:
+        raise ValueError(
+            f"expected uint8 images of shape (count, channels, height, width), got {images.dtype} of shape "
+            f"{tuple(images.shape)}: from_tensors and from_dataset convert floats in [0, 1]"
+        )
+
+
+def _check_vector(what: str, tensor: Tensor, images: Tensor) -> None:
+    if tensor.dtype != torch.int64 or tensor.shape != images.shape[:1] or tensor.device != images.device:
+        raise ValueError(
+            f"expected {what} as {len(images)} int64 numbers on {images.device}, one per image, got "
+            f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+        )
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def load(
+    name_or_path: str | Path,
+    split: str = "test",
+    *,
+    root: str | Path | None = None,
+    download: bool = False,
+    size: int | tuple[int, int] | None = None,
+) -> ImageData:
+    """Labelled images by name (`builtin`, `cifar10`, `cifar100`) or by path.
+
+    A path leads to a `.npz` file, an official CIFAR archive or its unpacked folder, or a folder with one
+    subfolder of images per class, inside `train`, `val` and `test` or without them.
+
+    Splits: `train`, `val`, `test`. Where the official data has no `val`, a tenth of `train` is held out for
+    it, the same images on every machine, and `train` is the rest. Images that were never split serve as
+    `test` (or `all`) only.
+
+    `root` is where named data sets are kept: by default $ADAPTIVE_SMOOTHING_DATA, else
+    ~/.cache/adaptive_smoothing. `download=True` fetches a missing one. `size` resizes the images of a folder.
+    """
+    source = _open(name_or_path, _root(root), download, (size, size) if isinstance(size, int) else size)
+    part = _select(source, split)
+    images, labels, index = (torch.from_numpy(array) for array in (part.images, part.labels, part.index))
+    data = ImageData(images, labels, part.classes, f"{source.name}/{split}", index)
+    if isinstance(source, Builtin) and data.fingerprint() != source.fingerprint(split):
+        raise ValueError(
+            f"expected the built-in {split} images with sha256 {source.fingerprint(split)}, got "
+            f"{data.fingerprint()}: the installed package is damaged; install it again"
+        )
+    return data
+
+
+def _root(root: str | Path | None) -> Path:
+    chosen = root or os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing"
+    return Path(chosen).expanduser()
+
+
+def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int, int] | None) -> Source:
+    if name_or_path == "builtin":
+        source: Source = Builtin()
+    elif isinstance(name_or_path, str) and name_or_path in cifar.LAYOUTS:
+        source = _open_cifar(cifar.LAYOUTS[name_or_path], root, download)
+    else:
+        source = _open_path(Path(name_or_path).expanduser(), size)
+    if size is not None and not isinstance(source, ImageFolder):
+        raise ValueError(
+            f"expected size= with a folder of images only, got it with {name_or_path}: put the resizing into "
+            f"the model's first layers instead"
+        )
+    return source
+
+
+def _open_cifar(layout: cifar.Layout, root: Path, download: bool) -> Source:
+    packed, archive, folder = root / f"{layout.name}.npz", root / layout.file, root / layout.folder
+    if packed.is_file():
+        return NpzFile(packed)
+    if not archive.is_file() and (unpacked := cifar.open_folder(folder)):
+        return unpacked
+    if not archive.is_file() and not download:
+        raise FileNotFoundError(
+            f"expected {layout.name} in {root}, found none of {packed.name}, {archive.name}, {folder.name}/. "
+            f"Pass download=True to fetch {layout.megabytes} MB from {layout.url}, or put that file into "
+            f"{root}, or set ADAPTIVE_SMOOTHING_DATA (or root=) to the folder that has it, or load it by its "
+            f"path. load('builtin') needs no download."
+        )
+    source = cifar.open_archive(archive if archive.is_file() else cifar.download(layout, root))
+    if source.layout is not layout:
+        raise ValueError(f"expected {layout.file} at {archive}, got {source.layout.file}: rename it")
+    return source
+
+
+def _open_path(path: Path, size: tuple[int, int] | None) -> Source:
+    if path.is_dir():
+        return cifar.open_folder(path) or ImageFolder(path, size)
+    if path.is_file():
+        return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
+    near = difflib.get_close_matches(str(path), NAMES, n=1)
+    raise FileNotFoundError(
+        f"expected one of {', '.join(NAMES)}, or a path to a .npz file, a CIFAR archive or an image folder, "
+        f"got {str(path)!r}, which does not exist" + (f": did you mean {near[0]!r}?" if near else "")
+    )
+
+
+def _select(source: Source, split: str) -> Part:
+    held = source.splits
+    if held == ("all",) and split in ("all", "test"):
+        return source.read("all")
+    if "train" in held and "val" not in held and split in ("train", "val"):
+        return _hold_out(source.read("train"), split)
+    if split in held and split != "all":
+        return source.read(split)
+    raise ValueError(f"expected one of the splits of {source.name}, got {split!r}: {_offer(held)}")
+
+
+def _offer(held: tuple[str, ...]) -> str:
+    if held == ("all",):
+        return "its images were never split, so they serve as 'test' or 'all', and not for training or tuning"
+    offered = {"train", "val", *held} if "train" in held else set(held)
+    return f"it has {', '.join(sorted(offered))}; validation images are held out from every training"
+
+
+def _hold_out(part: Part, split: str) -> Part:
+    held_out = validation_positions(len(part.labels))
+    chosen = held_out if split == "val" else np.setdiff1d(np.arange(len(part.labels)), held_out)
+    return Part(part.images[chosen], part.labels[chosen], part.classes, part.index[chosen])
+
+
+@lru_cache(maxsize=4)
+def validation_positions(count: int) -> np.ndarray:
+    """Which of `count` training images are for validation: a tenth, in validation order.
+
+    The order sorts positions by a hash of the position. It depends on nothing else, so it is the same for
+    every machine, every version of every library, and every name a copy of the data goes by.
+    """
+    order = sorted(range(count), key=lambda position: (keyed_seed(0, "validation split", position), position))
+    positions = np.array(order[: max(1, count // 10)], np.int64)
+    positions.flags.writeable = False  # the cache hands out this very array
+    return positions
+
+
+def from_tensors(
+    images: Tensor | np.ndarray,
+    labels: Tensor | np.ndarray | Sequence[int],
+    *,
+    name: str = "data",
+    classes: Sequence[str] | None = None,
+    index: Tensor | np.ndarray | Sequence[int] | None = None,
+) -> ImageData:
+    """Images you already have: NCHW, uint8 or floats in [0, 1] that stand for the 256 levels of a pixel."""
+    pixels = to_levels(torch.as_tensor(images))
+    target = torch.as_tensor(labels, device=pixels.device)
+    if not _is_whole(target):
+        raise ValueError(
+            f"expected whole numbers as labels, got {target.dtype}: pass class positions, not scores"
+        )
+    positions = torch.arange(len(pixels)) if index is None else torch.as_tensor(index)
+    count = int(target.max()) + 1 if target.numel() else 0
+    names = tuple(classes) if classes is not None else tuple(str(label) for label in range(count))
+    return ImageData(pixels, target.long(), names, name, positions.long().to(pixels.device))
+
+
+def from_dataset(
+    dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None
+) -> ImageData:
+    """Any torch Dataset of (image, label).
+
+    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. Classes come from
+    `dataset.classes` where it has them. For a `Subset`, `index` holds the positions in what it was cut from.
+    """
+    if not isinstance(dataset, Sized):
+        raise ValueError(
+            f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first"
+        )
+    pairs = [dataset[i] for i in range(len(dataset))]
+    images = [_chw(pair[0]) for pair in pairs]
+    if len({image.shape for image in images}) != 1:
+        shapes = sorted({tuple(image.shape) for image in images})
+        raise ValueError(
+            f"expected images of one shape, got {shapes}: resize them in the dataset's transform"
+        )
+    positions, origin = _origin(dataset)
+    return from_tensors(
+        torch.stack(images),
+        [int(pair[1]) for pair in pairs],
+        name=name or type(origin).__name__,
+        classes=classes or getattr(origin, "classes", None),
+        index=positions,
+    )
+
+
+def _origin(dataset: Dataset[Any]) -> tuple[list[int], Dataset[Any]]:
+    """What a (nested) Subset was cut from, and where its items are in that."""
+    if not isinstance(dataset, Subset):
+        return list(range(len(cast(Sized, dataset)))), dataset
+    positions, origin = _origin(dataset.dataset)
+    return [positions[i] for i in dataset.indices], origin
+
+
+def _chw(image: Any) -> Tensor:
+    """One image as a CHW tensor of levels."""
+    if isinstance(image, Tensor):
+        tensor = image
+    elif isinstance(image, np.ndarray):
+        tensor = torch.from_numpy(np.ascontiguousarray(np.atleast_3d(image).transpose(2, 0, 1)))
+    elif hasattr(image, "convert"):
+        tensor = torch.from_numpy(pixels_of(image, gray=True).copy())
+    else:
+        raise ValueError(f"expected a PIL image, an array or a tensor, got {type(image).__name__}")
+    if tensor.dim() != 3 or tensor.shape[0] > 4:
+        raise ValueError(
+            f"expected a CHW tensor or an HWC array with at most 4 channels, got a {type(image).__name__} of "
+            f"shape {tuple(image.shape)}: permute it"
+        )
+    return to_levels(tensor)
+
+
+def to_levels(images: Tensor) -> Tensor:
+    """Floats in [0, 1] -> uint8, refused where that would change the images."""
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point():
+        raise ValueError(f"expected uint8 images or floats in [0, 1], got {images.dtype}: convert to uint8")
+    if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+        raise ValueError(
+            f"expected images in [0, 1], got [{images.min():.3g}, {images.max():.3g}]: normalisation belongs "
+            f"inside the model; see ads.wrap"
+        )
+    scaled = images.double() * 255
+    levels = scaled.round()
+    # float32 keeps a level to about 1e-5 of a level; anything further off is not one of the 256.
+    if (far := (scaled - levels).abs() > 1e-3).any():
+        raise ValueError(
+            f"expected images made of the 256 levels k/255, got {far.double().mean():.1%} of the values "
+            f"between levels, such as {images[far][0]:.6g}: images are kept as uint8; resize or filter them "
+            f"before they become floats, or inside the model"
+        )
+    return levels.to(torch.uint8)

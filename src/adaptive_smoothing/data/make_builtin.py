@@ -1,0 +1,47 @@
+"""Make the images inside the package: `python -m adaptive_smoothing.data.make_builtin CIFAR10.npz [FOLDER]`.
+
+Lossless WebP was the smallest of what Pillow and NumPy can write: 1,000 images take 1.67 MB, against
+2.16 MB as PNG, 2.33 MB as xz and 2.83 MB as compressed npz (3.07 MB raw). The sheet's shape hardly matters.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from adaptive_smoothing.data.datasets import ImageData, load
+from adaptive_smoothing.data.sources import CIFAR10_CLASSES, to_sheet
+
+COUNT = 1000
+COLUMNS = 25
+
+
+def make(source: Path, folder: Path, *, count: int = COUNT, columns: int = COLUMNS) -> None:
+    """Write the first `count` validation and test images of CIFAR-10 into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = {
+        split: _write(load(source, split).take(count), folder, split, columns) for split in ("val", "test")
+    }
+    index = {"source": "CIFAR-10", "classes": CIFAR10_CLASSES, "splits": splits}
+    (folder / "index.json").write_text(json.dumps(index, separators=(",", ":")) + "\n")
+
+
+def _write(data: ImageData, folder: Path, split: str, columns: int) -> dict[str, Any]:
+    from PIL import Image
+
+    sheet = Image.fromarray(to_sheet(data.images.numpy(), columns))
+    sheet.save(folder / f"{split}.webp", lossless=True, quality=100, method=6)
+    return {
+        "sheet": f"{split}.webp",
+        "sha256": data.fingerprint(),
+        "labels": data.labels.tolist(),
+        "index": data.index.tolist(),
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    make(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) == 3 else Path(__file__).parent / "builtin")

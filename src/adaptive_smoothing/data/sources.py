@@ -1,0 +1,267 @@
+"""Where images are kept: a `.npz` file, a folder of image files, the sheets inside the package.
+
+A source says which official splits it holds and reads one of them into arrays. It knows nothing of the
+validation images that `datasets.py` holds out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SPLITS = ("train", "val", "test")
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split as arrays: uint8 NCHW images, int64 labels, and positions in the official split."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    index: np.ndarray
+
+
+class Source(Protocol):
+    """Something that holds images. `splits` is `("all",)` when they were never split."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def splits(self) -> tuple[str, ...]: ...
+    def read(self, split: str) -> Part: ...
+
+
+def whole(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Part:
+    """A complete official split: image i is at position i."""
+    return Part(np.ascontiguousarray(images), labels.astype(np.int64), classes, np.arange(len(images)))
+
+
+@dataclass(frozen=True)
+class NpzFile:
+    """`train_images, train_labels, test_images, ...` or only `images, labels`; images are uint8, NHWC or NHW.
+
+    An optional array of strings `classes` names the classes.
+    """
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @cached_property
+    def arrays(self) -> Any:
+        try:
+            arrays = np.load(self.path, allow_pickle=False)
+            arrays.files  # noqa: B018  a bare .npy under this name loads too, and has no files
+        except (ValueError, OSError, AttributeError, EOFError) as error:
+            raise ValueError(
+                f"expected a NumPy .npz file at {self.path}, got something else: {error}"
+            ) from error
+        return arrays
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        held = tuple(split for split in SPLITS if f"{split}_images" in self.arrays.files)
+        if held or "images" in self.arrays.files:
+            return held or ("all",)
+        raise ValueError(
+            f"expected the keys train_images, train_labels, test_images, test_labels (or images, labels) in "
+            f"{self.path}, got {', '.join(self.arrays.files) or 'none'}: rename the arrays"
+        )
+
+    def read(self, split: str) -> Part:
+        prefix = "" if split == "all" else f"{split}_"
+        images, labels = self._array(f"{prefix}images"), self._labels(f"{prefix}labels")
+        if (
+            images.dtype != np.uint8
+            or images.ndim not in (3, 4)
+            or (images.ndim == 4 and images.shape[3] > 4)
+        ):
+            raise ValueError(
+                f"expected {prefix}images in {self.path} to be uint8 of shape (count, height, width, "
+                f"channels), got {images.dtype} of shape {images.shape}: convert to levels 0..255, "
+                f"channels last"
+            )
+        channels_last = images if images.ndim == 4 else images[..., None]
+        return whole(channels_last.transpose(0, 3, 1, 2), labels, self._classes())
+
+    def _array(self, key: str) -> np.ndarray:
+        try:
+            return self.arrays[key]
+        except KeyError:
+            held = ", ".join(self.arrays.files)
+            raise ValueError(f"expected the key {key} in {self.path}, got only {held}: add it") from None
+        except ValueError as error:
+            raise ValueError(
+                f"expected plain numbers under {key} in {self.path}, got Python objects, which are not read "
+                f"because a pickle can run code: save it with a numeric dtype"
+            ) from error
+
+    def _labels(self, key: str) -> np.ndarray:
+        labels = self._array(key).reshape(-1)
+        if labels.dtype.kind not in "iu":
+            raise ValueError(f"expected whole numbers under {key} in {self.path}, got {labels.dtype}")
+        return labels
+
+    def _classes(self) -> tuple[str, ...]:
+        """The names in the file, those of CIFAR-10 for `cifar10.npz`, else numbers."""
+        if "classes" in self.arrays.files:
+            return tuple(str(name) for name in self._array("classes"))
+        if self.name == "cifar10":
+            return CIFAR10_CLASSES
+        keys = [key for key in self.arrays.files if key.endswith("labels")]
+        largest = max(int(self._labels(key).max(initial=0)) for key in keys)
+        return tuple(str(label) for label in range(largest + 1))
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """`root/train/cat/1.png`, or `root/cat/1.png` where the images were never split.
+
+    Classes are the folders' names, sorted; images are sorted by class, then by file name, and read as RGB.
+    With `size` (height, width) every image is resized to it without keeping its proportions.
+    """
+
+    path: Path
+    size: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        # A split holds folders. A class that happens to be called "train" (the vehicle) holds images.
+        return tuple(split for split in SPLITS if _folders(self.path / split)) or ("all",)
+
+    def read(self, split: str) -> Part:
+        folder = self.path if split == "all" else self.path / split
+        classes = self._classes()
+        found = [(file, classes.index(sub.name)) for sub in _folders(folder) for file in _image_files(sub)]
+        if not found:
+            raise ValueError(
+                f"expected one subfolder of images per class in {folder}, got none with images in it: "
+                f"arrange it as {folder}/CLASS/IMAGE.png"
+            )
+        return whole(
+            self._pixels([file for file, _ in found]), np.array([label for _, label in found]), classes
+        )
+
+    def _classes(self) -> tuple[str, ...]:
+        """From all splits together, so that a label means the same class in each."""
+        roots = [self.path] if self.splits == ("all",) else [self.path / split for split in self.splits]
+        return tuple(sorted({sub.name for root in roots for sub in _folders(root)}))
+
+    def _pixels(self, paths: list[Path]) -> np.ndarray:
+        first = self._open(paths[0])
+        images = np.empty((len(paths), *first.shape), np.uint8)
+        for row, path in zip(images, paths, strict=True):
+            pixels = self._open(path)
+            if pixels.shape != first.shape:
+                raise ValueError(
+                    f"expected images of one size, got {_extent(first)} in {paths[0]} and {_extent(pixels)} "
+                    f"in {path}: pass size=(height, width) to resize them all"
+                )
+            row[:] = pixels
+        return images
+
+    def _open(self, path: Path) -> np.ndarray:
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                return pixels_of(image, gray=False, size=self.size)
+        except OSError as error:
+            raise ValueError(
+                f"expected an image in {path}, got a file that cannot be read: {error}"
+            ) from error
+
+
+def pixels_of(image: Image.Image, *, gray: bool, size: tuple[int, int] | None = None) -> np.ndarray:
+    """A PIL image as a CHW uint8 array: RGB, or one channel when it is gray and `gray` is true."""
+    from PIL import Image
+
+    if image.mode[0] in "IF":
+        raise ValueError(f"expected an 8-bit image, got mode {image.mode}: convert it to RGB or L first")
+    image = image.convert("L" if gray and image.mode in ("1", "L") else "RGB")
+    if size is not None:
+        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return []
+    return sorted(sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith("."))
+
+
+def _image_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+
+
+def _extent(pixels: np.ndarray) -> str:
+    return f"{pixels.shape[1]} x {pixels.shape[2]}"
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """CIFAR-10 images inside the package: the first 1,000 of the test split and of the validation split.
+
+    Each split is one lossless WebP sheet; `index.json` beside them holds the rest. See `make_builtin.py`.
+    """
+
+    name: str = "builtin"
+    splits: tuple[str, ...] = ("val", "test")
+
+    def read(self, split: str) -> Part:
+        entry = self.index()["splits"][split]
+        labels, index = np.array(entry["labels"]), np.array(entry["index"])
+        return Part(self._sheet(entry["sheet"], len(labels)), labels, tuple(self.index()["classes"]), index)
+
+    def fingerprint(self, split: str) -> str:
+        return self.index()["splits"][split]["sha256"]
+
+    @staticmethod
+    def index() -> dict[str, Any]:
+        return json.loads((_builtin() / "index.json").read_text())
+
+    @staticmethod
+    def _sheet(name: str, count: int) -> np.ndarray:
+        from PIL import Image
+
+        sheet = np.asarray(Image.open(io.BytesIO((_builtin() / name).read_bytes())).convert("RGB"))
+        return from_sheet(sheet, count)
+
+
+def _builtin() -> Any:
+    return files("adaptive_smoothing.data") / "builtin"
+
+
+def to_sheet(images: np.ndarray, columns: int) -> np.ndarray:
+    """NCHW images -> one HWC picture with `columns` images a row. The count must fill the rows."""
+    _, channels, height, width = images.shape
+    tiles = images.reshape(-1, columns, channels, height, width)
+    return tiles.transpose(0, 3, 1, 4, 2).reshape(-1, columns * width, channels)
+
+
+def from_sheet(sheet: np.ndarray, count: int, side: int = 32) -> np.ndarray:
+    """The inverse of `to_sheet` for square images."""
+    rows, columns = sheet.shape[0] // side, sheet.shape[1] // side
+    tiles = sheet.reshape(rows, side, columns, side, -1)
+    return np.ascontiguousarray(
+        tiles.transpose(0, 2, 4, 1, 3).reshape(rows * columns, -1, side, side)[:count]
+    )

@@ -1,0 +1,102 @@
+"""Accuracy, clean and under attack, image by image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.data.batches import batches
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.models.contract import check_eval, check_logits
+from adaptive_smoothing.results import interval
+
+Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model predicted for every image, before and after the attack."""
+
+    index: Tensor
+    labels: Tensor
+    clean_predictions: Tensor
+    attacked_predictions: Tensor
+
+    @property
+    def clean_correct(self) -> Tensor:
+        return self.clean_predictions == self.labels
+
+    @property
+    def robust_correct(self) -> Tensor:
+        """Right before and after: an attack that helps the model has not shown robustness."""
+        return self.clean_correct & (self.attacked_predictions == self.labels)
+
+    @property
+    def clean(self) -> float:
+        return self.clean_correct.double().mean().item()
+
+    @property
+    def robust(self) -> float:
+        return self.robust_correct.double().mean().item()
+
+    @property
+    def clean_interval(self) -> tuple[float, float]:
+        return interval(int(self.clean_correct.sum()), len(self.labels))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Clopper-Pearson interval of the robust accuracy."""
+        return interval(int(self.robust_correct.sum()), len(self.labels))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Verdicts are given in fp32; attacks may use faster arithmetic and can only lose by it."""
+    matmul = torch.backends.cuda.matmul
+    before = (torch.backends.cudnn.allow_tf32, matmul.allow_tf32)
+    torch.backends.cudnn.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def verdict_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """The logits a verdict is read from: full precision, checked to be numbers."""
+    with torch.no_grad(), full_precision():
+        logits = model(images)
+    check_logits(logits, images)
+    return logits
+
+
+def evaluate(
+    model: nn.Module,
+    data: ImageData,
+    attack: Attack | None = None,
+    *,
+    batch_size: int = 1000,
+    device: str | torch.device | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Predict every image of `data`, attack those that are right, predict again.
+
+    `progress` is called with the number of images of each finished batch.
+    """
+    check_eval(model)
+    device = device or next(iter(model.parameters()), data.images).device
+    rows = []
+    for batch in batches(data, batch_size, device=device):
+        clean = verdict_logits(model, batch.images).argmax(1)
+        attacked = clean.clone()
+        right = clean == batch.labels
+        if attack is not None and right.any():
+            adversarial = attack(model, batch.images[right], batch.labels[right])
+            attacked[right] = verdict_logits(model, adversarial).argmax(1)
+        rows.append([batch.index.cpu(), batch.labels.cpu(), clean.cpu(), attacked.cpu()])
+        if progress is not None:
+            progress(len(batch.labels))
+    return Evaluation(*(torch.cat(column) for column in zip(*rows, strict=True)))

@@ -1,0 +1,72 @@
+"""What every mixture has in common: a standard and a robust classifier, and the numbers that mix them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.models.contract import check_eval, check_logit_form, guard_images
+
+
+class BaseClassifiers(nn.Module):
+    """A standard and a robust classifier that stay as they are: `train()` leaves both in eval mode.
+
+    Their weights are not frozen here: `ads.wrap` does that.
+    """
+
+    def __init__(self, standard: nn.Module, robust: nn.Module) -> None:
+        super().__init__()
+        check_eval(standard)
+        check_eval(robust)
+        self.standard = standard
+        self.robust = robust
+        self.training = False
+
+    @property
+    def num_classes(self) -> int | None:
+        """What both say of themselves, if they say the same."""
+        declared = {getattr(model, "num_classes", None) for model in (self.standard, self.robust)}
+        return declared.pop() if len(declared) == 1 else None
+
+    def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """g(x) and h(x), or an error when they are not logits over the same classes."""
+        guard_images(images)
+        g, h = self.standard(images), self.robust(images)
+        check_logit_form(g, images)
+        check_logit_form(h, images)
+        if g.shape != h.shape:
+            raise ValueError(
+                f"expected two classifiers over the same classes, got {g.shape[1]} from the standard and "
+                f"{h.shape[1]} from the robust one; class i must mean the same in both"
+            )
+        return g, h
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.standard.eval()
+        self.robust.eval()
+        return self
+
+    def settle(self, number: float | tuple[float, ...] | Tensor) -> Tensor:
+        """A number as a tensor on the device of the base classifiers, in their precision or float32."""
+        weights = chain(self.standard.parameters(), self.robust.parameters())
+        beside = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
+        if isinstance(number, Tensor) and number.is_floating_point():
+            return number.to(beside.device)
+        return torch.as_tensor(
+            number, dtype=torch.promote_types(beside.dtype, torch.float32), device=beside.device
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`.half()` and `.bfloat16()` are for the networks: in bfloat16 an alpha of 0.999 would become 1."""
+        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            after = getattr(self, name)
+            if after.dtype != buffer.dtype:
+                setattr(self, name, buffer.to(after.device))
+        return self

@@ -1,0 +1,107 @@
+"""Locally biased smoothing of a binary classifier, eq. lbrs: where adaptive smoothing comes from.
+
+Anderson and Sojoudi, "Certified robustness via locally biased randomized smoothing".
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.mixing.gradient_mixture import check_gamma
+from adaptive_smoothing.mixing.trust import value_and_gradient
+from adaptive_smoothing.models.contract import check_eval, check_image_form, check_logit_form, guard_images
+from adaptive_smoothing.threat import Linf, Threat
+
+
+class NearestNeighbors(nn.Module):
+    """The direction oracle h(x) in {-1, +1}: the majority of the `k` nearest of these images.
+
+    Labels are 0 (direction -1) or 1 (direction +1); `norm` is the p of the p-norm. An odd `k` leaves no ties.
+    """
+
+    images: Tensor
+    directions: Tensor
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, k: int = 1, norm: float = 2, *, images_at_once: int = 256
+    ) -> None:
+        super().__init__()
+        check_image_form(images)
+        if k % 2 == 0 or not 1 <= k <= len(images):
+            raise ValueError(f"expected an odd k from 1 to {len(images)}, the number of images, got {k}")
+        if labels.shape != images.shape[:1] or not ((labels == 0) | (labels == 1)).all():
+            raise ValueError(
+                f"expected a label 0 or 1 for each of {len(images)} images, got shape {list(labels.shape)} "
+                f"with values {labels.unique().tolist()}; this oracle is for two classes"
+            )
+        self.register_buffer("images", images)
+        self.register_buffer("directions", (2 * labels - 1).to(images))
+        self.k = k
+        self.norm = float(norm)
+        self.images_at_once = images_at_once
+        self.training = False
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([self._directions(batch) for batch in images.split(self.images_at_once)])
+
+    def _directions(self, images: Tensor) -> Tensor:
+        # The matrix-product shortcut for Euclidean distances cancels badly between near duplicates.
+        exact = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(images.flatten(1), self.images.flatten(1), p=self.norm, compute_mode=exact)
+        nearest = distances.topk(self.k, largest=False).indices
+        return self.directions[nearest].sum(1).sign()
+
+
+class LocallyBiasedSmoothing(nn.Module):
+    """h^gamma(x) = g(x) + gamma h(x) ||grad g(x)||_{p*}, eq. lbrs; g is logit 1 - logit 0 of `standard`.
+
+    `oracle` gives the direction h(x), -1 for class 0 and +1 for class 1. An attack's gradient goes through
+    the gradient norm too. `train()` leaves `standard` in eval mode.
+    """
+
+    gamma: Tensor
+
+    def __init__(
+        self, standard: nn.Module, oracle: nn.Module, gamma: float, *, norm: type[Threat] = Linf
+    ) -> None:
+        super().__init__()
+        check_eval(standard)
+        self.standard = standard
+        self.oracle = oracle
+        self.register_buffer("gamma", torch.as_tensor(gamma, dtype=torch.get_default_dtype()))
+        check_gamma(self.gamma)
+        self.norm = norm
+        self.training = False
+
+    def score(self, images: Tensor) -> Tensor:
+        """h^gamma(x): class 1 where positive."""
+        guard_images(images)
+        g, gradient = value_and_gradient(self._standard_score, images)
+        direction = self.oracle(images)
+        if direction.shape != g.shape:
+            raise ValueError(f"expected one direction per image from the oracle, got {list(direction.shape)}")
+        return g + self.gamma * direction * self.norm(0.0).dual_norm(gradient)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Two logits whose difference is the score: softmax, argmax and attacks work as on any classifier."""
+        score = self.score(images)
+        return torch.stack([-score / 2, score / 2], dim=1)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.standard.eval()
+        return self
+
+    def _standard_score(self, images: Tensor) -> Tensor:
+        logits = self.standard(images)
+        check_logit_form(logits, images)
+        if logits.shape[1] != 2:
+            raise ValueError(
+                f"expected a binary classifier with 2 logits, got {logits.shape[1]}; "
+                "for more classes use GradientMixedClassifier"
+            )
+        return logits[:, 1] - logits[:, 0]

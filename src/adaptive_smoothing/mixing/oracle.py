@@ -1,0 +1,46 @@
+"""The alpha(x) of the paper's existence theorem (THM:ADA): a reference that no real mixture can beat.
+
+It reads the true labels, so it is no defence; it says how much of the trade-off alpha(x) alone could remove.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+
+
+class OracleAlpha(nn.Module):
+    """alpha(x) = 0 where the standard classifier is right about x, else 1; for images with these labels."""
+
+    labels: Tensor
+
+    def __init__(self, standard: nn.Module, labels: Tensor) -> None:
+        super().__init__()
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise ValueError(
+                f"expected one integer label per image, got {labels.dtype} of shape {list(labels.shape)}"
+            )
+        self.standard = standard
+        self.register_buffer("labels", labels)
+        self.training = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.labels.shape != images.shape[:1]:
+            raise ValueError(
+                f"expected {self.labels.shape[0]} images, one for each label, got {images.shape[0]}; "
+                "for another batch use with_labels"
+            )
+        with torch.no_grad():
+            predicted = self.standard(images).argmax(1)
+        return (predicted != self.labels.to(predicted.device)).to(images.dtype)
+
+    def with_labels(self, labels: Tensor) -> OracleAlpha:
+        """The same oracle for another batch."""
+        return OracleAlpha(self.standard, labels)
+
+
+def oracle_mixture(standard: nn.Module, robust: nn.Module, labels: Tensor) -> MixedClassifier:
+    """Right about an image exactly where the standard or the robust classifier is."""
+    return MixedClassifier(standard, robust, alpha=OracleAlpha(standard, labels))

@@ -1,0 +1,44 @@
+"""Architectures by name, so that a recipe or a weights file can say what it is in one word and a few numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from adaptive_smoothing.models.resnet import PreActBlock, PreActBottleneck, PreActResNet
+
+
+def preact_resnet18(width: int = 64, **options: Any) -> PreActResNet:
+    return _resnet((2, 2, 2, 2), width, PreActBlock, **options)
+
+
+def preact_resnet34(width: int = 64, **options: Any) -> PreActResNet:
+    return _resnet((3, 4, 6, 3), width, PreActBlock, **options)
+
+
+def preact_resnet50(width: int = 64, **options: Any) -> PreActResNet:
+    return _resnet((3, 4, 6, 3), width, PreActBottleneck, **options)
+
+
+def wide_resnet(depth: int = 28, width: int = 10, **options: Any) -> PreActResNet:
+    """WRN-depth-width: three stages of (depth - 4) / 6 blocks, 16, 32 and 64 channels times `width`."""
+    if depth < 10 or (depth - 4) % 6:
+        raise ValueError(f"expected a depth of 6n + 4 (10, 16, 22, 28, 34, ...), got {depth}")
+    widths = [int(round(channels * width)) for channels in (16, 32, 64)]
+    return PreActResNet([(depth - 4) // 6] * 3, widths, stem=16, **options)
+
+
+def _resnet(blocks: tuple[int, ...], width: int, block: type[PreActBlock], **options: Any) -> PreActResNet:
+    return PreActResNet(blocks, [width * 2**i for i in range(4)], stem=width, block=block, **options)
+
+
+ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
+    function.__name__: function for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet)
+}
+
+
+def build(arch: str, **options: Any) -> nn.Module:
+    """A fresh model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"expected an architecture among {sorted(ARCHITECTURES)}, got {arch!r}")
+    return ARCHITECTURES[arch](**options)

@@ -1,0 +1,473 @@
+"""What a classifier is: a module from NCHW images in [0, 1] to logits. All of the library relies on it.
+
+Checks come in two prices. The form of a tensor (type, dtype, shape) is known without looking at its values
+and is checked in every forward pass. Values (range, NaN) cost a wait for the device, so they are checked
+where images enter the library, and in a forward pass only where that is possible and cheap.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adaptive_smoothing.models.resnet import Normalize
+from adaptive_smoothing.noise import generator
+
+# Resizing and colour conversion round; an image 1e-6 outside the box is not a normalised one.
+SLACK = 1e-6
+PROBES = 4
+
+Output = str | int | Callable[[Any], Tensor]
+Channels = float | Sequence[float]
+Module = TypeVar("Module", bound=nn.Module)
+
+_TRUSTED: ContextVar[bool] = ContextVar("adaptive_smoothing_images_trusted", default=False)
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def check_images(images: Tensor) -> None:
+    """Form and values: for entry points, once for each batch a user hands over."""
+    check_image_form(images)
+    check_image_values(images)
+
+
+def check_image_form(images: Tensor) -> None:
+    """A floating-point NCHW tensor. Looks at no value, so it is free on any device and in a graph."""
+    if not isinstance(images, Tensor):
+        raise TypeError(
+            f"expected images as a tensor, got {type(images).__name__}: "
+            "convert them, for example with torch.as_tensor, to floats in [0, 1] of shape (N, C, H, W)"
+        )
+    if not images.is_floating_point():
+        raise TypeError(
+            f"expected images as floats in [0, 1], got {images.dtype}: "
+            "for bytes from 0 to 255 pass images.float() / 255"
+        )
+    if images.dim() != 4:
+        hint = "add the batch dimension with images.unsqueeze(0)" if images.dim() == 3 else "reshape them"
+        raise ValueError(f"expected images of shape (N, C, H, W), got {tuple(images.shape)}: {hint}")
+    if _looks_channels_last(images.shape):
+        raise ValueError(
+            f"expected images of shape (N, C, H, W), got {tuple(images.shape)}, "
+            "which looks like (N, H, W, C): pass images.permute(0, 3, 1, 2)"
+        )
+
+
+def check_image_values(images: Tensor) -> None:
+    """Finite and within [0, 1]. Waits for the device."""
+    _check_range(*_value_range(images))
+
+
+def guard_images(images: Tensor) -> None:
+    """For the top of a forward pass: the form always, the values where they can be read without harm.
+
+    Images that require a gradient are inside an attack, which must not wait for the device at every step and
+    checked its images when it began; compiled graphs, CUDA graphs, vmap and fake tensors have no values yet.
+    """
+    check_image_form(images)
+    if torch.compiler.is_compiling() or images.requires_grad or _TRUSTED.get():
+        return
+    # Reading a value while a CUDA graph is recorded would not only fail, it would ruin the recording.
+    if images.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    try:
+        low, high = _value_range(images)
+    except RuntimeError:  # vmap, fake and meta tensors: torch has no public way to ask beforehand
+        return
+    _check_range(low, high)
+
+
+@contextmanager
+def trusted_images() -> Iterator[None]:
+    """No value checks inside: for images that were checked already, or that are noisy on purpose."""
+    token = _TRUSTED.set(True)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
+
+
+def _looks_channels_last(shape: torch.Size) -> bool:
+    _, channels, rows, columns = shape
+    return columns in (1, 3) and channels not in (1, 3) and rows > columns
+
+
+def _value_range(images: Tensor) -> tuple[float, float]:
+    if images.numel() == 0:
+        return 0.0, 0.0
+    low, high = torch.stack(torch.aminmax(images.detach())).tolist()
+    return low, high
+
+
+def _check_range(low: float, high: float) -> None:
+    if low >= -SLACK and high <= 1 + SLACK:
+        return
+    if math.isnan(low) or math.isnan(high):
+        raise ValueError(
+            "expected images in [0, 1], got NaN: look for the step of the data pipeline that made it"
+        )
+    hint = "this model's normalisation belongs inside it; see ads.wrap"
+    if low >= 0 and 2 < high <= 255:
+        hint = "they look like bytes; divide them by 255"
+    if math.isinf(low) or math.isinf(high):
+        hint = "look for the step of the data pipeline that made an infinity"
+    raise ValueError(f"expected images in [0, 1], got [{low:.7g}, {high:.7g}]: {hint}")
+
+
+# --- labels and logits ----------------------------------------------------------------------------
+
+
+def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None) -> None:
+    """One integer class in [0, num_classes) per image; without `num_classes` only the lower end is checked.
+
+    Waits for the device.
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(
+            f"expected labels as a tensor, got {type(labels).__name__}: pass torch.as_tensor(labels)"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        hint = "for one-hot rows pass labels.argmax(1)" if labels.dim() == 2 else "pass labels.long()"
+        raise TypeError(f"expected labels as integers, got {labels.dtype}: {hint}")
+    if labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"expected one label per image, shape ({images.shape[0]},), got {tuple(labels.shape)}: "
+            "images and labels must come from the same batch"
+        )
+    if labels.device != images.device:
+        raise ValueError(
+            f"expected labels on {images.device}, where the images are, got {labels.device}: "
+            "pass labels.to(images.device)"
+        )
+    if labels.numel() == 0:
+        return
+    low, high = torch.stack(torch.aminmax(labels)).tolist()
+    if low < 0 or (num_classes is not None and high >= num_classes):
+        last = "" if num_classes is None else f" to {num_classes - 1} for {num_classes} classes"
+        raise ValueError(
+            f"expected labels from 0{last}, got {low} to {high}: "
+            "check that labels start at 0 and belong to this model's data set"
+        )
+
+
+def check_logits(logits: Tensor, images: Tensor) -> None:
+    """One row of finite floats per image. Waits for the device."""
+    check_logit_form(logits, images)
+    finite = logits.detach().isfinite().all(1)
+    if not finite.all():
+        kind = "NaN" if logits.isnan().any() else "infinite values"
+        raise ValueError(
+            f"expected finite logits, got {kind} for {int((~finite).sum())} of {len(finite)} images: "
+            "look for a log of zero or a division by zero, or run the model in float32"
+        )
+
+
+def check_logit_form(logits: Tensor, images: Tensor) -> None:
+    """A floating-point tensor with a row per image. Looks at no value."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(_structured_message(logits, images))
+    if not logits.is_floating_point():
+        raise TypeError(
+            f"expected logits as floats, got {logits.dtype}: return the scores, not the predicted class"
+        )
+    if logits.dim() != 2 or logits.shape[0] != images.shape[0]:
+        raise ValueError(
+            f"expected logits of shape ({images.shape[0]}, classes) for {images.shape[0]} images, "
+            f"got {tuple(logits.shape)}: a classifier gives one row of scores per image; "
+            "to reshape or select them, pass output=<function> to ads.wrap"
+        )
+
+
+def _structured_message(output: object, images: Tensor) -> str:
+    fields = _fields(output)
+    found = f"expected logits as a tensor, got {type(output).__name__}"
+    if fields:
+        found += f" with {', '.join(f'{key}: {_describe(value)}' for key, value in fields.items())}"
+    likely = _likely_logits(fields, images.shape[0])
+    if likely is None:
+        return f"{found}: pass output=<name, index or function that picks the logits> to ads.wrap"
+    return f"{found}: {likely!r} probably holds the logits; pass output={likely!r} to ads.wrap"
+
+
+def _fields(output: object) -> dict[Any, object]:
+    if isinstance(output, Mapping):
+        return dict(output)
+    if isinstance(output, tuple) and hasattr(output, "_asdict"):
+        return dict(output._asdict())
+    if isinstance(output, tuple | list):
+        return dict(enumerate(output))
+    return dict(getattr(output, "__dict__", {}))
+
+
+def _likely_logits(fields: dict[Any, object], rows: int) -> Any:
+    if "logits" in fields:
+        return "logits"
+    for key, value in fields.items():
+        if (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.dim() == 2
+            and len(value) == rows
+        ):
+            return key
+    return None
+
+
+def _describe(value: object) -> str:
+    return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+# --- train and eval mode --------------------------------------------------------------------------
+
+
+def freeze(model: Module) -> Module:
+    """Eval mode, no gradient for the weights: attacks need that of images only, at half the cost."""
+    return model.eval().requires_grad_(False)
+
+
+def check_eval(model: nn.Module) -> None:
+    """Refuse a model with a layer in train mode that acts differently there: batch norm, dropout, ..."""
+    for name, module in model.named_modules():
+        if module.training and _depends_on_mode(module):
+            where = f"its layer {name!r} ({type(module).__name__})" if name else type(module).__name__
+            raise ValueError(
+                f"expected a model in eval mode, got {where} in train mode: call model.eval() first, "
+                "or its answers depend on chance or on the rest of the batch"
+            )
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    switched_off = getattr(module, "p", None) == 0 or getattr(module, "drop_prob", None) == 0
+    return not switched_off and _reads_training(type(module))
+
+
+def _reads_training(kind: type[nn.Module]) -> bool:
+    """Whether a forward method mentions `self.training`: finds custom layers that no list could name."""
+    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    methods = [method for cls in classes for name, method in vars(cls).items() if "forward" in name]
+    return any(
+        isinstance(method, FunctionType) and "training" in method.__code__.co_names for method in methods
+    )
+
+
+# --- making a classifier --------------------------------------------------------------------------
+
+
+class Resize(nn.Module):
+    """Bilinear with antialiasing, as image libraries do it, and differentiable."""
+
+    def __init__(self, size: int | tuple[int, int]) -> None:
+        super().__init__()
+        self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if tuple(images.shape[-2:]) == self.size:
+            return images
+        return F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
+
+
+class Classifier(nn.Module):
+    """[0, 1] NCHW images -> logits: resizing and normalisation, then `model`. `wrap` makes and checks it."""
+
+    def __init__(
+        self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None
+    ) -> None:
+        super().__init__()
+        self.first = first
+        self.model = model
+        self.output = output
+        self.num_classes = num_classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        guard_images(images)
+        return self.logits(images)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """The same without the guard, for inputs that leave [0, 1] on purpose, such as noisy ones."""
+        logits = pick_logits(self.model(self.first(images)), self.output)
+        check_logit_form(logits, images)
+        return logits
+
+
+def wrap(
+    model: nn.Module,
+    *,
+    mean: Channels | None = None,
+    std: Channels | None = None,
+    size: int | tuple[int, int] | None = None,
+    output: Output | None = None,
+    images: Tensor | None = None,
+    shape: tuple[int, int, int] = (3, 32, 32),
+) -> Classifier:
+    """Make a classifier of a timm, torchvision, Hugging Face, RobustBench or own model, or say why not.
+
+    `mean` and `std` are those of the model's training pipeline, for images in [0, 1]; `size` resizes images
+    to what the model takes; `output` picks the logits from a structured output by name, key or function.
+    The model is put in eval mode and frozen, in place, then tried on `images` or on random ones of `shape`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module"
+        )
+    freeze(model)
+    if isinstance(model, Classifier) and all(option is None for option in (mean, std, size, output)):
+        return model
+    if mean is None and std is None:
+        _warn_about_declared_normalisation(model)
+    probes = _probe_images(model, images, shape)
+    layers: list[nn.Module] = [Resize(size)] if size is not None else []
+    layers += _normalisation(mean, std, probes.shape[1])
+    first = nn.Sequential(*layers).to(probes.device, probes.dtype)
+    classifier = Classifier(model, first=first, num_classes=0, output=output).eval()
+    classifier.num_classes = _probe(classifier, probes)
+    return classifier
+
+
+def pick_logits(output: Any, choice: Output | None) -> Any:
+    """The logits of a structured output: what `choice` names; without it, a field called `logits`."""
+    if choice is None:
+        return output if isinstance(output, Tensor) else _fields(output).get("logits", output)
+    if callable(choice):
+        return choice(output)
+    if isinstance(output, Tensor):
+        raise ValueError(
+            f"expected a structured output for output={choice!r}, got a tensor: leave output= out"
+        )
+    try:
+        by_name = isinstance(choice, str) and not isinstance(output, Mapping)
+        return getattr(output, str(choice)) if by_name else output[choice]
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"expected the model's output to have {choice!r}, got {type(output).__name__} "
+            f"with {list(_fields(output))}: pass one of these as output="
+        ) from error
+
+
+def num_classes(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> int:
+    """What the model says of itself, or the width of its logits on a few images of `shape`."""
+    declared = getattr(model, "num_classes", None)
+    if isinstance(declared, int) and declared > 0:
+        return declared
+    images = _probe_images(model, None, shape)
+    logits = pick_logits(_attempt(model, images), None)
+    check_logit_form(logits, images)
+    return int(logits.shape[1])
+
+
+def _normalisation(mean: Channels | None, std: Channels | None, channels: int) -> list[nn.Module]:
+    if mean is None and std is None:
+        return []
+    means = _per_channel("mean", 0.0 if mean is None else mean, channels)
+    stds = _per_channel("std", 1.0 if std is None else std, channels)
+    if min(stds) <= 0:
+        raise ValueError(f"expected std above 0, got {stds}: it divides the images")
+    if max(map(abs, means)) > 1 or max(stds) > 1:
+        raise ValueError(
+            f"expected mean and std for images in [0, 1], got mean {means} and std {stds}: "
+            "if they are for bytes, divide both by 255"
+        )
+    return [Normalize(means, stds)]
+
+
+def _per_channel(name: str, value: Channels, channels: int) -> list[float]:
+    values = [float(value)] if isinstance(value, int | float) else [float(number) for number in value]
+    if len(values) not in (1, channels):
+        raise ValueError(f"expected {name} with 1 or {channels} values (one per channel), got {len(values)}")
+    return values * (channels // len(values))
+
+
+def _warn_about_declared_normalisation(model: nn.Module) -> None:
+    declared = getattr(model, "pretrained_cfg", None)
+    if isinstance(declared, Mapping) and "mean" in declared and "std" in declared:
+        warnings.warn(
+            f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither: "
+            "pass them, or mean=0, std=1 if it was trained on plain [0, 1] images",
+            stacklevel=3,
+        )
+
+
+# --- trying a classifier out ----------------------------------------------------------------------
+
+
+def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
+    if images is None:
+        images = torch.rand(PROBES, *shape, generator=generator(0, "probe", *shape))
+    check_images(images)
+    if len(images) == 0:
+        raise ValueError(
+            "expected at least one image to try the model on, got an empty batch: leave images= out"
+        )
+    weights = next((weight for weight in model.parameters() if weight.is_floating_point()), images)
+    return images[:PROBES].detach().to(weights.device, weights.dtype)
+
+
+def _probe(classifier: Classifier, images: Tensor) -> int:
+    """Number of classes of a working classifier; an error that says what is wrong with any other."""
+    logits = pick_logits(_attempt(lambda x: classifier.model(classifier.first(x)), images), classifier.output)
+    check_logits(logits, images)
+    if logits.shape[1] < 2:
+        raise ValueError(
+            "expected at least two classes, got one logit per image: for a binary model pass "
+            "output=lambda z: torch.cat([-z, z], 1) / 2"
+        )
+    _check_not_probabilities(logits)
+    with torch.no_grad():
+        _check_deterministic(logits, classifier(images))
+        _check_independent(logits, classifier(images[: len(images) // 2]))
+    return int(logits.shape[1])
+
+
+def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:
+    try:
+        with torch.no_grad():
+            return model(images)
+    except Exception as error:
+        raise ValueError(
+            f"expected a model that takes images of shape {tuple(images.shape)} in [0, 1], "
+            f"got {type(error).__name__}: {error}; pass ads.wrap the images= or shape= it takes, "
+            "or size= to resize them"
+        ) from error
+
+
+def _check_not_probabilities(outputs: Tensor) -> None:
+    if (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():
+        raise ValueError(
+            "expected logits, got probabilities (non-negative rows that sum to 1): remove the final softmax, "
+            "or pass output=lambda p: p.clamp_min(1e-30).log(); gradients of probabilities vanish"
+        )
+
+
+def _check_deterministic(logits: Tensor, again: Tensor) -> None:
+    if not _agree(logits, again, 1e-4):
+        raise ValueError(
+            "expected the same logits for the same images, got different ones in two calls: the model draws "
+            "random numbers (dropout or noise called in eval mode?); remove them, or fix their seed as "
+            "ads.SmoothedClassifier does"
+        )
+
+
+def _check_independent(logits: Tensor, half: Tensor) -> None:
+    # Kernels for another batch size round differently, hence a looser bound than for a repeated call.
+    if not _agree(logits[: len(half)], half, 1e-2):
+        raise ValueError(
+            "expected an image's logits not to depend on the other images of the batch, got others in a "
+            "smaller batch: use batch norm with running statistics (track_running_stats=True)"
+        )
+
+
+def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    scale = one.abs().max().clamp_min(torch.finfo(one.dtype).tiny)
+    return one.shape == other.shape and (
+        len(one) == 0 or bool(((one - other).abs() <= tolerance * scale).all())
+    )

@@ -1,0 +1,217 @@
+"""Intermediate features of any model, by layer name, in the same forward pass as its logits."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from adaptive_smoothing.noise import generator
+
+
+class FeatureTaps:
+    """`FeatureTaps(model, ["layer1", "layer2"])(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
+
+    Names are those of `model.named_modules()`. Hooks are on the model during the call only; inside
+    `attached()`, which is what a compiled graph needs, they stay on from call to call.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
+        if isinstance(layers, str) or not layers or len(set(layers)) != len(layers):
+            raise ValueError(f"expected a list of different layer names, got {layers!r}")
+        self.model = model
+        self.layers = tuple(layers)
+        self._modules = {name: find_layer(model, name) for name in layers}
+        self._outputs: dict[str, list[Any]] = {}
+        self._attached = False
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._attached:
+            return self._run(images)
+        with self.attached():
+            return self._run(images)
+
+    @contextmanager
+    def attached(self) -> Iterator[FeatureTaps]:
+        """Keep the hooks on: `with taps.attached(): torch.compile(taps)(images)`."""
+        if self._attached:
+            yield self
+            return
+        handles: list[RemovableHandle] = []
+        try:
+            for name, module in self._modules.items():
+                handles.append(module.register_forward_hook(self._recorder(name)))
+            self._attached = True
+            yield self
+        finally:
+            self._attached = False
+            for handle in handles:
+                handle.remove()
+
+    def _recorder(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            # A copy, because the layer after this one may work in place (ReLU(inplace=True)).
+            kept = output.clone() if isinstance(output, Tensor) else output
+            self._outputs.setdefault(name, []).append(kept)
+
+        return record
+
+    def _run(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        self._outputs = {}
+        try:
+            logits = self.model(images)
+            return logits, {name: self._feature(name) for name in self.layers}
+        finally:
+            self._outputs = {}  # otherwise the graph of the last batch would live as long as the taps
+
+    def _feature(self, name: str) -> Tensor:
+        outputs = self._outputs.get(name, [])
+        if len(outputs) != 1:
+            times = f"{len(outputs)} times" if outputs else "never"
+            hint = "tap the layer that calls it" if outputs else "tap one that the forward pass uses"
+            if not outputs:
+                hint += "; if the model was compiled, attach the taps before (FeatureTaps.attached)"
+            raise ValueError(f"expected layer {name!r} to run once in a forward pass, it ran {times}: {hint}")
+        if not isinstance(outputs[0], Tensor):
+            raise TypeError(
+                f"expected layer {name!r} to return a tensor, got {type(outputs[0]).__name__}: "
+                "tap a layer inside it"
+            )
+        return outputs[0]
+
+
+def find_layer(model: nn.Module, name: str) -> nn.Module:
+    """The submodule called `name`; for a wrong name, an error with the nearest ones."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if name and name in modules:
+        return modules[name]
+    names = [known for known in modules if known]
+    inside = [known for known in names if known.endswith(f".{name}")]
+    nearest = inside or difflib.get_close_matches(name, names, n=3) or names[:5]
+    raise ValueError(
+        f"expected the name of a layer of {type(model).__name__}, got {name!r}: "
+        f"did you mean {', '.join(map(repr, nearest[:3]))}? list(dict(model.named_modules())) has all"
+    )
+
+
+# --- finding places to tap ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What one layer returned in a dry run."""
+
+    name: str
+    resolution: int
+    is_block: bool
+
+    @property
+    def parent(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), count: int = 2) -> list[str]:
+    """Names of `count` early layers at successive resolutions: the ends of the first stages of a
+    convolutional network, or blocks at even distances in the first half of a transformer.
+    """
+    families = _families(_dry_run(model, shape))
+    trunk = max(families, key=lambda family: len({output.resolution for output in family}), default=[])
+    stages = [list(group) for _, group in groupby(trunk, lambda output: output.resolution)]
+    # A stem has no blocks, and a tap there would see little more than the image.
+    blocks = [[output for output in stage if output.is_block] for stage in stages]
+    for candidates in ([stage for stage in blocks if stage], stages):
+        if len(candidates) >= count:
+            return [stage[-1].name for stage in candidates[:count]]
+    return _evenly_spaced(families, count)
+
+
+def _families(outputs: list[_Output]) -> list[list[_Output]]:
+    """Layers side by side under one parent, for each parent that holds at least half of the network: what
+    lies deeper is the inside of a block.
+    """
+    families: dict[str, list[_Output]] = {}
+    for output in outputs:
+        families.setdefault(output.parent, []).append(output)
+    inside = {parent: sum(o.name.startswith(f"{parent}.") for o in outputs) for parent in families}
+    return [family for parent, family in families.items() if not parent or 2 * inside[parent] >= len(outputs)]
+
+
+def _evenly_spaced(families: list[list[_Output]], count: int) -> list[str]:
+    """Members of the largest family, of blocks if there is one: for networks that keep their resolution."""
+    blocks = [[output for output in family if output.is_block] for family in families]
+    largest = [max(kind, key=len, default=[]) for kind in (blocks, families)]
+    chosen = next((family for family in largest if len(family) >= count), None)
+    if chosen is None:
+        found = [output.name for output in largest[-1]]
+        raise ValueError(
+            f"expected a model with at least {count} layers to tap, found {found}: "
+            "name the layers yourself, or ask for fewer"
+        )
+    # Half of a row of blocks is already deep; half of a few bare convolutions is hardly past the image.
+    span = max(count, (len(chosen) + 1) // 2) if chosen[0].is_block else len(chosen)
+    return [chosen[span * (number + 1) // count - 1].name for number in range(count)]
+
+
+def _dry_run(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
+    """Layers that ran once and returned a feature map or tokens, in the order in which they finished."""
+    images = torch.rand(1, *shape, generator=generator(0, "probe", *shape))
+    weight = next(model.parameters(), images)
+    finished: list[tuple[str, nn.Module, Any]] = []
+    handles = [
+        module.register_forward_hook(lambda module, _, out, name=name: finished.append((name, module, out)))
+        for name, module in model.named_modules()
+        if name
+    ]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()(images.to(weight.device, weight.dtype))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return _features(finished)
+
+
+def _features(finished: list[tuple[str, nn.Module, Any]]) -> list[_Output]:
+    runs = Counter(name for name, _, _ in finished)
+    # Before the first weights there are only resizing and normalisation.
+    start = next((i for i, (_, module, _) in enumerate(finished) if _has_weights(module)), len(finished))
+    return [
+        _Output(name, resolution, _is_block(module))
+        for name, module, output in finished[start:]
+        if runs[name] == 1 and (resolution := _resolution(output)) > 1
+    ]
+
+
+def _is_block(module: nn.Module) -> bool:
+    """More than one convolution or linear map."""
+    return sum(weight.dim() >= 2 for weight in module.parameters()) > 1
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _resolution(output: Any) -> int:
+    """Number of places in a feature map (N, C, H, W), (N, H, W, C) or in tokens (N, T, C); 0 for others.
+
+    Tokens count as the square below them: a class token beside 14 x 14 patches is not another resolution.
+    """
+    if not isinstance(output, Tensor) or output.dim() not in (3, 4):
+        return 0
+    if output.dim() == 3:
+        return math.isqrt(output.shape[1]) ** 2
+    _, first, second, third = output.shape
+    channels_last = first == second != third
+    return first * second if channels_last else second * third

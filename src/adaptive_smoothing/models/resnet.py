@@ -1,0 +1,129 @@
+"""Pre-activation residual networks for small images: ResNet-18/34/50 and Wide ResNets.
+
+One network serves both families; they differ in how many stages there are, how wide they are and which block
+fills them. Normalisation is the first layer, so that the input is an image in [0, 1].
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU}
+
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+class Normalize(nn.Module):
+    """(images - mean) / std, channel by channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class PreActBlock(nn.Module):
+    """Batch norm and activation before each convolution; the shortcut starts after the first activation
+    where it has to change shape.
+    """
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.activation = activation()
+        convolutions = self._convolutions(inputs, width, stride)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(convolution.in_channels) for convolution in convolutions)
+        self.convolutions = nn.ModuleList(convolutions)
+        self.shortcut = (
+            nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            if stride != 1 or inputs != outputs
+            else None
+        )
+
+    def _convolutions(self, inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [
+            nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+        ]
+
+    def forward(self, features: Tensor) -> Tensor:
+        activated = self.activation(self.norms[0](features))
+        shortcut = features if self.shortcut is None else self.shortcut(activated)
+        out = self.convolutions[0](activated)
+        for norm, convolution in zip(self.norms[1:], self.convolutions[1:], strict=True):
+            out = convolution(self.activation(norm(out)))
+        return out + shortcut
+
+
+class PreActBottleneck(PreActBlock):
+    """1x1, 3x3, 1x1 with four times as many channels out."""
+
+    expansion = 4
+
+    def _convolutions(self, inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
+        return [
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False),
+            nn.Conv2d(width, width * self.expansion, 1, bias=False),
+        ]
+
+
+class PreActResNet(nn.Module):
+    """Images in [0, 1] -> logits. Stages are named stage1, stage2, ...: the taps of a mixing network."""
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        *,
+        stem: int,
+        block: type[PreActBlock] = PreActBlock,
+        activation: str = "relu",
+        num_classes: int = 10,
+        mean: Sequence[float] = CIFAR10_MEAN,
+        std: Sequence[float] = CIFAR10_STD,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"expected an activation among {sorted(ACTIVATIONS)}, got {activation!r}")
+        act = ACTIVATIONS[activation]
+        self.normalize = Normalize(mean, std)
+        self.stem = nn.Conv2d(3, stem, 3, padding=1, bias=False)
+        channels = stem
+        self.stages: list[str] = []
+        for number, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
+            stage = nn.Sequential()
+            for position in range(count):
+                stride = 2 if number > 1 and position == 0 else 1
+                stage.append(block(channels, width, stride, act))
+                channels = width * block.expansion
+            self.stages.append(f"stage{number}")
+            self.add_module(self.stages[-1], stage)
+        self.norm = nn.BatchNorm2d(channels)
+        self.activation = act()
+        self.head = nn.Linear(channels, num_classes)
+        self.num_classes = num_classes
+        _initialize(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.stem(self.normalize(images))
+        for stage in self.stages:
+            features = getattr(self, stage)(features)
+        return self.head(self.activation(self.norm(features)).mean((2, 3)))
+
+
+def _initialize(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)

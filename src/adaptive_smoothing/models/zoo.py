@@ -1,0 +1,466 @@
+"""Models by name: those of the package, of the repository's `zoo/`, of other libraries, and local files.
+
+A folder of models holds `NAME.safetensors` and `NAME.json` for each, and `manifest.json` with their sha256
+sums. Nothing but tensors is ever unpickled, and a file that does not match its sum is not loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import hashlib
+import importlib
+import json
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.contract import freeze, num_classes, wrap
+from adaptive_smoothing.noise import generator
+
+BUILTIN = Path(__file__).parent / "weights"
+ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
+MANIFEST = "manifest.json"
+NESTED_KEYS = ("state_dict", "model", "net", "ema")
+PREFIXES = ("module.", "_orig_mod.")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a stored model without reading its weights. `path` is the weights file."""
+
+    name: str
+    path: Path
+    arch: str
+    options: dict[str, Any] = field(default_factory=dict)
+    num_classes: int | None = None
+    sha256: str | None = None
+    key: str | None = None
+    card: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def builtin(self) -> bool:
+        return self.path.parent == BUILTIN
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def load(name: str, *, device: torch.device | str = "cpu") -> nn.Module:
+    """A model in eval mode with frozen weights: [0, 1] images -> logits.
+
+    `NAME` of the package or of the zoo (see `names`), `timm:NAME`, `torchvision:NAME`, `hf:REPO`,
+    `robustbench:NAME`, or a path to `.safetensors`, `.pt` or `.pth` with a `.json` beside it that says
+    `{"arch": ..., "options": {...}}`. Options of a source follow a question mark:
+    `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
+    """
+    source, colon, rest = name.partition(":")
+    if colon and source in SOURCES:
+        return SOURCES[source](rest).to(device)
+    if Path(name).suffix in (".safetensors", ".pt", ".pth"):
+        return freeze(_restore(_read_card(Path(name)))).to(device)
+    stored = names()
+    if name not in stored:
+        raise ValueError(_unknown_name(name, list(stored)))
+    return freeze(_restore(stored[name])).to(device)
+
+
+def names() -> dict[str, Card]:
+    """Cards of the models of the package and of the zoo, by name; the package's win."""
+    cards: dict[str, Card] = {}
+    for folder in (zoo_folder(), BUILTIN):
+        if folder is not None and (folder / MANIFEST).is_file():
+            cards |= {
+                name: _manifest_card(folder, name, entry) for name, entry in _read_manifest(folder).items()
+            }
+    return dict(sorted(cards.items()))
+
+
+def zoo_folder() -> Path | None:
+    """$ADAPTIVE_SMOOTHING_ZOO, else the nearest `zoo/` upward from here, else the source checkout's."""
+    if named := os.environ.get(ZOO_VARIABLE):
+        if not (Path(named) / MANIFEST).is_file():
+            raise FileNotFoundError(
+                f"expected a folder with {MANIFEST} in ${ZOO_VARIABLE}, got {named}: correct it, or unset it"
+            )
+        return Path(named)
+    checkout = Path(__file__).resolve().parents[3]
+    places = [Path.cwd(), *Path.cwd().parents, checkout]
+    return next((place / "zoo" for place in places if (place / "zoo" / MANIFEST).is_file()), None)
+
+
+def _unknown_name(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"stored here: {known or 'none'}"
+    sources = ", ".join(f"{source}:NAME" for source in SOURCES)
+    return (
+        f"expected the name of a model, got {name!r}: {hint} Other forms: {sources}, a path to .safetensors"
+    )
+
+
+def _restore(card: Card) -> nn.Module:
+    """Build the architecture and fill it; weights stored in half precision become float32 on the way."""
+    model = build(card.arch, **card.options)
+    weights = _read_weights(card)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected weights for {card.arch} with {card.options}, got others in {card.path}: {error}"
+        ) from error
+    return model
+
+
+def _read_weights(card: Card) -> dict[str, Tensor]:
+    check_weights_file(card.path, card.sha256)
+    if card.path.suffix == ".safetensors":
+        try:
+            return safetensors.torch.load_file(card.path)
+        except SafetensorError as error:
+            raise ValueError(f"expected safetensors, got something else in {card.path}: {error}") from error
+    return _state_dict(_unpickle_tensors(card.path), card)
+
+
+def check_weights_file(path: Path, sha256: str | None = None) -> None:
+    """Name what often lies where weights should be, then compare the sum."""
+    if not path.is_file():
+        raise FileNotFoundError(f"expected weights at {path}, got no file: download it, or correct the path")
+    with path.open("rb") as file:
+        start = file.read(512).lstrip().lower()
+    what = None
+    if not start:
+        what = "an empty file: the download was interrupted; repeat it"
+    elif start.startswith(b"version https://git-lfs"):
+        what = "a Git LFS pointer: run `git lfs pull`"
+    elif start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        what = "a web page: the download met a login or a quota; download it by hand"
+    if what:
+        raise ValueError(f"expected weights in {path}, got {what}")
+    if sha256 and (found := file_sha256(path)) != sha256:
+        raise ValueError(
+            f"expected sha256 {sha256} for {path}, got {found}: damaged or replaced; fetch it again"
+        )
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpickle_tensors(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"expected a checkpoint of tensors only in {path}, got what weights_only=True refuses: "
+            f"{str(error).splitlines()[0]} Save model.state_dict() as safetensors where you trust the file"
+        ) from error
+
+
+def _state_dict(checkpoint: Any, card: Card) -> dict[str, Tensor]:
+    """The weights of a foreign checkpoint, wherever it nests them, without the prefixes of wrappers."""
+    nested = [key for key in NESTED_KEYS if isinstance(checkpoint, Mapping) and key in checkpoint]
+    nested = [card.key] if card.key else [key for key in nested if isinstance(checkpoint[key], Mapping)]
+    if len(nested) > 1:
+        raise ValueError(
+            f"expected one set of weights in {card.path}, got {nested}: say which in "
+            f'{card.path.with_suffix(".json").name} with "key"'
+        )
+    if nested and nested[0] not in checkpoint:
+        raise ValueError(f"expected {nested[0]!r} in {card.path}, got {list(checkpoint)}")
+    weights = checkpoint[nested[0]] if nested else checkpoint
+    if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f"expected a state_dict in {card.path}, got {_summary(weights)}")
+    return {_without_prefixes(key): value for key, value in weights.items()}
+
+
+def _summary(value: Any) -> str:
+    return f"keys {list(value)[:8]}" if isinstance(value, Mapping) else type(value).__name__
+
+
+def _without_prefixes(key: str) -> str:
+    while key.startswith(PREFIXES):
+        key = key.partition(".")[2]
+    return key
+
+
+# --- cards and manifests --------------------------------------------------------------------------
+
+
+def _manifest_card(folder: Path, name: str, entry: Any) -> Card:
+    card = _read_card(folder / f"{name}.safetensors")
+    if not isinstance(entry, Mapping) or "sha256" not in entry:
+        raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
+    return Card(**{**vars(card), "sha256": entry["sha256"]})
+
+
+def _read_card(weights: Path) -> Card:
+    path = weights.with_suffix(".json")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f'expected {path} beside the weights, got no file: write {{"arch": ..., "options": {{}}}} to it'
+        )
+    content = _read_json(path)
+    if "arch" not in content:
+        raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
+    known = {
+        key: content[key]
+        for key in ("arch", "options", "num_classes", "sha256", "key", "card")
+        if key in content
+    }
+    if unknown := sorted(set(content) - set(known)):
+        nearest = difflib.get_close_matches(
+            unknown[0], ["arch", "options", "num_classes", "key", "card"], n=1
+        )
+        raise ValueError(
+            f"unknown key {unknown[0]!r} in {path}" + (f": did you mean {nearest[0]!r}?" if nearest else "")
+        )
+    return Card(name=weights.stem, path=weights, **known)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    models = _read_json(folder / MANIFEST).get("models")
+    if not isinstance(models, dict):
+        raise ValueError(f'expected {{"models": {{NAME: {{"sha256": ...}}}}}} in {folder / MANIFEST}')
+    return models
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON in {path}, got something else: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object in {path}, got {type(content).__name__}")
+    return content
+
+
+# --- saving ---------------------------------------------------------------------------------------
+
+
+def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any]) -> Path:
+    """Write NAME.safetensors in half precision, NAME.json and the manifest, each at once or not at all.
+
+    `card` says `arch` and `options` for `architectures.build`, unless the model has attributes so named; the
+    rest (accuracy, recipe, licence, ...) is kept as it is. What is written is rebuilt first and compared
+    with `model`.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    arch, options = _identity(model, card)
+    tensors = {
+        key: _compact(key, value, dict(model.named_parameters())) for key, value in model.state_dict().items()
+    }
+    _check_rebuilds(model, arch, options, tensors)
+    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    sha256 = hashlib.sha256(content).hexdigest()
+    weights = folder / f"{name}.safetensors"
+    _write_atomically(weights, content)
+    description = {
+        "arch": arch,
+        "options": options,
+        "num_classes": num_classes(model),
+        "sha256": sha256,
+        "card": {key: value for key, value in card.items() if key not in ("arch", "options")},
+    }
+    _write_json(folder / f"{name}.json", description)
+    models = _read_manifest(folder) if (folder / MANIFEST).is_file() else {}
+    models[name] = {"sha256": sha256, "bytes": len(content)}
+    _write_json(folder / MANIFEST, {"models": dict(sorted(models.items()))})
+    return weights
+
+
+def _identity(model: nn.Module, card: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    arch = card.get("arch", getattr(model, "arch", None))
+    options = card.get("options", getattr(model, "options", {}))
+    if not isinstance(arch, str) or not isinstance(options, Mapping):
+        raise ValueError(
+            f"expected arch (a name) and options (a table) in the card, got {arch!r} and {options!r}: "
+            "they are what architectures.build was called with"
+        )
+    return arch, dict(options)
+
+
+def _compact(key: str, value: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Weights as float16; buffers as they are: a running variance may be tiny, and errors there multiply."""
+    value = value.detach().cpu().contiguous().clone()
+    if key not in parameters or not value.is_floating_point():
+        return value
+    half = value.half()
+    if not half.isfinite().all():
+        worst = value.abs().max().item()
+        raise ValueError(
+            f"expected weights that half precision can hold, got {worst:.4g} in {key!r} (limit 65504)"
+        )
+    # Tiny weights lose digits or vanish in half precision: such a tensor stays as it is.
+    exact_enough = (half.to(value.dtype) - value).norm() <= 1e-3 * value.norm()
+    return half if exact_enough else value
+
+
+def _check_rebuilds(
+    model: nn.Module, arch: str, options: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    rebuilt = build(arch, **options)
+    try:
+        rebuilt.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected weights of {arch} with options {dict(options)}, got others: {error}"
+        ) from error
+    images = torch.rand(4, 3, 32, 32, generator=generator(0, "zoo"))
+    with torch.no_grad():
+        expected = freeze(copy.deepcopy(model)).cpu().float()(images)
+        found = freeze(rebuilt)(images)
+    difference = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
+    if not difference < 0.05:
+        raise ValueError(
+            f"expected {arch} with options {dict(options)} to give this model's logits, got a relative "
+            f"difference of {difference:.2g}: an option is missing or wrong (activation, mean, std, ...)"
+        )
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    _write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Whoever reads `path` sees the old file or the new one, never half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+# --- other libraries ------------------------------------------------------------------------------
+
+
+def _load_timm(text: str) -> nn.Module:
+    name, options = _parse(text, {"pretrained": "1", "num_classes": ""})
+    timm = _import("timm", "timm")
+    extra = {"num_classes": int(options["num_classes"])} if options["num_classes"] else {}
+    model = timm.create_model(name, pretrained=_flag(options["pretrained"]), **extra)
+    config = timm.data.resolve_model_data_config(model)
+    channels, height, width = config["input_size"]
+    return wrap(
+        model,
+        mean=config["mean"],
+        std=config["std"],
+        size=(height, width),
+        shape=(channels, height, width),
+    )
+
+
+def _load_torchvision(text: str) -> nn.Module:
+    name, options = _parse(text, {"pretrained": "1"})
+    models = _import("torchvision.models", "torchvision")
+    weights = models.get_model_weights(name).DEFAULT
+    model = models.get_model(name, weights=weights if _flag(options["pretrained"]) else None)
+    preset = weights.transforms()
+    size = preset.crop_size[0]
+    return wrap(model, mean=preset.mean, std=preset.std, size=size, shape=(3, size, size))
+
+
+def _load_hf(text: str) -> nn.Module:
+    name, options = _parse(text, {"revision": "main"})
+    transformers = _import("transformers", "hf")
+    # Only safetensors: a pickled checkpoint from a hub can run code.
+    model = transformers.AutoModelForImageClassification.from_pretrained(
+        name, revision=options["revision"], use_safetensors=True
+    )
+    processor = transformers.AutoImageProcessor.from_pretrained(name, revision=options["revision"])
+    height, width = _hf_size(processor)
+    normalises = getattr(processor, "do_normalize", True)
+    return wrap(
+        model,
+        mean=processor.image_mean if normalises else 0.0,
+        std=processor.image_std if normalises else 1.0,
+        size=(height, width),
+        shape=(3, height, width),
+    )
+
+
+def _hf_size(processor: Any) -> tuple[int, int]:
+    """What the network sees: the crop where there is one, else the resized image."""
+    crops = getattr(processor, "do_center_crop", False)
+    size = processor.crop_size if crops else processor.size
+    if isinstance(size, int):
+        return size, size
+    size = dict(size)
+    edge = size.get("shortest_edge")
+    height, width = size.get("height", edge), size.get("width", edge)
+    if height is None or width is None:
+        raise ValueError(
+            f"expected an image size with height and width or shortest_edge, got {size}: load the model with "
+            "transformers and pass it to ads.wrap with size="
+        )
+    return int(height), int(width)
+
+
+def _load_robustbench(text: str) -> nn.Module:
+    name, options = _parse(text, {"dataset": "cifar10", "threat": "Linf"})
+    robustbench = _import("robustbench.utils", "robustbench")
+    model = robustbench.load_model(
+        model_name=name,
+        dataset=options["dataset"],
+        threat_model=options["threat"],
+        model_dir=str(Path(torch.hub.get_dir()) / "robustbench"),
+    )
+    edge = 224 if options["dataset"] == "imagenet" else 32
+    return wrap(model, mean=0.0, std=1.0, shape=(3, edge, edge))
+
+
+SOURCES: dict[str, Callable[[str], nn.Module]] = {
+    "timm": _load_timm,
+    "torchvision": _load_torchvision,
+    "hf": _load_hf,
+    "robustbench": _load_robustbench,
+}
+
+
+def _parse(text: str, defaults: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """`NAME?key=value&key=value` -> the name and the options, defaults filled in."""
+    name, _, query = text.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for key in given:
+        if key not in defaults:
+            nearest = difflib.get_close_matches(key, defaults, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known ones are {', '.join(defaults)}"
+            raise ValueError(f"unknown option {key!r} in {text!r}: {hint}")
+    if not name:
+        raise ValueError(f"expected a name before the options, got {text!r}")
+    return name, {**defaults, **given}
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("0", "1", "true", "false"):
+        raise ValueError(f"expected 0 or 1, got {text!r}")
+    return text.lower() in ("1", "true")
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"expected {module} for this model, got {error}: run pip install 'adaptive-smoothing[{extra}]'"
+        ) from error
+    except RuntimeError as error:
+        raise ImportError(
+            f"expected {module} to import, got {error}: it was built for another torch; reinstall both"
+        ) from error

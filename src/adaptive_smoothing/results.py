@@ -1,0 +1,53 @@
+"""Results as files: a JSON of facts and figures, and one raw row per image beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest
+
+
+def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Clopper-Pearson interval of a share."""
+    bounds = binomtest(successes, trials).proportion_ci(confidence, method="exact")
+    return float(bounds.low), float(bounds.high)
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """Write to the path this yields; it becomes `path` when all went well, so that a file is whole or absent."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Small enough to read and stable enough to compare."""
+    with atomic(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    return json.loads(Path(path).read_text())
+
+
+def write_rows(path: str | Path, columns: dict[str, np.ndarray]) -> None:
+    """One entry per image in each column, compressed."""
+    with atomic(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **columns)  # type: ignore[arg-type]
+
+
+def read_rows(path: str | Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as columns:
+        return dict(columns)

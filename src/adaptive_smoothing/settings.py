@@ -1,0 +1,102 @@
+"""Settings are dataclasses read from TOML. An unknown key is an error that names its nearest neighbour."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from adaptive_smoothing.threat import parse_number
+
+T = TypeVar("T")
+
+
+class SettingsError(ValueError):
+    """A settings file says something that cannot be meant."""
+
+
+def read_toml(path: str | Path, cls: type[T], changes: Sequence[str] = ()) -> T:
+    """Read a TOML file into the dataclass `cls`, with changes such as `optimizer.epochs=3` on top."""
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"; there are {', '.join(near)}" if near else ""
+        raise SettingsError(f"expected a settings file at {path}, found none{hint}")
+    table = _parse(path.read_text(), str(path))
+    for change in changes:
+        _merge(table, _parse(_quoted(change), change))
+    return from_table(cls, table, where=str(path))
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{where}: not valid TOML: {error}") from error
+
+
+def _quoted(change: str) -> str:
+    """A change typed in a shell: a bare word or fraction is a string."""
+    key, separator, value = change.partition("=")
+    if not separator:
+        raise SettingsError(f"expected a change such as optimizer.epochs=3, got {change!r}")
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        value = f'"{value}"'
+    return f"{key} = {value}"
+
+
+def _merge(table: dict[str, Any], change: dict[str, Any]) -> None:
+    for key, value in change.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _merge(table[key], value)
+        else:
+            table[key] = value
+
+
+def from_table(cls: type[T], table: dict[str, Any], where: str = "settings") -> T:
+    """Build `cls` from nested tables, checking names and types on the way."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    for key in table:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(names)}"
+            raise SettingsError(f"{where}: unknown key {key!r}{hint}")
+    for field in fields(cls):  # type: ignore[arg-type]
+        if field.name not in table and field.default is MISSING and field.default_factory is MISSING:
+            raise SettingsError(f"{where}: missing key {field.name!r}")
+    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in table.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if is_dataclass(hint) and isinstance(value, dict):
+        return from_table(typing.cast(type[Any], hint), value, where)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        (hint,) = [option for option in typing.get_args(hint) if option is not type(None)]
+        return _convert(hint, value, where)
+    if hint is float and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return _number(value, where)
+    origin = typing.get_origin(hint) or hint
+    # bool is an int to Python, and never one to a person
+    if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
+        raise SettingsError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
+    return value
+
+
+def _number(value: str | float, where: str) -> float:
+    """Radii read best as "8/255"."""
+    try:
+        return parse_number(value)
+    except (ValueError, ZeroDivisionError) as error:
+        raise SettingsError(f"{where}: expected a number such as 0.2 or \"8/255\", got {value!r}") from error

@@ -1,0 +1,99 @@
+"""From a recipe to a model file: load the data, train, measure, store with everything that made it."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.results import write_json
+from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.training.loop import Trainer
+from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.watching import Watcher
+
+
+def train_base(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    root: str | Path | None = None,
+    resume: bool = False,
+    compiled: bool | None = None,
+    quiet: bool = False,
+    test_images: int | None = None,
+) -> dict[str, Any]:
+    """Train `recipe` into `folder`; returns the card that is stored beside the weights.
+
+    `test_images` limits the final measurement on the test split; None takes all of it.
+    """
+    train, val = (datasets.load(recipe.data.name, split, root=root) for split in ("train", "val"))
+    trainer = Trainer(
+        recipe, train, val, folder, device=device, compiled=compiled, watcher=Watcher(folder, title=recipe.name, quiet=quiet)
+    )
+    if trainer.checkpoint.exists() and not resume:
+        raise FileExistsError(
+            f"{trainer.checkpoint} exists: go on with --resume, choose another --out, or delete it to start again"
+        )
+    resumed = resume and trainer.resume()
+    write_json(folder / "recipe.json", asdict(recipe))
+    model = trainer.run()
+    card = {
+        "arch": recipe.model.arch,
+        "options": {"num_classes": train.num_classes, **recipe.model.options},
+        "recipe": asdict(recipe),
+        "train_images": len(train),
+        "data": train.fingerprint(),
+        "seconds": round(trainer.seconds, 1),
+        "resumed": resumed,
+        "device": _device_name(trainer.device),
+        "code": code_version(),
+    }
+    # What is measured is the stored model: half precision, read back.
+    stored = zoo.load(str(zoo.save(model, folder, recipe.name, card)), device=device)
+    test = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
+    card["figures"] = figures(stored, recipe, val, test)
+    zoo.save(stored, folder, recipe.name, card)
+    return card
+
+
+def figures(model: nn.Module, recipe: Recipe, val: ImageData, test: ImageData) -> dict[str, Any]:
+    """Clean and PGD-20 accuracy on both held-out splits, PGD at the recipe's own threat or Linf 8/255."""
+    trained_against = recipe.method.name in ("at", "trades", "iaat")
+    threat = recipe.method.threat if trained_against else Linf(8 / 255)
+    attack = PGD(threat, steps=20, stop_when_fooled=True)
+    measured = {"val": evaluate(model, val, attack), "test": evaluate(model, test, attack)}
+    return {split: _summary(result) for split, result in measured.items()}
+
+
+def _summary(result: Evaluation) -> dict[str, float]:
+    return {"images": len(result.labels), "clean": result.clean, "pgd20": result.robust}
+
+
+def code_version() -> str:
+    """The package's version, with the commit where it runs from a checkout."""
+    try:
+        number = version("adaptive-smoothing")
+    except PackageNotFoundError:
+        number = "source"
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return number
+    return f"{number}+{commit}"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,284 @@
+"""The training loop of base classifiers: resumable, repeatable, watched.
+
+Whatever is random is keyed by (seed, epoch, step), so that a run continued from a checkpoint ends with the
+weights of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing import checkpoints
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data.batches import augment, shuffled
+from adaptive_smoothing.data.cutout import cutout
+from adaptive_smoothing.data.datasets import ImageData, to_floats
+from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.models import architectures
+from adaptive_smoothing.noise import generator
+from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, statistics_kept
+from adaptive_smoothing.training.methods import TrainingBatch, make_method
+from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.watching import Watcher
+from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a number."""
+
+
+class Trainer:
+    """Trains one recipe into one folder: `Trainer(recipe, train, val, folder).run()` -> the averaged model."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        train: ImageData,
+        val: ImageData,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        compiled: bool | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
+        self.train_data, self.val_data = train.to(device), val.to(device)
+        self.watcher = watcher or Watcher(folder)
+        self.cuda = self.device.type == "cuda"
+        if len(train) < recipe.optimizer.batch_size:
+            raise ValueError(
+                f"expected at least one full batch of {recipe.optimizer.batch_size} training images, got {len(train)}: "
+                "lower optimizer.batch_size in the recipe"
+            )
+
+        torch.manual_seed(recipe.seed)
+        model = architectures.build(recipe.model.arch, num_classes=train.num_classes, **recipe.model.options)
+        # Channels last is twice as fast on CUDA and slower on CPUs.
+        self.layout = torch.channels_last if self.cuda else torch.contiguous_format
+        self.model = model.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.network = self._network(self.cuda if compiled is None else compiled)
+        self.method = make_method(recipe.method, len(train), self.device)
+        self.average = MovingAverage(self.model, recipe.optimizer.ema)
+        self.adversary = WeightPerturbation(self.model, recipe.method.weight_perturbation)
+        settings = recipe.optimizer
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            nesterov=settings.momentum > 0,
+            fused=self.cuda,
+        )
+        self.steps_per_epoch = len(train) // settings.batch_size
+        self.total_steps = self.steps_per_epoch * settings.epochs
+        self.step = 0
+        self.seconds = 0.0
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    def run(self) -> nn.Module:
+        """Train to the end, or to an interrupt; returns the averaged model, in evaluation mode."""
+        with self.watcher.watching(self.total_steps, self.step), _interrupts() as interrupt:
+            while self.step < self.total_steps:
+                self._epoch(interrupt)
+                if interrupt.raised:
+                    self.save()
+                    raise KeyboardInterrupt
+        return self.finish()
+
+    def _epoch(self, interrupt: _Interrupt) -> None:
+        epoch, first = divmod(self.step, self.steps_per_epoch)
+        sums = torch.zeros(3, device=self.device)
+        began = time.perf_counter()
+        for batch in self.batches(epoch, first):
+            loss, right = self.train_step(batch)
+            sums += torch.stack([loss, right, torch.ones_like(loss)])
+            self.step += 1
+            self.watcher.advance(self.step)
+            if interrupt.raised:
+                break
+        total, right_sum, count = sums.tolist()
+        self.seconds += time.perf_counter() - began
+        if not math.isfinite(total):
+            raise Diverged(
+                f"the loss became {total} in epoch {epoch}; the last good checkpoint is kept at {self.checkpoint}: "
+                "lower optimizer.lr or set optimizer.gradient_clip in the recipe"
+            )
+        row: dict[str, Any] = {
+            "epoch": epoch + 1,
+            "step": self.step,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "loss": total / count,
+            "accuracy": right_sum / count,
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+        finished = self.step % self.steps_per_epoch == 0
+        if finished and (epoch + 1) % self.recipe.evaluate_every == 0 and self.step < self.total_steps:
+            row |= self.validate()
+        self.watcher.log(row)
+        if finished:
+            self.save()
+
+    def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """One step of SGD on one batch; returns the loss and the share of examples classified right."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.optimizer.lr * self.recipe.lr_factor(self.step, self.total_steps)
+        examples = self.examples(batch)
+        self.model.train()
+        with self.adversary.pushed(lambda: self._loss(batch, examples)[0], active=self._adversary_active()):
+            loss, logits = self._loss(batch, examples)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+        if self.recipe.optimizer.gradient_clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.gradient_clip)
+        self.optimizer.step()
+        self.average.update(self.step)
+        return loss.detach(), (logits.detach().argmax(1) == batch.labels).float().mean()
+
+    def _loss(self, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        return self.method.loss(self.network, batch, examples)
+
+    def _adversary_active(self) -> bool:
+        return self.step >= self.recipe.method.perturbation_warmup * self.total_steps
+
+    def examples(self, batch: TrainingBatch) -> Tensor:
+        """Attack (or otherwise prepare) a batch, with the network frozen and in evaluation mode."""
+        self.model.eval()
+        self.model.requires_grad_(False)
+        try:
+            return self.method.examples(self.network, batch)
+        finally:
+            self.model.requires_grad_(True)
+
+    def batches(self, epoch: int, first: int = 0) -> Iterator[TrainingBatch]:
+        recipe, size = self.recipe, self.recipe.optimizer.batch_size
+        order = shuffled(self.train_data, size, seed=recipe.seed, epoch=epoch, start=first)
+        for step, (raw, labels, positions) in enumerate(order, start=first):
+            key = {"seed": recipe.seed, "epoch": epoch, "step": step}
+            shifted = to_floats(augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, **key))
+            images = cutout(shifted, recipe.data.cutout, **key).contiguous(memory_format=self.layout)
+            noise = generator(recipe.seed, "training", epoch, step, device=self.device)
+            yield TrainingBatch(images, labels, positions, epoch, noise)
+
+    def _network(self, compiled: bool) -> Any:
+        """The model as the steps call it: bf16 on CUDA, compiled where asked."""
+        inner = torch.compile(self.model, dynamic=False) if compiled else self.model
+        if not self.cuda:
+            return inner
+
+        def network(images: Tensor) -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return inner(images)
+
+        return network
+
+    # -- watching --------------------------------------------------------------------------------------------
+
+    def validate(self, images: int = 1000) -> dict[str, float]:
+        """Clean and PGD-10 accuracy of the averaged weights on validation images."""
+        with statistics_kept(self.model), self.average.swapped_in():
+            self.measure(batches=40)
+            self.model.eval()
+            data = self.val_data.take(slice(images))
+            clean = evaluate(self.model, self.val_data).clean
+            if self.recipe.method.name in ("standard", "gaussian"):
+                return {"val_clean": clean}
+            robust = evaluate(self.model, data, PGD(self.recipe.method.threat, steps=10, stop_when_fooled=True))
+            return {"val_clean": clean, "val_pgd10": robust.robust}
+
+    def measure(self, batches: int) -> None:
+        """Batch-norm statistics of the weights now in the model, on examples such as training makes."""
+        epoch = self.recipe.optimizer.epochs  # an order of its own, that training never uses
+        # The attack on the first batch needs statistics that are roughly right.
+        measure_statistics(self.model, (batch.images for batch in islice(self.batches(epoch), 4)))
+        memory = {key: value.clone() for key, value in self.method.state().items()}
+        chosen = islice(self.batches(epoch), batches)
+        measure_statistics(self.model, (self.method.inputs(b, self.examples(b)) for b in chosen))
+        for key, value in self.method.state().items():
+            value.copy_(memory[key])  # to look is not to train
+
+    def finish(self) -> nn.Module:
+        """The averaged weights with statistics of their own: the model that is kept."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.model.parameters()), self.average.average)
+        self.measure(batches=self.steps_per_epoch)
+        return self.model.eval().requires_grad_(False)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def save(self) -> None:
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"average.{k}": v for k, v in self.average.state().items()}
+        tensors |= {f"method.{k}": v for k, v in self.method.state().items()}
+        for number, parameter in enumerate(self.model.parameters()):
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{number}"] = momentum
+        facts = {"step": self.step, "seconds": self.seconds, "recipe": asdict(self.recipe)}
+        checkpoints.save(self.checkpoint, tensors, facts)
+
+    def resume(self) -> bool:
+        """Go on from the folder's checkpoint; False when there is none."""
+        if not self.checkpoint.exists():
+            return False
+        tensors, facts = checkpoints.load(self.checkpoint)
+        if facts["recipe"] != json.loads(json.dumps(asdict(self.recipe))):
+            raise checkpoints.CheckpointError(
+                f"{self.checkpoint} was made by another recipe: use another --out, or delete it to start again"
+            )
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "method": {}, "momentum": {}}
+        for name, tensor in tensors.items():
+            part, _, key = name.partition(".")
+            parts[part][key] = tensor.to(self.device)
+        self.model.load_state_dict(parts["model"])
+        self.average.load(parts["average"])
+        for key, tensor in self.method.state().items():
+            tensor.copy_(parts["method"][key])
+        for number, parameter in enumerate(self.model.parameters()):
+            if str(number) in parts["momentum"]:
+                buffer = torch.empty_like(parameter)
+                buffer.copy_(parts["momentum"][str(number)])
+                self.optimizer.state[parameter]["momentum_buffer"] = buffer
+        self.step, self.seconds = facts["step"], facts["seconds"]
+        return True
+
+
+class _Interrupt:
+    raised = False
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupt]:
+    """The first Ctrl-C lets the step finish, so that what is saved is whole; a second one stops at once."""
+    interrupt = _Interrupt()
+    try:
+        previous = signal.getsignal(signal.SIGINT)
+
+        def handler(number: int, frame: Any) -> None:
+            interrupt.raised = True
+            signal.signal(signal.SIGINT, previous)
+
+        signal.signal(signal.SIGINT, handler)
+    except ValueError:  # not in the main thread: signals are somebody else's
+        yield interrupt
+        return
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,168 @@
+"""The ways to train a base classifier.
+
+A method turns a batch into the examples the network learns from, and examples into a loss. The two are apart so
+that an adversary in weight space can look at the loss twice while the attack on the images is run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from adaptive_smoothing.attacks.objectives import KLDivergence, kl_divergence
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.training.recipe import MethodSettings
+
+Network = Callable[[Tensor], Tensor]
+
+
+class TrainingBatch(NamedTuple):
+    """Images in [0, 1] with their labels, their positions in the training set, and this step's random numbers."""
+
+    images: Tensor
+    labels: Tensor
+    positions: Tensor
+    epoch: int
+    noise: torch.Generator
+
+
+class Method(Protocol):
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        """What the network is trained on, made with the network frozen and in evaluation mode."""
+
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss to minimise and the logits it was computed from (of the examples)."""
+
+    def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
+        """What passes through the network in training: batch-norm statistics are measured on this."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What the method remembers from batch to batch; stored in checkpoints."""
+
+
+@dataclass
+class Standard:
+    """Empirical risk on the images as they are."""
+
+    label_smoothing: float = 0.0
+
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        return batch.images
+
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        logits = network(examples).float()
+        return F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing), logits
+
+    def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
+        return examples
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+
+@dataclass
+class Gaussian(Standard):
+    """Noise of the standard deviation that randomized smoothing will use (Cohen et al. 2019)."""
+
+    sigma: float = 0.25
+
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        images = batch.images
+        noise = torch.randn(images.shape, generator=batch.noise, device=images.device, dtype=images.dtype)
+        return images + self.sigma * noise
+
+
+@dataclass
+class AdversarialTraining(Standard):
+    """Train on the attacked images only (Madry et al. 2018)."""
+
+    attack: PGD = None  # type: ignore[assignment]
+
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        return self.attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
+
+
+@dataclass
+class Trades(AdversarialTraining):
+    """Cross-entropy on clean images plus beta times the KL divergence to the attacked ones (Zhang et al. 2019)."""
+
+    beta: float = 6.0
+
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        with torch.no_grad():
+            clean = frozen(batch.images)
+        attack = replace(self.attack, objective=KLDivergence(clean.detach()))
+        return attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
+
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        clean, attacked = network(self.inputs(batch, examples)).float().chunk(2)
+        natural = F.cross_entropy(clean, batch.labels, label_smoothing=self.label_smoothing)
+        return natural + self.beta * kl_divergence(clean, attacked).mean(), attacked
+
+    def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
+        return torch.cat([batch.images, examples])
+
+
+@dataclass
+class InstanceAdaptive(AdversarialTraining):
+    """A radius for every training image (IAAT, Balaji et al. 2019).
+
+    An image whose attack at radius + step still fails gets the larger radius; one that falls already at its own
+    radius gets a smaller one; the change is smoothed over visits. For the first epochs every radius is eps.
+    """
+
+    radius: Tensor = None  # type: ignore[assignment]
+    step: float = 1.9 / 255
+    smoothing: float = 0.1
+    warmup: int = 5
+
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        images, labels = batch.images, batch.labels
+        radius = self.radius[batch.positions]
+        if batch.epoch < self.warmup:
+            return self._attack(frozen, batch, radius)
+        further = self._attack(frozen, batch, radius + self.step)
+        nearer = self._attack(frozen, batch, radius)
+        with torch.no_grad():
+            stands_further = frozen(further).argmax(1) == labels
+            stands_nearer = frozen(nearer).argmax(1) == labels
+        wanted = radius + self.step * (stands_further.float() - (~stands_nearer & ~stands_further).float())
+        radius = ((1 - self.smoothing) * radius + self.smoothing * wanted).clamp_min(0)
+        self.radius[batch.positions] = radius
+        # The furthest attack, drawn back to the new radius, is an attack at that radius.
+        return self.attack.threat.with_eps(radius).project(further, images)
+
+    def _attack(self, frozen: Network, batch: TrainingBatch, radius: Tensor) -> Tensor:
+        attack = replace(self.attack, threat=self.attack.threat.with_eps(radius))
+        return attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"radius": self.radius}
+
+
+def make_method(settings: MethodSettings, images: int, device: torch.device) -> Method:
+    """The method a recipe names, for a training set of so many images."""
+    smoothing = settings.label_smoothing
+    if settings.name == "standard":
+        return Standard(smoothing)
+    if settings.name == "gaussian":
+        return Gaussian(smoothing, settings.sigma)
+    attack = PGD(settings.threat, steps=settings.steps, step_size=settings.step_size, random_start=True)
+    if settings.name == "at":
+        return AdversarialTraining(smoothing, attack)
+    if settings.name == "trades":
+        return Trades(smoothing, attack, settings.beta)
+    radius = torch.full((images,), settings.eps, device=device)
+    return InstanceAdaptive(
+        smoothing,
+        attack,
+        radius,
+        settings.radius_step,
+        settings.radius_smoothing,
+        settings.radius_warmup,
+    )

@@ -1,0 +1,106 @@
+"""A training recipe: everything that decides the weights, in one TOML file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from adaptive_smoothing.threat import NORMS, Threat
+
+METHODS = ("standard", "at", "trades", "iaat", "gaussian")
+SCHEDULES = ("linear", "cosine")
+
+
+def _among(what: str, value: str, allowed: Collection[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"expected {what} to be one of {', '.join(allowed)}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What is trained: an architecture's name and its options."""
+
+    arch: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where the images come from. Training sees the `train` split alone; `val` is for watching."""
+
+    name: str = "cifar10"
+    pad: int = 4
+    flip: bool = True
+    cutout: int = 0
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """How robustness is taught.
+
+    `at` trains on PGD examples, `trades` adds beta * KL(clean || attacked), `iaat` gives every training image
+    a radius of its own, `gaussian` trains on noisy images for randomized smoothing.
+    """
+
+    name: str = "standard"
+    norm: str = "Linf"
+    eps: float = 8 / 255
+    steps: int = 10
+    step_size: float = 2 / 255
+    beta: float = 6.0
+    sigma: float = 0.25
+    radius_step: float = 1.9 / 255
+    radius_smoothing: float = 0.1
+    radius_warmup: int = 5
+    label_smoothing: float = 0.0
+    weight_perturbation: float = 0.0
+    perturbation_warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        _among("method", self.name, METHODS)
+        _among("norm", self.norm, NORMS)
+
+    @property
+    def threat(self) -> Threat:
+        return NORMS[self.norm](self.eps)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """SGD with Nesterov momentum; learning rate warmed up, then lowered to zero."""
+
+    epochs: int = 30
+    batch_size: int = 512
+    lr: float = 0.2
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: str = "linear"
+    warmup: float = 0.1
+    gradient_clip: float = 0.0
+    ema: float = 0.998
+
+    def __post_init__(self) -> None:
+        _among("schedule", self.schedule, SCHEDULES)
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"expected warmup to be a share of the steps in [0, 1), got {self.warmup}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    model: ModelSettings
+    data: DataSettings = DataSettings()
+    method: MethodSettings = MethodSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    seed: int = 0
+    evaluate_every: int = 10
+
+    def lr_factor(self, step: int, total: int) -> float:
+        """The learning rate at a step, as a share of the largest one."""
+        warm = max(1, round(self.optimizer.warmup * total))
+        if step < warm:
+            return (step + 1) / warm
+        progress = (step - warm) / max(1, total - warm)
+        return 1 - progress if self.optimizer.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2

@@ -1,0 +1,69 @@
+"""What a person sees of a run: a progress bar, a line of JSON an epoch, TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Watcher:
+    def __init__(self, folder: Path, *, title: str = "training", quiet: bool = False, tensorboard: bool = True) -> None:
+        self.folder, self.title = folder, title
+        folder.mkdir(parents=True, exist_ok=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            disable=quiet,
+        )
+        self.task = self.progress.add_task(title, total=None, note="")
+        self.board = _board(folder / "tensorboard") if tensorboard else None
+
+    @contextmanager
+    def watching(self, total: int, done: int) -> Iterator[None]:
+        self.progress.reset(self.task, total=total, completed=done)
+        with self.progress:
+            yield
+        if self.board is not None:
+            self.board.flush()
+
+    def advance(self, done: int) -> None:
+        self.progress.update(self.task, completed=done)
+
+    def log(self, row: dict[str, Any]) -> None:
+        """One finished epoch."""
+        with (self.folder / "log.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        note = f"loss {row['loss']:.3f}  accuracy {row['accuracy']:.3f}"
+        if "val_clean" in row:
+            note += f"  val {row['val_clean']:.3f}"
+        if "val_pgd10" in row:
+            note += f"/{row['val_pgd10']:.3f}"
+        self.progress.update(self.task, note=note)
+        if self.board is not None:
+            for key, value in row.items():
+                self.board.add_scalar(key, value, row["step"])
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]

@@ -1,0 +1,75 @@
+"""The dial by its target: the alpha that gives a wanted clean accuracy.
+
+The mixture of an image is linear in alpha, so it is classified right on one interval of alphas. The ends of those
+intervals give the clean accuracy at every alpha exactly, from one pass over the validation images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.data.batches import batches
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.accuracy import verdict_logits
+
+
+@dataclass(frozen=True)
+class CleanAccuracy:
+    """Clean accuracy as a function of alpha: each image is right for alphas strictly between `low` and `high`."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    def __call__(self, alpha: float) -> float:
+        return float(((self.low < alpha) & (alpha < self.high)).mean())
+
+    def steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """Alphas, one inside each stretch of constant accuracy, and the accuracy there."""
+        ends = np.unique(np.concatenate([self.low, self.high, [0.0, 1.0]]).clip(0, 1))
+        alphas = np.concatenate([[0.0], (ends[:-1] + ends[1:]) / 2, [1.0]])
+        right_from, right_to = np.sort(self.low), np.sort(self.high)
+        count = np.searchsorted(right_from, alphas, "left") - np.searchsorted(right_to, alphas, "right")
+        return alphas, count / len(self.low)
+
+    def largest_alpha(self, target: float) -> float:
+        """The most robust setting that still has the wanted clean accuracy: the largest alpha that reaches it."""
+        alphas, accuracy = self.steps()
+        enough = np.flatnonzero(accuracy >= target)
+        if not len(enough):
+            best = int(accuracy.argmax())
+            raise ValueError(
+                f"expected a clean accuracy this pair can reach, got {target:.4f}: the best is {accuracy[best]:.4f}, "
+                f"at alpha {alphas[best]:.3f}"
+            )
+        return float(alphas[enough[-1]])
+
+
+def right_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """For each image the open interval of alphas at which (1 - alpha) g + alpha h is largest at its label.
+
+    Takes probabilities [N, C]. An image that is right at no alpha gets low >= high; one that is right up to an end
+    gets an interval that reaches beyond it.
+    """
+    lead_g = g.gather(1, labels[:, None]) - g
+    lead_h = h.gather(1, labels[:, None]) - h
+    crossing = lead_g / (lead_g - lead_h)
+    high = torch.where((lead_g > 0) & (lead_h <= 0), crossing, torch.inf)
+    low = torch.where((lead_g <= 0) & (lead_h > 0), crossing, -torch.inf)
+    low = torch.where((lead_g <= 0) & (lead_h <= 0), torch.inf, low)
+    own = torch.zeros_like(g, dtype=torch.bool).scatter(1, labels[:, None], True)
+    return low.masked_fill(own, -torch.inf).amax(1), high.masked_fill(own, torch.inf).amin(1)
+
+
+def clean_accuracy(standard: nn.Module, robust: nn.Module, data: ImageData, *, batch_size: int = 500) -> CleanAccuracy:
+    """Clean accuracy of the mixture of two classifiers at every alpha, measured on `data`."""
+    device = next(robust.parameters()).device
+    ends = []
+    for batch in batches(data, batch_size, device=device):
+        g, h = (verdict_logits(model, batch.images).double().softmax(1) for model in (standard, robust))
+        ends.append(torch.stack(right_interval(g, h, batch.labels)).cpu())
+    low, high = torch.cat(ends, dim=1).numpy()
+    return CleanAccuracy(low, high)

@@ -1,0 +1,122 @@
+import pytest
+import torch
+from torch import nn
+
+from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, kl_divergence, logit_margin, margin
+from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
+from adaptive_smoothing.threat import L2, Linf
+
+
+class Linear(nn.Module):
+    """Two classes, logits (-s, s) / 2 with s = w . x + b: its optimal perturbation is known."""
+
+    def __init__(self, weight, bias):
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, images):
+        score = images.flatten(1) @ self.weight + self.bias
+        return torch.stack([-score, score], 1) / 2
+
+
+@pytest.fixture
+def linear():
+    weight = torch.randn(48, generator=torch.Generator().manual_seed(0))
+    return Linear(weight, -weight.sum() / 2).eval()
+
+
+def images(count=64):
+    return 0.4 + 0.2 * torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("threat", [Linf(0.05), L2(0.1), Linf(torch.linspace(0.01, 0.05, 64))])
+@pytest.mark.parametrize("objective", [cross_entropy, margin])
+@pytest.mark.parametrize("random_start", [False, True])
+def test_reaches_the_optimum_of_a_linear_model(linear, threat, objective, random_start):
+    x = images()
+    y = linear(x).argmax(1)
+    # From a random start the way can be twice as long as the default steps reach.
+    step = torch.as_tensor(threat.eps).max().item() / 5 if random_start else None
+    attack = PGD(threat, steps=20, step_size=step, objective=objective, random_start=random_start)
+    adversarial = attack(linear, x, y)
+    gain = (logit_margin(linear(adversarial), y) - logit_margin(linear(x), y)).double()
+    best = torch.as_tensor(threat.eps) * threat.dual_norm(linear.weight[None])
+    assert torch.allclose(gain, best.double().expand(64), rtol=2e-3)
+    assert (threat.distance(adversarial, x) <= torch.as_tensor(threat.eps) + 1e-6).all()
+
+
+def test_stopping_early_gives_the_same_verdicts(linear):
+    x = images()
+    y = linear(x).argmax(1)
+    full, early = (PGD(Linf(0.02), steps=10, stop_when_fooled=flag)(linear, x, y) for flag in (False, True))
+    verdicts = [linear(adversarial).argmax(1) == y for adversarial in (full, early)]
+    assert torch.equal(*verdicts)
+    assert 0 < verdicts[0].sum() < 64  # the radius is one that decides
+
+
+def test_stopping_early_with_a_radius_per_image(linear):
+    x = images()
+    y = linear(x).argmax(1)
+    radius = torch.linspace(0, 0.05, 64)
+    adversarial = PGD(Linf(radius), steps=10, stop_when_fooled=True)(linear, x, y)
+    assert (Linf(0).distance(adversarial, x) <= radius + 1e-6).all()
+
+
+def test_the_worst_iterate_is_kept():
+    """A loss landscape where the last iterate is harmless and an earlier one is not."""
+
+    class Bump(nn.Module):
+        def forward(self, x):
+            shift = (x - 0.5).flatten(1).mean(1)
+            score = torch.where(shift < 0.025, 1 - 60 * shift, 3 + 0 * shift - shift)
+            return torch.stack([score, torch.zeros_like(score)], 1)
+
+    x, y = torch.full((4, 1, 2, 2), 0.5), torch.zeros(4, dtype=torch.long)
+    model = Bump().eval()
+    adversarial = PGD(Linf(0.1), steps=5, step_size=0.02)(model, x, y)
+    last = PGD(Linf(0.1), steps=5, step_size=0.02).last_iterate(model, x, y, torch.Generator())
+    assert (model(adversarial).argmax(1) == 1).all()
+    assert (model(last).argmax(1) == 0).all()
+
+
+def test_the_default_step_is_the_papers():
+    assert STEP_FACTOR / 20 * 8 / 255 == pytest.approx(0.0027)
+
+
+def test_same_seed_same_images(linear):
+    x = images()
+    y = linear(x).argmax(1)
+    one, two, other = (PGD(Linf(0.05), steps=1, random_start=True, seed=s)(linear, x, y) for s in (0, 0, 1))
+    assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+def test_works_inside_no_grad_and_leaves_no_gradients(linear):
+    linear.weight = nn.Parameter(linear.weight)
+    x = images()
+    with torch.no_grad():
+        adversarial = PGD(Linf(0.05), steps=2)(linear, x, linear(x).argmax(1))
+    assert not adversarial.requires_grad and linear.weight.grad is None
+
+
+def test_zero_steps_are_refused():
+    with pytest.raises(ValueError, match="at least 1 step"):
+        PGD(Linf(0.1), steps=0)
+
+
+def test_a_model_in_train_mode_is_refused():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 2)).train()
+    with pytest.raises(ValueError, match="eval"):
+        PGD(Linf(0.1))(model, images(), torch.zeros(64, dtype=torch.long))
+
+
+def test_images_outside_the_box_are_refused(linear):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        PGD(Linf(0.1))(linear, images() * 3, torch.zeros(64, dtype=torch.long))
+
+
+def test_kl_is_zero_at_the_reference_and_known_elsewhere():
+    p, q = torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])
+    expected = (p * (p / q).log()).sum()
+    assert kl_divergence(p.log() + 3, q.log()).item() == pytest.approx(expected.item())
+    loss, _ = KLDivergence(p.log())(lambda x: p.log(), torch.zeros(1), torch.zeros(1))
+    assert loss.item() == pytest.approx(0, abs=1e-7)

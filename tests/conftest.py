@@ -1,0 +1,63 @@
+"""Shared by all tests: two threads, a working torchvision import, and classifiers whose answers are known."""
+
+import importlib
+import importlib.util
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+torch.set_num_threads(2)
+
+
+def _define_missing_torchvision_operators() -> torch.library.Library | None:
+    """torchvision built for another torch cannot load its operators, and then its import (and timm's) fails on
+    the first one that it wants to describe. Nothing here uses them: declaring them is enough.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+        return None
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+# The operators live as long as this object.
+TORCHVISION = _define_missing_torchvision_operators()
+
+
+class LinearClassifier(nn.Module):
+    """Logits are a fixed linear map of the pixels, so gradients and optimal attacks are known exactly."""
+
+    def __init__(self, classes: int = 4, shape: tuple[int, int, int] = (3, 8, 8), seed: int = 0) -> None:
+        super().__init__()
+        self.num_classes = classes
+        self.linear = nn.Linear(shape[0] * shape[1] * shape[2], classes)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.randn(self.linear.weight.shape, generator=generator) / 4)
+            self.linear.bias.copy_(torch.randn(classes, generator=generator))
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.linear(images.flatten(1))
+
+
+@pytest.fixture
+def linear() -> LinearClassifier:
+    return LinearClassifier()
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    """Six images of 3 x 8 x 8 in [0, 1], always the same."""
+    return torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,534 @@
+"""Images are found, checked, and split the same way everywhere; what cannot be trusted is refused."""
+
+import hashlib
+import io
+import pickle
+import struct
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from adaptive_smoothing.data import cifar, from_dataset, from_tensors, load
+from adaptive_smoothing.data.datasets import ImageData, to_floats, validation_positions
+from adaptive_smoothing.data.make_builtin import make
+from adaptive_smoothing.data.sources import from_sheet, to_sheet
+
+VALIDATION_DIGEST = "cd9f4e159f77a52017bf49445a512209caaecd7ab367d2a226bddd9f072cadf3"
+BUILTIN = {
+    "val": "221f306056b7b9942cc89610d5605b30384153b4ffc6f233618ebd678c266459",
+    "test": "24f429dd5d5d17442f4b62f8cde0c85401798a5f0717107abc08831c91b38b31",
+}
+
+
+def random_images(count: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
+
+
+def small(count: int = 6) -> ImageData:
+    return from_tensors(
+        random_images(count, 3, 4, 4), np.arange(count) % 3, name="small", classes=["a", "b", "c"]
+    )
+
+
+# -- ImageData ----------------------------------------------------------------------------------------------
+
+
+def test_take_keeps_the_official_positions() -> None:
+    data = small().take([4, 1, 5])
+    assert data.index.tolist() == [4, 1, 5]
+    assert data.take(2).index.tolist() == [4, 1]
+    assert data.take(torch.tensor([False, True, True])).index.tolist() == [1, 5]
+    assert data.take(slice(1, None)).index.tolist() == [1, 5]
+    assert data.take(np.int64(1)).labels.tolist() == [1]
+    assert len(data.take([])) == len(data.take(0)) == 0
+    assert torch.equal(data.images[1], small().images[1])
+    assert data.num_classes == 3
+
+
+@pytest.mark.parametrize("which", [7, -1, [6], [-1], [0.5], torch.tensor([True])])
+def test_take_refuses_what_is_not_there(which: object) -> None:
+    with pytest.raises(ValueError, match="expected a count"):
+        small().take(which)  # type: ignore[arg-type]
+
+
+def test_fingerprint_tells_contents_apart_and_nothing_else() -> None:
+    data = small()
+    assert data.fingerprint() == replace(data, name="other").fingerprint() == data.to("cpu").fingerprint()
+    others = [
+        data.take([1, 0, 2, 3, 4, 5]),
+        data.take(5),
+        data.take(0),
+        replace(data, labels=1 - data.labels % 2),
+    ]
+    assert len({data.fingerprint(), *(other.fingerprint() for other in others)}) == 5
+
+
+def test_floats_are_exact_levels() -> None:
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    assert torch.equal(
+        to_floats(levels).flatten(), torch.from_numpy(np.arange(256, dtype=np.float32) / np.float32(255))
+    )
+    assert small().floats().shape == (6, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": torch.zeros(6, 3, 4, 4)}, "expected uint8 images .* got torch.float32"),
+        ({"images": torch.zeros(6, 4, 4, dtype=torch.uint8)}, "expected uint8 images of shape"),
+        ({"labels": torch.zeros(5, dtype=torch.int64)}, "expected labels as 6 int64 numbers"),
+        ({"labels": torch.full((6,), 3)}, "expected labels from 0 to 2 for 3 classes, got 3 to 3"),
+        ({"labels": torch.full((6,), -1)}, "got -1 to -1"),
+        ({"index": torch.zeros(6)}, "expected index as 6 int64 numbers"),
+    ],
+)
+def test_wrong_contents_are_refused(change: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(small(), **change)  # type: ignore[arg-type]
+
+
+# -- the validation split -----------------------------------------------------------------------------------
+
+
+def test_validation_split_is_the_stored_one() -> None:
+    positions = validation_positions(50_000)
+    assert len(positions) == len(set(positions.tolist())) == 5_000
+    assert hashlib.sha256(positions.astype("<i8").tobytes()).hexdigest() == VALIDATION_DIGEST
+
+
+def test_split_covers_the_training_images_once_whatever_the_file_is_called(tmp_path: Path) -> None:
+    arrays = npz_arrays()
+    for name in ("one.npz", "cifar10.npz"):
+        np.savez(tmp_path / name, **arrays)
+    train, val, test = (load(tmp_path / "one.npz", split) for split in ("train", "val", "test"))
+    assert sorted([*train.index.tolist(), *val.index.tolist()]) == list(range(40))
+    assert len(val) == 4
+    assert val.index.tolist() == validation_positions(40).tolist()
+    assert torch.equal(val.index, load("cifar10", "val", root=tmp_path).index)
+    for data in (train, val):
+        expected = arrays["train_images"][data.index.numpy()].transpose(0, 3, 1, 2)
+        assert np.array_equal(data.images.numpy(), expected)
+        assert np.array_equal(data.labels.numpy(), arrays["train_labels"][data.index.numpy()])
+    assert test.index.tolist() == list(range(20))
+    assert test.name == "one/test"
+
+
+# -- .npz ---------------------------------------------------------------------------------------------------
+
+
+def npz_arrays() -> dict[str, np.ndarray]:
+    return {
+        "train_images": random_images(40, 32, 32, 3),
+        "train_labels": np.arange(40) % 10,
+        "test_images": random_images(20, 32, 32, 3, seed=1),
+        "test_labels": np.arange(20) % 7,
+    }
+
+
+def save(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_npz_classes_are_those_of_all_its_splits(tmp_path: Path) -> None:
+    assert load(save(tmp_path / "a.npz", **npz_arrays())).num_classes == 10
+    assert load(save(tmp_path / "cifar10.npz", **npz_arrays())).classes[3] == "cat"
+    named = load(save(tmp_path / "b.npz", **npz_arrays(), classes=np.array(list("abcdefghij"))))
+    assert named.classes == tuple("abcdefghij")
+
+
+def test_npz_without_splits_serves_as_test_or_all_only(tmp_path: Path) -> None:
+    path = save(tmp_path / "gray.npz", images=random_images(5, 8, 8), labels=np.arange(5)[:, None])
+    assert load(path).images.shape == (5, 1, 8, 8)
+    assert load(path, "all").fingerprint() == load(path, "test").fingerprint()
+    for split in ("train", "val"):
+        with pytest.raises(ValueError, match="never split, so they serve as 'test' or 'all'"):
+            load(path, split)
+
+
+def test_npz_with_its_own_validation_images_holds_nothing_out(tmp_path: Path) -> None:
+    extra = {"val_images": random_images(3, 32, 32, 3), "val_labels": np.arange(3)}
+    path = save(tmp_path / "own.npz", **npz_arrays(), **extra)
+    assert [len(load(path, split)) for split in ("train", "val", "test")] == [40, 3, 20]
+
+
+@pytest.mark.parametrize("split", ["train+val", "all", "tset"])
+def test_unknown_splits_are_refused(tmp_path: Path, split: str) -> None:
+    with pytest.raises(ValueError, match="it has test, train, val; validation images are held out"):
+        load(save(tmp_path / "a.npz", **npz_arrays()), split)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros(3)}, "expected the keys train_images.* got x"),
+        ({"test_images": random_images(3, 4, 4, 3)}, "expected the key test_labels"),
+        ({"images": np.zeros((3, 4, 4, 3)), "labels": np.arange(3)}, "uint8 .* got float64"),
+        ({"images": random_images(3, 3, 32, 32), "labels": np.arange(3)}, "channels last"),
+        ({"images": random_images(3, 4, 4, 3), "labels": np.zeros(3)}, "expected whole numbers"),
+        (
+            {"images": random_images(3, 4, 4, 3), "labels": np.array([1, "a", None], object)},
+            "got Python objects",
+        ),
+    ],
+)
+def test_wrong_npz_files_are_explained(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(save(tmp_path / "wrong.npz", **arrays))
+
+
+def test_a_file_that_is_no_npz_is_explained(tmp_path: Path) -> None:
+    for content in (b"", b"not a zip file", pickle.dumps([1, 2])):
+        (tmp_path / "x.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"expected a NumPy \.npz file"):
+            load(tmp_path / "x.npz")
+    np.save(tmp_path / "plain.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"expected a NumPy \.npz file"):
+        load(tmp_path / "plain.npy")
+
+
+# -- CIFAR archives -----------------------------------------------------------------------------------------
+
+
+def text(value: str) -> bytes:
+    return b"U" + bytes([len(value)]) + value.encode()
+
+
+def array(values: np.ndarray) -> bytes:
+    """An array as Python 2 and the NumPy of 2009 pickled it, which is how the official files are written."""
+    count, width = values.shape
+    start = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    shape = b"K" + bytes([count]) + b"M" + struct.pack("<H", width) + b"\x86"
+    return (
+        start
+        + b"(K\x01"
+        + shape
+        + dtype
+        + b"\x89T"
+        + struct.pack("<i", values.size)
+        + values.tobytes()
+        + b"tb"
+    )
+
+
+def python2_pickle(entries: dict[str, bytes]) -> bytes:
+    return b"\x80\x02}" + b"".join(text(key) + value + b"s" for key, value in entries.items()) + b"."
+
+
+def cifar_members(name: str) -> dict[str, bytes]:
+    """A tiny data set with the official layout: ten images in each file."""
+    layout = cifar.LAYOUTS[name]
+    names = b"](" + b"".join(text(f"class {i}") for i in range(10)) + b"e"
+    members = {layout.meta: python2_pickle({layout.label_names: names})}
+    for seed, member in enumerate(file for files in layout.members.values() for file in files):
+        labels = b"](" + b"".join(b"K" + bytes([(i + seed) % 10]) for i in range(10)) + b"e"
+        pixels = random_images(10, 3072, seed=seed)
+        members[member] = python2_pickle({"data": array(pixels), layout.labels: labels})
+    return members
+
+
+def write_archive(path: Path, members: dict[str, bytes], name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write an archive, and make its checksum the official one."""
+    layout = cifar.LAYOUTS[name]
+    with tarfile.open(path, "w:gz") as archive:
+        for member, content in members.items():
+            info = tarfile.TarInfo(f"{layout.folder}/{member}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    digest = hashlib.md5(path.read_bytes()).hexdigest()
+    monkeypatch.setitem(cifar.LAYOUTS, name, replace(layout, md5=digest))
+    return path
+
+
+@pytest.mark.parametrize(("name", "count"), [("cifar10", 50), ("cifar100", 10)])
+def test_archive_folder_and_name_give_the_official_images(
+    name: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, members = cifar.LAYOUTS[name], cifar_members(name)
+    archive = write_archive(tmp_path / layout.file, members, name, monkeypatch)
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    for member, content in members.items():
+        (folder / member).write_bytes(content)
+    train = load(name, "train", root=tmp_path)
+    assert len(train) + len(load(name, "val", root=tmp_path)) == count
+    first = random_images(10, 3072, seed=0).reshape(-1, 3, 32, 32)[train.index[0]]
+    assert np.array_equal(train.images[0].numpy(), first)
+    assert train.classes[:2] == ("class 0", "class 1")
+    assert train.name == f"{name}/train"
+    for path in (archive, folder, str(folder)):
+        assert load(path, "train").fingerprint() == train.fingerprint()
+    (test_seed,) = {"cifar10": [5], "cifar100": [1]}[name]
+    test = load(archive, "test")
+    assert np.array_equal(test.images.numpy().reshape(10, -1), random_images(10, 3072, seed=test_seed))
+    assert test.labels.tolist() == [(i + test_seed) % 10 for i in range(10)]
+
+
+def test_unpacked_folder_in_the_root_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / cifar.LAYOUTS["cifar10"].folder
+    folder.mkdir()
+    for member, content in cifar_members("cifar10").items():
+        (folder / member).write_bytes(content)
+    assert len(load("cifar10", root=tmp_path)) == 10
+    (folder / "data_batch_3").unlink()
+    with pytest.raises(ValueError, match="expected data_batch_3 in"):
+        load("cifar10", "train", root=tmp_path)
+
+
+def test_a_modern_pickle_of_arrays_is_read() -> None:
+    content = cifar.read_pickle(pickle.dumps({"data": np.arange(3), "labels": [1, 2]}), "here")
+    assert content["data"].tolist() == [0, 1, 2]
+
+
+def test_a_malicious_pickle_is_refused_and_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace"
+    evil = b"cpathlib\nPath.touch\n" + b"(cpathlib\nPath\n(S'" + str(trace).encode() + b"'\ntRtR."
+    members = {**cifar_members("cifar10"), "test_batch": evil}
+    archive = write_archive(tmp_path / "cifar-10-python.tar.gz", members, "cifar10", monkeypatch)
+    with pytest.raises(ValueError, match="refused to read it: it asks for pathlib"):
+        load(archive)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("call", ["os\nsystem", "builtins\neval", "numpy\nload", "numpy.testing\nrundocs"])
+def test_no_other_name_gets_through_the_unpickler(call: str) -> None:
+    with pytest.raises(ValueError, match="refused to read it"):
+        cifar.read_pickle(f"c{call}\n(S'1'\ntR.".encode(), "here")
+
+
+def test_damaged_or_empty_pickles_are_explained() -> None:
+    for content in (b"", b"\x80\x02}U", b"garbage"):
+        with pytest.raises(ValueError, match="refused to read it"):
+            cifar.read_pickle(content, "here")
+    with pytest.raises(ValueError, match="expected a dictionary in here, got list"):
+        cifar.read_pickle(pickle.dumps([1]), "here")
+
+
+def test_a_damaged_archive_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"cut short")
+    with pytest.raises(ValueError, match="expected cifar-10-python.tar.gz .* got a file with md5"):
+        load("cifar10", root=tmp_path)
+
+
+def test_missing_data_says_exactly_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTIVE_SMOOTHING_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError) as caught:
+        load("cifar10")
+    for part in (
+        str(tmp_path),
+        "download=True",
+        "cifar-10-python.tar.gz",
+        "170 MB",
+        "cs.toronto.edu",
+        "builtin",
+    ):
+        assert part in str(caught.value)
+
+
+def test_download_checks_and_then_names_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, root = tmp_path / "site", tmp_path / "root"
+    site.mkdir()
+    archive = write_archive(site / "cifar-10-python.tar.gz", cifar_members("cifar10"), "cifar10", monkeypatch)
+    monkeypatch.setattr(cifar, "SITE", site.as_uri() + "/")
+    assert len(load("cifar10", root=root, download=True)) == 10
+    assert [path.name for path in root.iterdir()] == [archive.name]
+    archive.unlink()
+    assert len(load("cifar10", root=root, download=True)) == 10
+
+
+def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"altered")
+    monkeypatch.setattr(cifar, "SITE", tmp_path.as_uri() + "/")
+    root = tmp_path / "root"
+    with pytest.raises(ValueError, match=r"expected md5 c58f.* got .* cut short or\s+altered"):
+        load("cifar10", root=root, download=True)
+    with pytest.raises(OSError, match="without a network, fetch it elsewhere"):
+        load("cifar100", root=root, download=True)
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "guess"), [("cifra10", "cifar10"), ("built-in", "builtin")])
+def test_an_unknown_name_is_explained(name: str, guess: str) -> None:
+    with pytest.raises(FileNotFoundError, match=f"does not exist: did you mean '{guess}'"):
+        load(name)
+
+
+# -- image folders ------------------------------------------------------------------------------------------
+
+
+def write_image(path: Path, pixels: np.ndarray) -> np.ndarray:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def test_split_folder_holds_out_and_keeps_labels_alike(tmp_path: Path) -> None:
+    for i in range(10):
+        write_image(tmp_path / "train" / "cat" / f"{i}.png", random_images(1, 8, 8, 3, seed=i)[0])
+        write_image(tmp_path / "train" / "ant" / f"{i}.png", random_images(1, 8, 8, 3, seed=i)[0])
+    expected = write_image(tmp_path / "test" / "cat" / "x.png", random_images(1, 8, 8, 3, seed=99)[0])
+    (tmp_path / "test" / "cat" / "notes.txt").write_text("not an image")
+    test = load(tmp_path)
+    assert (test.classes, test.labels.tolist()) == (("ant", "cat"), [1])
+    assert np.array_equal(test.images[0].permute(1, 2, 0).numpy(), expected)
+    train, val = load(tmp_path, "train"), load(tmp_path, "val")
+    assert (len(train), len(val)) == (18, 2)
+    assert val.labels.tolist() == [int(i >= 10) for i in val.index.tolist()]
+
+
+def test_flat_folder_may_have_a_class_called_train(tmp_path: Path) -> None:
+    for name in ("bus", "train"):
+        write_image(tmp_path / name / "1.png", random_images(1, 8, 8)[0])
+    data = load(tmp_path)
+    assert data.classes == ("bus", "train")
+    assert data.images.shape == (2, 3, 8, 8)
+    with pytest.raises(ValueError, match="never split"):
+        load(tmp_path, "train")
+
+
+def test_images_of_several_sizes_need_a_size(tmp_path: Path) -> None:
+    write_image(tmp_path / "a" / "1.png", random_images(1, 8, 8, 3)[0])
+    write_image(tmp_path / "a" / "2.png", np.full((16, 12, 3), 7, np.uint8))
+    with pytest.raises(ValueError, match=r"got 8 x 8 in .*1\.png and 16 x 12\s+in .*2\.png: pass size="):
+        load(tmp_path)
+    assert load(tmp_path, size=(6, 4)).images.shape == (2, 3, 6, 4)
+    assert (load(tmp_path, size=6).images[1] == 7).all()
+
+
+def test_folders_without_images_and_broken_images_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected one subfolder of images per class"):
+        load(tmp_path)
+    write_image(tmp_path / "a" / "1.png", np.zeros((4, 4), np.uint16))
+    with pytest.raises(ValueError, match="expected an 8-bit image, got mode I"):
+        load(tmp_path)
+    (tmp_path / "a" / "1.png").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match=r"expected an image in .*1\.png"):
+        load(tmp_path)
+
+
+def test_size_is_for_folders() -> None:
+    with pytest.raises(ValueError, match="expected size= with a folder of images only"):
+        load("builtin", size=16)
+
+
+# -- tensors and torch data sets ----------------------------------------------------------------------------
+
+
+class Items(Dataset):
+    """A data set that gives back a list of (image, label)."""
+
+    def __init__(self, items: list[tuple[object, object]]) -> None:
+        self.items = items
+        self.classes = ["no", "yes"]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> tuple[object, object]:
+        return self.items[i]
+
+
+def test_every_kind_of_item_gives_the_same_images() -> None:
+    pixels = random_images(2, 5, 4, 3)
+    chw = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
+    kinds = [list(pixels), [Image.fromarray(image) for image in pixels], list(chw), list(chw.float() / 255)]
+    kinds += [list(pixels / 255.0), list(chw.double() / 255)]
+    for images in kinds:
+        data = from_dataset(Items([(images[0], 1), (images[1], torch.tensor(0))]), name="items")
+        assert torch.equal(data.images, chw)
+        assert (data.labels.tolist(), data.classes, data.name) == ([1, 0], ("no", "yes"), "items")
+
+
+def test_gray_images_keep_one_channel() -> None:
+    data = from_dataset(Items([(Image.new("L", (4, 5), 9), 0), (np.full((5, 4), 9, np.uint8), 1)]))
+    assert data.images.shape == (2, 1, 5, 4)
+    assert (data.images == 9).all()
+
+
+def test_subset_remembers_where_it_was_cut_from() -> None:
+    whole = TensorDataset(torch.from_numpy(random_images(9, 3, 4, 4)), torch.arange(9))
+    data = from_dataset(Subset(Subset(whole, [8, 3, 5]), [2, 0]))
+    assert data.index.tolist() == data.labels.tolist() == [5, 8]
+
+
+def test_float_levels_survive_the_round_trip() -> None:
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    for dtype in (torch.float32, torch.float64):
+        assert torch.equal(from_tensors(levels.to(dtype) / 255, [0]).images, levels)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (torch.randn(3, 4, 4), r"expected images in \[0, 1\].*normalisation belongs"),
+        (torch.full((3, 4, 4), float("nan")), r"expected images in \[0, 1\]"),
+        (torch.full((3, 4, 4), 0.1234), "100.0% of the values .* such as 0.1234"),
+        (torch.zeros(3, 4, 4, dtype=torch.int64), "got torch.int64"),
+        (torch.zeros(32, 32, 3), "permute it"),
+        (np.zeros((3, 32, 32), np.uint8), "permute it"),
+        ("cat.png", "got str"),
+    ],
+)
+def test_items_that_cannot_be_kept_are_refused(image: object, message: str) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=message):
+        from_dataset(Items([(image, 0)]))
+
+
+def test_data_sets_that_cannot_be_stacked_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected images of one shape"):
+        from_dataset(Items([(np.zeros((4, 4), np.uint8), 0), (np.zeros((5, 5), np.uint8), 0)]))
+    with pytest.raises(ValueError, match="expected a dataset with a length"):
+        from_dataset(Dataset())
+    with pytest.raises(ValueError, match="pass class positions, not scores"):
+        from_tensors(random_images(2, 3, 4, 4), torch.rand(2))
+
+
+# -- the images inside the package --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_builtin_images_are_the_stored_ones(split: str) -> None:
+    data = load("builtin", split)
+    assert data.fingerprint() == BUILTIN[split]
+    assert data.images.shape == (1000, 3, 32, 32)
+    assert data.classes[:2] == ("airplane", "automobile")
+
+
+def test_builtin_positions_are_official() -> None:
+    assert load("builtin").index.tolist() == list(range(1000))
+    assert load("builtin").labels[:5].tolist() == [3, 8, 8, 0, 6]
+    assert load("builtin").images[0, :, 0, 0].tolist() == [158, 112, 49]
+    assert load("builtin", "val").index.tolist() == validation_positions(50_000)[:1000].tolist()
+
+
+def test_builtin_is_not_for_training() -> None:
+    with pytest.raises(ValueError, match="it has test, val"):
+        load("builtin", "train")
+
+
+def test_a_damaged_package_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save(tmp_path / "cifar10.npz", **npz_arrays())
+    make(source, tmp_path / "made", count=4, columns=2)
+    monkeypatch.setattr("adaptive_smoothing.data.sources._builtin", lambda: tmp_path / "made")
+    assert load("builtin").fingerprint() == load(source).take(4).fingerprint()
+    Image.new("RGB", (64, 64)).save(tmp_path / "made" / "test.webp", lossless=True)
+    with pytest.raises(ValueError, match="the installed package is damaged"):
+        load("builtin")
+
+
+def test_a_sheet_gives_its_images_back() -> None:
+    images = random_images(6, 3, 32, 32)
+    sheet = to_sheet(images, 3)
+    assert sheet.shape == (64, 96, 3)
+    assert np.array_equal(sheet[32:, 64:], images[5].transpose(1, 2, 0))
+    assert np.array_equal(from_sheet(sheet, 6), images)

@@ -1,0 +1,485 @@
+"""What is saved is what is loaded, and what is not a model says so."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.contract import Classifier
+
+CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes": 5}, "clean": 0.9}
+
+
+def make(seed: int = 0) -> nn.Module:
+    """A small network whose batch norms have seen something."""
+    torch.manual_seed(seed)
+    model = build(CARD["arch"], **CARD["options"])
+    model.train()
+    with torch.no_grad():
+        model(torch.rand(8, 3, 32, 32))
+    return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No zoo in reach: neither the user's nor the checkout's."""
+    monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
+    monkeypatch.setattr(zoo, "BUILTIN", tmp_path / "builtin")
+    monkeypatch.setattr(zoo, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "zoo.py"))
+    (tmp_path / "work" / "deeper").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work" / "deeper")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The zoo that a search upward from the working directory finds."""
+    return tmp_path / "work" / "zoo"
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+
+
+# --- saving and loading
+
+
+def test_round_trip(folder, images):
+    model = make()
+    path = zoo.save(model, folder, "tiny", CARD)
+    loaded = zoo.load("tiny")
+    assert torch.allclose(loaded(images), model(images), atol=1e-2)
+    assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
+    assert all(weight.dtype == torch.float32 for weight in loaded.parameters())
+    expected = {key: value.half().float() for key, value in model.named_parameters()}
+    assert all(torch.equal(value, expected[key]) for key, value in loaded.named_parameters())
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "manifest.json",
+        "tiny.json",
+        "tiny.safetensors",
+    ]
+    assert path == folder / "tiny.safetensors"
+
+
+def test_what_is_written(folder):
+    model = make()
+    path = zoo.save(model, folder, "tiny", CARD)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    description = json.loads((folder / "tiny.json").read_text())
+    assert description == {**{k: CARD[k] for k in ("arch", "options")}, "num_classes": 5, "sha256": sha256,
+                           "card": {"clean": 0.9}}  # fmt: skip
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest == {"models": {"tiny": {"sha256": sha256, "bytes": path.stat().st_size}}}
+    stored = safetensors.torch.load_file(path)
+    assert stored["stem.weight"].dtype == torch.float16
+    assert stored["norm.running_var"].dtype == torch.float32
+    assert torch.equal(stored["norm.running_var"], model.norm.running_var)
+    assert stored["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_saving_another_keeps_the_first(folder, images):
+    zoo.save(make(0), folder, "one", CARD)
+    zoo.save(make(1), folder, "two", CARD)
+    zoo.save(make(2), folder, "one", CARD)
+    assert list(zoo.names()) == ["one", "two"]
+    assert torch.allclose(zoo.load("one")(images), make(2)(images), atol=1e-2)
+
+
+def test_identity_may_come_from_the_model(folder):
+    model = make()
+    model.arch, model.options = CARD["arch"], CARD["options"]
+    zoo.save(model, folder, "tiny", {})
+    assert zoo.names()["tiny"].options == CARD["options"]
+
+
+def test_saving_does_not_change_the_model(folder):
+    model = make().train().requires_grad_(True)
+    zoo.save(model, folder, "tiny", CARD)
+    assert model.training and all(weight.requires_grad for weight in model.parameters())
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        ({}, "expected arch .a name. and options .a table. in the card, got None"),
+        (
+            {**CARD, "options": {"depth": 10, "width": 1}},
+            "expected weights of wide_resnet .*size mismatch for head",
+        ),
+        (
+            {**CARD, "options": {**CARD["options"], "activation": "silu"}},
+            "relative difference of .*activation, mean, std",
+        ),
+    ],
+)
+def test_a_card_that_does_not_describe_the_model(folder, card, words):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        zoo.save(make(), folder, "tiny", card)
+    assert not list(folder.iterdir())
+
+
+def test_weights_too_large_for_half_precision(folder):
+    model = make()
+    nn.init.constant_(model.head.bias, 1e5)
+    with pytest.raises(ValueError, match=r"got 1e\+05 in 'head.bias' \(limit 65504\)"):
+        zoo.save(model, folder, "tiny", CARD)
+
+
+def test_weights_too_small_for_half_precision_stay_whole(folder):
+    model = make()
+    nn.init.constant_(model.head.weight, 1e-9)
+    path = zoo.save(model, folder, "tiny", CARD)
+    assert safetensors.torch.load_file(path)["head.weight"].dtype == torch.float32
+    assert torch.equal(zoo.load("tiny").head.weight, model.head.weight)
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    zoo._write_atomically(target, b"old")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        zoo._write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.glob("*file*")] == ["file"]
+
+
+# --- names and places
+
+
+def test_names_have_cards(folder):
+    zoo.save(make(), folder, "tiny", CARD)
+    zoo.save(make(), zoo.BUILTIN, "inside", CARD)
+    cards = zoo.names()
+    assert list(cards) == ["inside", "tiny"]
+    assert cards["tiny"].card == {"clean": 0.9} and cards["tiny"].num_classes == 5
+    assert cards["inside"].builtin and not cards["tiny"].builtin
+
+
+def test_the_package_comes_first(folder, images):
+    zoo.save(make(0), folder, "tiny", CARD)
+    zoo.save(make(1), zoo.BUILTIN, "tiny", CARD)
+    assert zoo.names()["tiny"].builtin
+
+
+def test_places_of_the_zoo(folder, tmp_path, monkeypatch):
+    assert zoo.zoo_folder() is None and zoo.names() == {}
+    checkout = tmp_path / "a" / "zoo"
+    zoo.save(make(), checkout, "tiny", CARD)
+    assert zoo.zoo_folder() == checkout
+    zoo.save(make(), folder, "tiny", CARD)
+    assert zoo.zoo_folder() == folder
+    elsewhere = tmp_path / "elsewhere"
+    monkeypatch.setenv(zoo.ZOO_VARIABLE, str(elsewhere))
+    with pytest.raises(
+        FileNotFoundError, match=r"manifest.json in \$ADAPTIVE_SMOOTHING_ZOO, got .*elsewhere"
+    ):
+        zoo.names()
+    zoo.save(make(), elsewhere, "other", CARD)
+    assert zoo.zoo_folder() == elsewhere
+
+
+def test_unknown_names(folder):
+    zoo.save(make(), folder, "cifar10-robust", CARD)
+    with pytest.raises(ValueError, match="got 'cifar10_robust': did you mean 'cifar10-robust'.*timm:NAME"):
+        zoo.load("cifar10_robust")
+    with pytest.raises(ValueError, match=r"got 'tim:resnet18': stored here: \['cifar10-robust'\]"):
+        zoo.load("tim:resnet18")
+
+
+# --- damaged files
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "got an empty file: the download was interrupted"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1",
+            "got a Git LFS pointer: run `git lfs pull`",
+        ),
+        (
+            b"\n<!DOCTYPE html><html>Quota exceeded</html>",
+            "got a web page: the download met a login or a quota",
+        ),
+        (b"something else altogether", r"expected sha256 \w{64} for .*, got \w{64}: damaged or replaced"),
+    ],
+)
+def test_what_lies_where_weights_should_be(folder, content, words):
+    zoo.save(make(), folder, "tiny", CARD).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        zoo.load("tiny")
+
+
+def test_one_changed_byte_is_noticed(folder):
+    path = zoo.save(make(), folder, "tiny", CARD)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="expected sha256"):
+        zoo.load("tiny")
+    with pytest.raises(ValueError, match="expected sha256"):
+        zoo.load(str(path))
+
+
+def test_missing_and_malformed_descriptions(folder):
+    path = zoo.save(make(), folder, "tiny", CARD)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="expected weights at .*tiny.safetensors, got no file"):
+        zoo.load("tiny")
+    card = folder / "tiny.json"
+    card.write_text("{")
+    with pytest.raises(ValueError, match="expected JSON in .*tiny.json"):
+        zoo.load("tiny")
+    card.write_text("[]")
+    with pytest.raises(ValueError, match="expected a JSON object in .*, got list"):
+        zoo.load("tiny")
+    card.write_text('{"options": {}}')
+    with pytest.raises(ValueError, match=r"expected \"arch\" in .*, got \['options'\]"):
+        zoo.load("tiny")
+    card.write_text('{"arch": "wide_resnet", "option": {}}')
+    with pytest.raises(ValueError, match="unknown key 'option' in .*: did you mean 'options'"):
+        zoo.load("tiny")
+    card.unlink()
+    with pytest.raises(FileNotFoundError, match="expected .*tiny.json beside the weights, got no file"):
+        zoo.load("tiny")
+    (folder / "manifest.json").write_text('{"models": {"tiny": 1}}')
+    card.write_text('{"arch": "wide_resnet"}')
+    with pytest.raises(ValueError, match="for tiny in .*manifest.json, got 1"):
+        zoo.names()
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match='expected .*"models"'):
+        zoo.names()
+
+
+# --- local files
+
+
+def describe(path: Path, **more: object) -> Path:
+    path.with_suffix(".json").write_text(json.dumps({k: CARD[k] for k in ("arch", "options")} | more))
+    return path
+
+
+def test_local_safetensors(tmp_path, images):
+    model = make()
+    path = describe(tmp_path / "own.safetensors")
+    safetensors.torch.save_file(model.state_dict(), path)
+    assert torch.equal(zoo.load(str(path))(images), model(images))
+    path.write_bytes(b"not safetensors at all")
+    with pytest.raises(ValueError, match="expected safetensors, got something else in"):
+        zoo.load(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth"])
+@pytest.mark.parametrize("nest", [None, "state_dict", "model", "net", "ema"])
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
+def test_foreign_checkpoints(tmp_path, images, suffix, nest, prefix):
+    model = make()
+    weights = {prefix + key: value for key, value in model.state_dict().items()}
+    path = describe(tmp_path / f"foreign{suffix}")
+    torch.save({nest: weights, "epoch": 3} if nest else weights, path)
+    assert torch.equal(zoo.load(str(path))(images), model(images))
+
+
+def test_a_checkpoint_with_two_sets_of_weights(tmp_path, images):
+    path = tmp_path / "two.pt"
+    torch.save({"model": make(0).state_dict(), "ema": make(1).state_dict()}, path)
+    describe(path)
+    with pytest.raises(
+        ValueError, match=r"expected one set of weights in .*, got \['model', 'ema'\]: say which"
+    ):
+        zoo.load(str(path))
+    describe(path, key="ema")
+    assert torch.equal(zoo.load(str(path))(images), make(1)(images))
+    describe(path, key="swa")
+    with pytest.raises(ValueError, match=r"expected 'swa' in .*, got \['model', 'ema'\]"):
+        zoo.load(str(path))
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("executed",)
+
+
+def test_pickles_are_not_executed(tmp_path, capsys):
+    path = describe(tmp_path / "evil.pt")
+    torch.save({"state_dict": Evil()}, path)
+    with pytest.raises(
+        ValueError, match="expected a checkpoint of tensors only in .*, got what weights_only=True"
+    ):
+        zoo.load(str(path))
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_foreign_files_that_hold_no_weights(tmp_path):
+    path = describe(tmp_path / "odd.pt")
+    torch.save({"epoch": 3, "rng": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match=r"expected a state_dict in .*, got keys \['epoch', 'rng'\]"):
+        zoo.load(str(path))
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match="expected a state_dict in .*, got list"):
+        zoo.load(str(path))
+    torch.save({"other.weight": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="(?s)expected weights for wide_resnet .*Missing key"):
+        zoo.load(str(path))
+    path.with_suffix(".json").unlink()
+    with pytest.raises(FileNotFoundError, match="odd.json beside the weights"):
+        zoo.load(str(path))
+
+
+# --- other libraries
+
+
+def test_timm():
+    pytest.importorskip("timm")
+    model = zoo.load("timm:resnet10t?pretrained=0&num_classes=3")
+    assert isinstance(model, Classifier) and model.num_classes == 3 and not model.training
+    images = torch.rand(2, 3, *model.first[0].size)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    assert torch.allclose(model(images), model.model((images - mean) / std), atol=1e-4)
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_torchvision():
+    pytest.importorskip("torchvision")
+    model = zoo.load("torchvision:resnet18?pretrained=0")
+    assert model.num_classes == 1000 and model.first[0].size == (224, 224)
+    assert model.first[1].mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
+
+
+def fake_transformers(size: object, **processor: object) -> SimpleNamespace:
+    class Vision(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 6)
+
+        def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
+            assert pixel_values.shape[-2:] == (12, 12)
+            return SimpleNamespace(loss=None, logits=self.head(pixel_values.mean((2, 3))))
+
+    asked = {}
+
+    def from_pretrained(name: str, **options: object) -> nn.Module:
+        asked.update(options, name=name)
+        return Vision()
+
+    settings = SimpleNamespace(image_mean=[0.5] * 3, image_std=[0.5] * 3, size=size, **processor)
+    return SimpleNamespace(
+        AutoModelForImageClassification=SimpleNamespace(from_pretrained=from_pretrained),
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda *_, **__: settings),
+        asked=asked,
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "more"),
+    [
+        ({"height": 12, "width": 12}, {}),
+        ({"shortest_edge": 12}, {}),
+        (12, {}),
+        ({"shortest_edge": 16}, {"do_center_crop": True, "crop_size": {"height": 12, "width": 12}}),
+    ],
+)
+def test_hugging_face(monkeypatch, size, more):
+    fake = fake_transformers(size, **more)
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    model = zoo.load("hf:owner/name?revision=abc")
+    assert fake.asked == {"name": "owner/name", "revision": "abc", "use_safetensors": True}
+    images = torch.rand(2, 3, 12, 12)
+    assert torch.allclose(model(images), model.model((images - 0.5) / 0.5).logits, atol=1e-6)
+
+
+def test_hugging_face_without_a_usable_size(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", fake_transformers({"longest_edge": 9}))
+    with pytest.raises(ValueError, match=r"expected an image size .*, got \{'longest_edge': 9\}"):
+        zoo.load("hf:owner/name")
+
+
+def test_robustbench(monkeypatch):
+    asked = {}
+
+    def load_model(**options: object) -> nn.Module:
+        asked.update(options)
+        return make()
+
+    monkeypatch.setitem(sys.modules, "robustbench", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "robustbench.utils", SimpleNamespace(load_model=load_model))
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(zoo.load("robustbench:Name2020")(images), make()(images))
+    assert asked.pop("model_dir").endswith("robustbench")
+    assert asked == {"model_name": "Name2020", "dataset": "cifar10", "threat_model": "Linf"}
+    zoo.load("robustbench:Name2020?dataset=cifar100&threat=L2")
+    assert (asked["dataset"], asked["threat_model"]) == ("cifar100", "L2")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("timm:resnet18", "timm", "timm"),
+        ("torchvision:resnet18", "torchvision.models", "torchvision"),
+        ("hf:a/b", "transformers", "hf"),
+        ("robustbench:X", "robustbench.utils", "robustbench"),
+    ],
+)
+def test_a_missing_library_names_its_extra(monkeypatch, name, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"pip install 'adaptive-smoothing\[{extra}\]'"):
+        zoo.load(name)
+
+
+def test_a_broken_library_is_not_called_missing(monkeypatch):
+    def fail(_: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(zoo.importlib, "import_module", fail)
+    with pytest.raises(
+        ImportError, match="nms does not exist: it was built for another torch; reinstall both"
+    ):
+        zoo.load("timm:resnet18")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("timm:resnet18?pretraned=0", "unknown option 'pretraned' in .*: did you mean 'pretrained'"),
+        ("robustbench:X?eps=8", "unknown option 'eps' in .*: known ones are dataset, threat"),
+        ("timm:?pretrained=0", "expected a name before the options"),
+        ("timm:resnet10t?pretrained=maybe", "expected 0 or 1, got 'maybe'"),
+    ],
+)
+def test_wrong_options(name, words):
+    with pytest.raises(ValueError, match=words):
+        zoo.load(name)
+
+
+def test_device():
+    assert zoo.SOURCES.keys() == {"timm", "torchvision", "hf", "robustbench"}
+
+
+def test_imports_without_the_optional_libraries():
+    import subprocess
+
+    program = (
+        "import sys\n"
+        "for name in ('timm', 'torchvision', 'transformers', 'robustbench', 'pydantic', 'plotly'):\n"
+        "    sys.modules[name] = None\n"
+        "import adaptive_smoothing.models.contract, adaptive_smoothing.models.features\n"
+        "import adaptive_smoothing.models.smoothed, adaptive_smoothing.models.zoo\n"
+    )
+    source = Path(build.__code__.co_filename).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=source,
+        env={"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

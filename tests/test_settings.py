@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from adaptive_smoothing.settings import SettingsError, from_table, read_toml
+from adaptive_smoothing.training.recipe import Recipe
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
+MINIMAL = {"name": "x", "model": {"arch": "wide_resnet"}}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_reads_and_is_named_after_its_file(path):
+    assert read_toml(path, Recipe).name == path.stem
+
+
+def test_fractions_and_changes(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text('name = "x"\n[model]\narch = "wide_resnet"\n[method]\nname = "at"\neps = "8/255"\n')
+    recipe = read_toml(path, Recipe, ["optimizer.epochs=3", "method.eps=4/255", "method.name=trades", "model.options.depth=16"])
+    assert recipe.method.eps == 4 / 255 and recipe.optimizer.epochs == 3
+    assert recipe.method.name == "trades" and recipe.model.options == {"depth": 16}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"nmae": "x", "model": {"arch": "a"}}, "did you mean 'name'"),
+        ({"name": "x"}, "missing key 'model'"),
+        (MINIMAL | {"optimizer": {"epoch": 3}}, "did you mean 'epochs'"),
+        (MINIMAL | {"optimizer": {"epochs": "many"}}, "expected int"),
+        (MINIMAL | {"optimizer": {"epochs": True}}, "expected int"),
+        (MINIMAL | {"method": {"eps": "eight"}}, "8/255"),
+        (MINIMAL | {"method": {"name": "madry"}}, "one of standard, at"),
+        (MINIMAL | {"optimizer": {"schedule": "flat"}}, "one of linear, cosine"),
+        (MINIMAL | {"optimizer": {"warmup": 2.0}}, "share of the steps"),
+    ],
+)
+def test_mistakes_are_named(table, message):
+    with pytest.raises(SettingsError, match=message):
+        from_table(Recipe, table)
+
+
+def test_missing_file_lists_its_neighbours(tmp_path):
+    (tmp_path / "there.toml").write_text("")
+    with pytest.raises(SettingsError, match=r"there\.toml"):
+        read_toml(tmp_path / "gone.toml", Recipe)
+
+
+def test_broken_toml_and_broken_changes(tmp_path):
+    (tmp_path / "r.toml").write_text("name = ")
+    with pytest.raises(SettingsError, match="not valid TOML"):
+        read_toml(tmp_path / "r.toml", Recipe)
+    (tmp_path / "r.toml").write_text('name = "x"\nmodel.arch = "wide_resnet"\n')
+    with pytest.raises(SettingsError, match=r"optimizer\.epochs=3"):
+        read_toml(tmp_path / "r.toml", Recipe, ["epochs"])
+
+
+def test_schedules_warm_up_and_end_at_zero():
+    for schedule in ("linear", "cosine"):
+        recipe = from_table(Recipe, MINIMAL | {"optimizer": {"schedule": schedule, "warmup": 0.1}})
+        factors = [recipe.lr_factor(step, 100) for step in range(101)]
+        assert factors[0] == pytest.approx(0.1) and factors[9] == factors[10] == 1 and factors[100] == pytest.approx(0)
+        assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+    assert recipe.lr_factor(55, 100) == pytest.approx(0.5)

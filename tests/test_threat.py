@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from adaptive_smoothing.threat import L2, Linf, parse_number, parse_threat
+
+IMAGES = torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.5), Linf(torch.linspace(0, 0.2, 5)), L2(torch.linspace(0, 1, 5))])
+def test_projection_and_random_starts_stay_in_ball_and_box(threat):
+    wild = IMAGES + torch.randn(IMAGES.shape)
+    start = threat.project(IMAGES + threat.random_delta(IMAGES, torch.Generator().manual_seed(1)), IMAGES)
+    for points in (threat.project(wild, IMAGES), start):
+        assert (threat.distance(points, IMAGES) <= torch.as_tensor(threat.eps) + 1e-6).all()
+        assert points.min() >= 0 and points.max() <= 1
+
+
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.5)])
+def test_points_inside_are_left_alone(threat):
+    inside = IMAGES.clamp(0.3, 0.7)
+    near = inside + 1e-3
+    assert torch.allclose(threat.project(near, inside), near)
+
+
+@pytest.mark.parametrize("threat", [Linf(1.0), L2(1.0)])
+def test_steepest_direction_has_unit_norm_and_attains_the_dual_norm(threat):
+    gradient = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    direction = threat.steepest(gradient)
+    assert torch.allclose(threat.distance(direction, torch.zeros_like(direction)), torch.ones(5, dtype=torch.float64))
+    assert torch.allclose((gradient * direction).flatten(1).sum(1), threat.dual_norm(gradient))
+
+
+def test_l2_start_is_uniform_in_the_ball():
+    points = L2(2.0).random_delta(torch.zeros(20_000, 1, 1, 2), torch.Generator().manual_seed(0)).flatten(1)
+    inner = (points.norm(dim=1) < 1).double().mean().item()
+    assert inner == pytest.approx(1 / 4, abs=0.01)  # area of half the radius
+
+
+def test_zero_gradient_gives_no_nan():
+    for threat in (Linf(0.1), L2(0.1)):
+        assert torch.isfinite(threat.steepest(torch.zeros(2, 3, 4, 4))).all()
+        assert torch.isfinite(threat.clip(torch.zeros(2, 3, 4, 4))).all()
+
+
+def test_take_selects_radii():
+    threat = Linf(torch.tensor([0.1, 0.2, 0.3]))
+    assert threat.take(torch.tensor([2, 0])).eps.tolist() == pytest.approx([0.3, 0.1])
+    assert Linf(0.1).take(torch.tensor([0])).eps == 0.1
+
+
+def test_parsing():
+    assert parse_threat("Linf:8/255") == Linf(8 / 255)
+    assert parse_threat("l2: 0.5") == L2(0.5)
+    assert parse_number("1/4") == 0.25
+
+
+@pytest.mark.parametrize("text", ["Linf", "L1:0.5", "Linf:abc", "8/255"])
+def test_a_wrong_threat_says_what_was_expected(text):
+    with pytest.raises(ValueError, match="Linf:8/255"):
+        parse_threat(text)
+
+
+def test_negative_radius_is_refused():
+    with pytest.raises(ValueError, match="eps >= 0"):
+        Linf(-0.1)
+    with pytest.raises(ValueError, match="eps >= 0"):
+        L2(torch.tensor([0.1, -0.2]))
+
+
+def test_radius_per_image_must_match_the_batch():
+    with pytest.raises(ValueError, match="one radius per image"):
+        Linf(torch.tensor([0.1, 0.2])).clip(IMAGES)
