@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=45_000)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--set", dest="change", action="append", default=[])
     parser.add_argument("--only", choices=["eager", "compiled"])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -66,7 +67,7 @@ def main() -> None:
     for name in arguments.recipes:
         for mode in ("eager", "compiled"):
             if arguments.only in (None, mode):
-                recipe = read_toml(RECIPES / f"{name}.toml", Recipe)
+                recipe = read_toml(RECIPES / f"{name}.toml", Recipe, arguments.change)
                 torch._dynamo.reset()
                 row = seconds_per_epoch(recipe, data, arguments.device, mode == "compiled", arguments.epochs)
                 rows.append({"recipe": name, "mode": mode, "images": arguments.images, **row})

@@ -12,8 +12,8 @@ torch.set_num_threads(2)
 
 
 def _define_missing_torchvision_operators() -> torch.library.Library | None:
-    """torchvision built for another torch cannot load its operators, and then its import (and timm's) fails on
-    the first one that it wants to describe. Nothing here uses them: declaring them is enough.
+    """torchvision built for another torch cannot load its operators, and then its import (and timm's) fails
+    on the first one that it wants to describe. Nothing here uses them: declaring them is enough.
     """
     if importlib.util.find_spec("torchvision") is None:
         return None

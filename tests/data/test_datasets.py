@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import pickle
 import struct
 import tarfile
@@ -60,13 +61,10 @@ def test_take_refuses_what_is_not_there(which: object) -> None:
 def test_fingerprint_tells_contents_apart_and_nothing_else() -> None:
     data = small()
     assert data.fingerprint() == replace(data, name="other").fingerprint() == data.to("cpu").fingerprint()
-    others = [
-        data.take([1, 0, 2, 3, 4, 5]),
-        data.take(5),
-        data.take(0),
-        replace(data, labels=1 - data.labels % 2),
-    ]
-    assert len({data.fingerprint(), *(other.fingerprint() for other in others)}) == 5
+    relabelled = replace(data, labels=1 - data.labels % 2)
+    moved = replace(data, index=data.index + 1)
+    others = [data.take([1, 0, 2, 3, 4, 5]), data.take(5), data.take(0), relabelled, moved]
+    assert len({data.fingerprint(), *(other.fingerprint() for other in others)}) == 6
 
 
 def test_floats_are_exact_levels() -> None:
@@ -287,14 +285,26 @@ def test_a_modern_pickle_of_arrays_is_read() -> None:
     assert content["data"].tolist() == [0, 1, 2]
 
 
+class Evil:
+    """Unpickling this makes a folder."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.trace),)
+
+
 def test_a_malicious_pickle_is_refused_and_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = tmp_path / "trace"
-    evil = b"cpathlib\nPath.touch\n" + b"(cpathlib\nPath\n(S'" + str(trace).encode() + b"'\ntRtR."
+    evil = pickle.dumps({"data": Evil(trace), "labels": []}, protocol=2)
+    pickle.loads(evil)
+    trace.rmdir()  # it was there: the pickle does harm where it is trusted
     members = {**cifar_members("cifar10"), "test_batch": evil}
     archive = write_archive(tmp_path / "cifar-10-python.tar.gz", members, "cifar10", monkeypatch)
-    with pytest.raises(ValueError, match="refused to read it: it asks for pathlib"):
+    with pytest.raises(ValueError, match=r"refused to read it: it asks for \w+\.mkdir"):
         load(archive)
     assert not trace.exists()
 
@@ -315,7 +325,7 @@ def test_damaged_or_empty_pickles_are_explained() -> None:
 
 def test_a_damaged_archive_is_explained(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"cut short")
-    with pytest.raises(ValueError, match="expected cifar-10-python.tar.gz .* got a file with md5"):
+    with pytest.raises(ValueError, match=r"expected cifar-10-python\.tar\.gz .* got a file with md5"):
         load("cifar10", root=tmp_path)
 
 

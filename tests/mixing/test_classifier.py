@@ -82,15 +82,19 @@ def test_scales():
     torch.testing.assert_close(MixedClassifier(G, H, 0.5).with_scales(3.0, 0.5)(images()), expected)
 
 
-def test_alpha_range_is_kept_to_the_last_bit():
-    low, high = torch.tensor([0.84, 0.99])
+@pytest.mark.parametrize("alpha_range", [(0.84, 0.99), (0.34, 0.91), (0.5, 0.5)])
+def test_alpha_range_is_kept_to_the_last_bit(alpha_range):
+    """low + (high - low) * alpha, computed as written, leaves (0.34, 0.91) in float32."""
+    low, high = torch.tensor(alpha_range)
     alpha = torch.linspace(0, 1, 1001)
-    batch = images(1).expand(1001, 3, 8, 8)
-    ranged = MixedClassifier(G, H, alpha, alpha_range=(0.84, 0.99)).mix(batch).alpha
-    torch.testing.assert_close(ranged, 0.84 + 0.15 * alpha)
+    ranged = MixedClassifier(G, H, alpha, alpha_range=alpha_range).mix(images(1).expand(1001, 3, 8, 8)).alpha
+    torch.testing.assert_close(ranged, low + (high - low) * alpha)
     assert ranged[0] == low and ranged[-1] == high and ranged.min() >= low and ranged.max() <= high
-    whole = MixedClassifier(G, H, alpha).mix(batch).alpha
-    assert torch.equal(whole, alpha)
+
+
+def test_the_whole_range_leaves_alpha_alone():
+    alpha = torch.linspace(0, 1, 1001)
+    assert torch.equal(MixedClassifier(G, H, alpha).mix(images(1).expand(1001, 3, 8, 8)).alpha, alpha)
 
 
 def test_the_gradient_reaches_images_alpha_and_bases():

@@ -1,4 +1,4 @@
-"""Smoothing a linear model, where the answer is known, and the promises: deterministic, differentiable, unguarded."""
+"""Smoothing a linear model, where the answer is known; and the promises: deterministic, differentiable."""
 
 import math
 
@@ -133,9 +133,9 @@ def test_noise_kept_from_inference_mode_serves_gradients(linear, images):
 def test_noisy_images_are_not_guarded_but_given_ones_are(linear, images):
     smooth = SmoothedClassifier(wrap(linear, shape=(3, 8, 8)), 1.0, samples=3)
     assert smooth(images).isfinite().all()
-    with pytest.raises(ValueError, match="see ads.wrap"):
+    with pytest.raises(ValueError, match=r"see ads.wrap"):
         smooth(images + 1)
-    with pytest.raises(ValueError, match="see ads.wrap"):
+    with pytest.raises(ValueError, match=r"see ads.wrap"):
         smooth.base(images + 1)
 
 

@@ -6,8 +6,11 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from adaptive_smoothing.cli import train
+from adaptive_smoothing.cli import demo, models, sweep, train
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="adaptive-smoothing",
@@ -16,12 +19,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("demo")(demo.demo)
 app.command("train")(train.train)
-
-
-@app.callback()
-def options() -> None:
-    """Common to all verbs; keeps `train` a verb while it is alone."""
+app.command("sweep")(sweep.sweep)
+app.command("models")(models.models)
 
 
 def main() -> None:
@@ -29,12 +30,21 @@ def main() -> None:
     errors = Console(stderr=True, highlight=False)
     try:
         app(standalone_mode=True)
-    except KeyboardInterrupt:
-        errors.print("[yellow]stopped[/]: the same command with --resume goes on from here")
-        sys.exit(130)
-    except (ValueError, FileNotFoundError, FileExistsError, RuntimeError, ImportError) as error:
-        errors.print(f"[red]error[/]: {error}", markup=True)
+    except SystemExit as end:
+        # typer turns Ctrl-C into this status, without a word
+        if end.code == INTERRUPTED:
+            errors.print(f"[yellow]stopped[/]: {_after_stop(sys.argv[1:2])}")
+        raise
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        # Messages hold [0, 1] and shapes, which are no markup.
+        errors.print(f"[red]error[/]: {escape(str(error))}")
         sys.exit(1)
+
+
+def _after_stop(verb: list[str]) -> str:
+    if verb == ["train"]:
+        return "the same command with --resume goes on from here"
+    return "there is no result yet"
 
 
 if __name__ == "__main__":

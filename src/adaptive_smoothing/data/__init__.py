@@ -1,17 +1,6 @@
 """Images and their labels: where they come from, how they are split, and how they are batched."""
 
-from adaptive_smoothing.data.batches import Batch, TrainingBatch, augment, batches, shuffled, steps_per_epoch
+# `batches.py` is not re-exported: its function `batches` would take the place of the module of that name.
 from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors, load
 
-__all__ = [
-    "Batch",
-    "ImageData",
-    "TrainingBatch",
-    "augment",
-    "batches",
-    "from_dataset",
-    "from_tensors",
-    "load",
-    "shuffled",
-    "steps_per_epoch",
-]
+__all__ = ["ImageData", "from_dataset", "from_tensors", "load"]

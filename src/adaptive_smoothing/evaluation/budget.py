@@ -1,10 +1,10 @@
-"""Measuring as much as a given time allows: how fast is this machine, how many images fit, when to stop."""
+"""A trade-off on as many images as a given time allows: how fast is this machine, and when to stop."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -12,15 +12,33 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import verdict_logits
-from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count
+from adaptive_smoothing.evaluation.tradeoff import ALPHAS, Tradeoff, attack_count, join, tradeoff_parts
 
 Clock = Callable[[], float]
 
-# An end-to-end attack leaves images that are wrong or fooled alone; this share of its passes remained on the pair
-# inside the package, over the alphas the demo attacks. It only shapes the first plan: the clock has the last word.
+# An end-to-end attack leaves images that are wrong or fooled alone; about this share of its passes remains on
+# the pair inside the package. It only shapes the plan: the clock has the last word.
 PASSES_LEFT = 0.6
-# A run of fewer batches stops too far from the end of its time; one of more is slowed by small batches.
+# A run of fewer batches may stop far from the end of its time; one of more is slowed by small batches.
 BATCHES = 12
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A stretch of time that begins now."""
+
+    seconds: float
+    clock: Clock = time.perf_counter
+    start: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", self.clock())
+
+    def gone(self) -> float:
+        return self.clock() - self.start
+
+    def left(self) -> float:
+        return self.seconds - self.gone()
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,7 @@ def measure_speed(
     device = next(robust.parameters()).device
     batch = next(iter(batches(data.take(min(images, len(data))), images, device=device)))
     short = replace(attack, steps=2, stop_when_fooled=False)
-    seconds = {}
+    predict = step = 0.0
     for _ in ("warm-up", "measured"):
         start = clock()
         for model in (standard, robust):
@@ -65,34 +83,77 @@ def measure_speed(
         predicted = clock()
         for model in (standard, robust):
             short(model, batch.images, batch.labels).sum().item()
-        seconds = {"predict": predicted - start, "step": (clock() - predicted) / short.steps}
-    return Speed(**{what: value / len(batch.labels) for what, value in seconds.items()})
+        predict, step = predicted - start, (clock() - predicted) / short.steps
+    return Speed(predict / len(batch.labels), step / len(batch.labels))
 
 
 def plan(seconds: float, per_image: float, available: int) -> Plan:
     """As many of the available images as fit, one at least."""
     images = max(1, min(available, int(seconds / max(per_image, 1e-9))))
-    return Plan(images, max(1, min(128, images // BATCHES)))
+    return Plan(images, max(1, images // BATCHES))
 
 
-def within(seconds: float, parts: Iterable[Tradeoff], clock: Clock = time.perf_counter) -> Iterator[Tradeoff]:
+def timed_tradeoff(
+    standard: nn.Module,
+    robust: nn.Module,
+    data: ImageData,
+    attack: PGD,
+    *,
+    deadline: Deadline,
+    batch_size: int,
+    mix_alphas: Sequence[float],
+    watch: Callable[[int, float | None], None],
+) -> tuple[Tradeoff, bool]:
+    """The trade-off of the images that fit before the deadline, one batch at least; True if Ctrl-C ended it.
+
+    `watch(images, seconds)` is called after each attack with the images done and the seconds the run will
+    still take, as far as is known.
+    """
+    began, done = deadline.gone(), 0
+
+    def tell(attacks: int = 1) -> None:
+        pace = (deadline.gone() - began) / done if done else None
+        watch(done, None if pace is None else min(deadline.left(), (len(data) - done) * pace))
+
+    def count(part: Tradeoff) -> None:
+        nonlocal done
+        done += part.images
+        tell()
+
+    parts = tradeoff_parts(
+        standard,
+        robust,
+        data,
+        attack,
+        alphas=sorted({*ALPHAS, *mix_alphas}),
+        mix_alphas=mix_alphas,
+        batch_size=batch_size,
+        progress=tell,
+    )
+    collected, interrupted = gather(within(deadline, parts), count)
+    return join(collected), interrupted
+
+
+def within(deadline: Deadline, parts: Iterable[Tradeoff]) -> Iterator[Tradeoff]:
     """The parts that fit: the first in any case, another while one as long as the last would end in time."""
-    began = last = clock()
+    last = deadline.gone()
     for part in parts:
-        now = clock()
-        took, last = now - last, now
+        took, last = deadline.gone() - last, deadline.gone()
         yield part
-        if last - began + took > seconds:
+        if took > deadline.left():
             return
 
 
-def gather(parts: Iterable[Tradeoff], each: Callable[[Tradeoff], None]) -> tuple[list[Tradeoff], bool]:
+def gather(
+    parts: Iterable[Tradeoff], each: Callable[[Tradeoff], None] | None = None
+) -> tuple[list[Tradeoff], bool]:
     """The parts that came, and whether Ctrl-C stopped them: what is measured is worth keeping."""
     done: list[Tradeoff] = []
     try:
         for part in parts:
             done.append(part)
-            each(part)
+            if each is not None:
+                each(part)
     except KeyboardInterrupt:
         if not done:
             raise

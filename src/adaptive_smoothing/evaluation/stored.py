@@ -1,7 +1,7 @@
 """Trade-offs as files: `result.json` with the figures and the facts, `rows.npz` with one entry per image.
 
-An image is right on a stretch of alphas, so a column of its outcomes over alpha is nearly constant: packed along
-alpha, 10,000 images at 101 alphas compress to a few tens of kilobytes.
+An image is right on a stretch of alphas, so its outcomes over alpha are nearly constant: packed along alpha,
+10,000 images at 101 alphas compress to about 180 kB.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def _read(folder: str | Path, name: str, reader: Any) -> Any:
     path = Path(folder) / name
     if not path.is_file():
         raise FileNotFoundError(
-            f"expected a run folder with {RESULT} and {ROWS}, found no {path}: `adaptive-smoothing sweep` writes one"
+            f"expected a run folder with {RESULT} and {ROWS}, found no {path}: "
+            "`adaptive-smoothing sweep` writes one"
         )
     return reader(path)
 

@@ -1,8 +1,8 @@
 """Accuracy against alpha for a fixed mixing weight: the paper's figure STD+ROB, and the gaps that explain it.
 
-STD and ROB attacks are made on g and on h and transferred; MIX attacks the mixture end to end. Everything but MIX
-follows exactly, for every alpha, from the probabilities of g and h on three sets of images (clean, STD, ROB),
-so it is computed once and costs nothing per alpha.
+STD and ROB attacks are made on g and on h and transferred; MIX attacks the mixture end to end. Everything but
+MIX follows exactly, for every alpha, from the probabilities of g and h on three sets of images (clean, STD,
+ROB), so it is computed once and costs nothing per alpha. MIX at alpha 0 and 1 is the attack on g and on h.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import beta
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.pgd import PGD
@@ -21,7 +22,6 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import verdict_logits
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
-from adaptive_smoothing.results import interval
 
 VIEWS = ("clean", "std", "rob")
 ALPHAS = tuple(np.linspace(0, 1, 101).round(2).tolist())
@@ -30,10 +30,10 @@ MIX_ALPHAS = (0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """Per-image outcomes: columns of `rows` are one entry an image, with a leading alpha axis where it applies.
+    """Per-image outcomes: columns of `rows`, one entry an image, with a leading alpha axis where it applies.
 
-    index, label; clean, std, rob [alpha, image]: is the mixture right; mix [mixed alpha, image]: is it right and
-    stays right under the end-to-end attack; {clean,std,rob}_{g,h}_gap: confidence of the prediction over
+    index, label; clean, std, rob [alpha, image]: is the mixture right; mix [mixed alpha, image]: is it right
+    and stays right under the end-to-end attack; {clean,std,rob}_{g,h}_gap: confidence of the prediction over
     the runner-up; {clean,std,rob}_{g,h}: is g or h right.
     """
 
@@ -51,8 +51,11 @@ class Tradeoff:
         return self.rows[curve].mean(1)
 
     def intervals(self, curve: str) -> np.ndarray:
-        """95 % Clopper-Pearson bounds, one row an alpha."""
-        return np.array([interval(int(right.sum()), self.images) for right in self.rows[curve]])
+        """95 % Clopper-Pearson bounds, one row an alpha: `results.interval` for all of them at once."""
+        right, wrong = self.rows[curve].sum(1), (~self.rows[curve]).sum(1)
+        low = np.where(right > 0, beta.ppf(0.025, np.maximum(right, 1), wrong + 1), 0.0)
+        high = np.where(wrong > 0, beta.ppf(0.975, right + 1, np.maximum(wrong, 1)), 1.0)
+        return np.stack([low, high], axis=1)
 
     def gaps(self) -> dict[str, dict[str, float | None]]:
         """The paper's tab:confidence: accuracy, and mean and median gap where the model is right and wrong.
@@ -99,9 +102,9 @@ def tradeoff(
     batch_size: int = 1000,
     progress: Callable[[int], None] | None = None,
 ) -> Tradeoff:
-    """Measure the mixture of `standard` and `robust` at every alpha, clean and under STD, ROB and MIX attacks.
+    """Measure the mixture of `standard` and `robust` at every alpha, clean and under STD, ROB, MIX attacks.
 
-    `progress` is called with 1 each time an attack on a batch is done; `attack_count` says how many there will be.
+    `progress` is called with 1 each time an attack on a batch is done; `attack_count` tells how many.
     """
     options = {"alphas": alphas, "mix_alphas": mix_alphas, "batch_size": batch_size, "progress": progress}
     return join(list(tradeoff_parts(standard, robust, data, attack, **options)))  # type: ignore[arg-type]
@@ -192,7 +195,7 @@ def _transferred(
 
 
 def _attacked(mixed: MixedClassifier, images: Tensor, labels: Tensor, attack: PGD) -> Tensor:
-    """Which images the mixture gets right and keeps right. Wrong ones are not attacked, fooled ones not again."""
+    """Which images it gets right and keeps right. Wrong ones are not attacked, fooled ones not again."""
     stands = verdict_logits(mixed, images).argmax(1) == labels
     if stands.any():
         adversarial = replace(attack, stop_when_fooled=True)(mixed, images[stands], labels[stands])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -174,7 +175,7 @@ class Trainer:
 
     def _network(self, compiled: bool) -> Any:
         """The model as the steps call it: bf16 on CUDA, compiled where asked."""
-        inner = torch.compile(self.model, dynamic=False) if compiled else self.model
+        inner = torch.compile(self.model, dynamic=False, mode=os.environ.get("CMODE") or None) if compiled else self.model
         if not self.cuda:
             return inner
 

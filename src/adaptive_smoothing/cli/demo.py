@@ -1,0 +1,189 @@
+"""`adaptive-smoothing demo`: the whole story on the models and images inside the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from torch import nn
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.cli.printing import TimeBar, say_where, screen, show
+from adaptive_smoothing.cli.train import pick_device
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.budget import Deadline, Plan, Speed, measure_speed, plan, timed_tradeoff
+from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.report import folder as run_folder
+from adaptive_smoothing.report.facts import environment, model_facts
+from adaptive_smoothing.report.story import Choice, Report, percent
+from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.tuning import CleanAccuracy, clean_accuracy
+
+STANDARD, ROBUST = "compact-standard", "compact-robust"
+STORED = Path(run_folder.__file__).parent / "stored" / "compact"
+ATTACK = PGD(Linf(8 / 255), steps=20)
+# On a CPU every attacked alpha costs images: where the curve starts to rise, and two points on its way.
+FEW_ALPHAS = (0.0, 0.5, 0.7, 0.9, 1.0)
+# Validation images only have to be predicted: this share of the time is enough for most of them.
+TUNING_SHARE = 0.15
+
+
+def demo(
+    wanted: Annotated[
+        float, typer.Option("--clean-accuracy", help="Wanted clean accuracy of the mixture: 0.9, or 90")
+    ] = 0.9,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="At most so many test images; default: what the time allows")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Time for all that is measured")] = 100,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    out: Annotated[Path, typer.Option(help="Run folder")] = Path("runs/demo"),
+) -> None:
+    """Tell the whole story on the models and images inside the package, in about two minutes."""
+    target, console = as_share(wanted), screen()
+    pair = Pair.load(pick_device(device))
+    console.print(_opening(pair), markup=False)
+    deadline = Deadline(seconds)
+    with TimeBar(console) as bar:
+        bar.say("measuring the speed", seconds)
+        speed = measure_speed(pair.standard, pair.robust, pair.test, ATTACK, images=pair.probe)
+        choice = _choose(pair, target, speed, deadline, bar)
+        live, interrupted = _measure(pair, choice, speed, deadline, bar, images)
+        bar.say(f"attacked {live.images} test images", 0)
+    if interrupted:
+        console.print("[yellow]stopped[/]: what follows is about the images done until then")
+    console.print(f"{live.images:,} images in {deadline.gone():.0f} s.")
+    facts = {"seconds": round(deadline.gone(), 1), "interrupted": interrupted, **environment(pair.device)}
+    report = _report(live, choice, facts, console)
+    show(console, report)
+    say_where(console, run_folder.write_run(out, report))
+
+
+def as_share(wanted: float) -> float:
+    """0.9 and 90 mean the same: nobody wants to be right on 1 % of the images or less."""
+    if 0 < wanted <= 1:
+        return wanted
+    if 1 < wanted <= 100:
+        return wanted / 100
+    raise ValueError(f"expected a clean accuracy such as 0.9 (or 90, in percent), got {wanted:g}")
+
+
+def attacked_alphas(chosen: float, others: tuple[float, ...]) -> list[float]:
+    """The alphas of the MIX attack: the chosen one in place of those it is as good as equal to."""
+    return sorted({chosen, *(alpha for alpha in others if alpha in (0, 1) or abs(alpha - chosen) > 0.02)})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two classifiers of the package, with images neither was trained on."""
+
+    standard: nn.Module
+    robust: nn.Module
+    val: ImageData
+    test: ImageData
+    device: str
+
+    @property
+    def probe(self) -> int:
+        """How many images show the speed: an accelerator takes as long for eight as for some hundreds."""
+        return 8 if self.device == "cpu" else 500
+
+    @classmethod
+    def load(cls, device: str) -> Pair:
+        standard, robust = (zoo.load(name, device=device) for name in (STANDARD, ROBUST))
+        val, test = (datasets.load("builtin", split) for split in ("val", "test"))
+        return cls(standard, robust, val, test, device)
+
+
+def _opening(pair: Pair) -> str:
+    g, h = (sum(weight.numel() for weight in model.parameters()) for model in (pair.standard, pair.robust))
+    return (
+        f"Two classifiers for CIFAR-10 come with this package: g ({STANDARD}, {g / 1e6:.1f} million "
+        f"weights), trained for accuracy alone, and h ({ROBUST}, {h / 1e6:.1f} million), trained against "
+        "attacks. Their mixture is (1 − α) g + α h, and α is a dial.\n"
+    )
+
+
+def _choose(pair: Pair, wanted: float, speed: Speed, deadline: Deadline, bar: TimeBar) -> Choice:
+    """The dial, set on validation images: the test images are for reporting."""
+    data = pair.val.take(plan(TUNING_SHARE * deadline.seconds, speed.predict, len(pair.val)).images)
+    parts = []
+    for start in range(0, len(data), 50):
+        bar.say(f"predicting {len(data):,} validation images", deadline.left())
+        parts.append(clean_accuracy(pair.standard, pair.robust, data.take(slice(start, start + 50))))
+    accuracy = CleanAccuracy(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("low", "high")))
+    alpha = accuracy.largest_alpha(wanted)
+    choice = Choice(wanted, alpha, accuracy(alpha), len(data))
+    bar.console.print(
+        f"For a clean accuracy of {percent(wanted)}, the largest α is {alpha:.3f}: it gives "
+        f"{percent(choice.accuracy)} on {len(data):,} validation images.\n"
+    )
+    return choice
+
+
+def _measure(
+    pair: Pair, choice: Choice, speed: Speed, deadline: Deadline, bar: TimeBar, images: int | None
+) -> tuple[Tradeoff, bool]:
+    """STD, ROB and MIX attacks on as many test images as the time allows; True when Ctrl-C ended it."""
+    mix_alphas = attacked_alphas(choice.alpha, FEW_ALPHAS if pair.device == "cpu" else MIX_ALPHAS)
+    per_image = speed.per_image(ATTACK.steps, mix_alphas)
+    data = pair.test.take(min(images or len(pair.test), len(pair.test)))
+    planned = plan(deadline.left(), per_image, len(data))
+    bar.console.print(_announcement(planned, len(data), per_image, deadline, mix_alphas))
+    expected = planned.images * per_image
+
+    def watch(done: int, rest: float | None) -> None:
+        bar.say(f"attacked {done} test images", expected if rest is None else rest)
+
+    watch(0, None)
+    return timed_tradeoff(
+        pair.standard,
+        pair.robust,
+        data,
+        ATTACK,
+        deadline=deadline,
+        batch_size=planned.batch_size if pair.device == "cpu" else pair.probe,
+        mix_alphas=mix_alphas,
+        watch=watch,
+    )
+
+
+def _announcement(
+    planned: Plan, available: int, per_image: float, deadline: Deadline, mix_alphas: list[float]
+) -> str:
+    attacked = ", ".join(f"{alpha:.3g}" for alpha in mix_alphas)
+    cost = (
+        f"{ATTACK.steps} steps of PGD on g (STD), on h (ROB) and on the mixture (MIX) at α = {attacked} take "
+        f"about {per_image:.2g} s an image on this machine: "
+    )
+    if planned.images == available:
+        return f"{cost}all {available:,} images fit into the time.\n"
+    return (
+        f"{cost}about {planned.images} of the {available:,} test images fit into the {deadline.left():.0f} s "
+        "that are left. The stored run on the full test set is drawn beside them; --seconds gives more.\n"
+    )
+
+
+def _report(live: Tradeoff, choice: Choice, facts: dict[str, Any], console: Console) -> Report:
+    """The stored run of these very models carries the numbers; without one, the live run does."""
+    models = {letter: model_facts(name) for letter, name in (("g", STANDARD), ("h", ROBUST))}
+    report = Report(live, None, choice, {"models": models, **facts})
+    if not has_tradeoff(STORED):
+        console.print("This installation holds no stored run of these models: the live run stands alone.")
+        return report
+    stored = load_facts(STORED)
+    theirs = stored.get("models", {})
+    if any(theirs.get(letter, {}).get("sha256") != model["sha256"] for letter, model in models.items()):
+        console.print(
+            "The stored run is of other weights than these and is left out: the live run stands alone."
+        )
+        return report
+    beside = {**report.facts, "stored run": stored}
+    return replace(report, main=load_tradeoff(STORED), live=live, facts=beside)

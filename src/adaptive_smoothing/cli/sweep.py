@@ -1,0 +1,122 @@
+"""`adaptive-smoothing sweep G H`: accuracy against alpha under the STD, ROB and MIX attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.cli.printing import TimeBar, say_where, screen, show
+from adaptive_smoothing.cli.train import pick_device
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.budget import Deadline, gather
+from adaptive_smoothing.evaluation.tradeoff import (
+    ALPHAS,
+    MIX_ALPHAS,
+    Tradeoff,
+    attack_count,
+    join,
+    tradeoff_parts,
+)
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.report.facts import environment, model_facts
+from adaptive_smoothing.report.folder import write_run
+from adaptive_smoothing.report.story import Report
+from adaptive_smoothing.threat import parse_number, parse_threat
+
+
+def sweep(
+    standard: Annotated[str, typer.Argument(metavar="G", help="The accurate model: see `models`, or a path")],
+    robust: Annotated[str, typer.Argument(metavar="H", help="The robust model")],
+    data: Annotated[str, typer.Option(help="builtin, cifar10, cifar100, or a path")] = "builtin",
+    split: Annotated[str, typer.Option(help="test, val, or all for images that were never split")] = "test",
+    images: Annotated[int | None, typer.Option(min=1, help="The first so many images; default all")] = None,
+    threat: Annotated[str, typer.Option(help="Linf:8/255, L2:0.5, ...")] = "Linf:8/255",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of PGD")] = 20,
+    alphas: Annotated[
+        str | None, typer.Option(help="Where the mixture is attacked, for example 0,0.5,0.9,1")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/sweep-G-H")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Default 1000; on a CPU 50")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
+) -> None:
+    """Measure the mixture of two models at every alpha, clean and under three attacks."""
+    attack, mix_alphas, where = (
+        PGD(parse_threat(threat), steps=steps),
+        parse_alphas(alphas),
+        pick_device(device),
+    )
+    g, h = (zoo.load(name, device=where) for name in (standard, robust))
+    everything = datasets.load(data, split, root=data_root, download=download)
+    chosen = everything.take(min(images or len(everything), len(everything)))
+    size = batch_size or (50 if where == "cpu" else 1000)
+    console, clock = screen(), Deadline(float("inf"))
+    with TimeBar(console) as bar:
+        watch = AttackCount(bar, clock, attack_count(len(chosen), size, mix_alphas))
+        parts = tradeoff_parts(
+            g,
+            h,
+            chosen,
+            attack,
+            alphas=sorted({*ALPHAS, *mix_alphas}),
+            mix_alphas=mix_alphas,
+            batch_size=size,
+            progress=watch,
+        )
+        run, interrupted = _collect(parts, console)
+    facts = {
+        "models": {"g": model_facts(standard), "h": model_facts(robust)},
+        "seconds": round(clock.gone(), 1),
+        "interrupted": interrupted,
+        "batch_size": size,
+        **environment(where),
+    }
+    report = Report(run, facts=facts)
+    show(console, report)
+    folder = out or Path("runs") / f"sweep-{_short(standard)}-{_short(robust)}"
+    say_where(console, write_run(folder, report, f"Mixing {standard} and {robust}"))
+
+
+class AttackCount:
+    """Moves the bar after each attack on a batch."""
+
+    def __init__(self, bar: TimeBar, clock: Deadline, total: int) -> None:
+        self.bar, self.clock, self.total, self.done = bar, clock, total, 0
+        bar.say(f"{total} attacks on batches", None)
+
+    def __call__(self, attacks: int) -> None:
+        self.done += attacks
+        rest = self.clock.gone() / self.done * (self.total - self.done)
+        self.bar.say(f"{self.done} of {self.total} attacks on batches", rest)
+
+
+def parse_alphas(text: str | None) -> list[float]:
+    """`0,0.5,0.9,1` -> alphas, sorted, each once."""
+    if text is None:
+        return list(MIX_ALPHAS)
+    try:
+        found = sorted({parse_number(part) for part in text.split(",")})
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected alphas such as 0,0.5,0.9,1, got {text!r}") from error
+    if not 0 <= found[0] <= found[-1] <= 1:
+        raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
+    return found
+
+
+def _collect(parts: Iterable[Tradeoff], console: Console) -> tuple[Tradeoff, bool]:
+    collected, interrupted = gather(parts)
+    run = join(collected)
+    if interrupted:
+        console.print(f"[yellow]stopped[/]: the result is about the {run.images:,} images done until then")
+    return run, interrupted
+
+
+def _short(name: str) -> str:
+    """A model's name or path as part of a folder's name."""
+    return Path(name.partition("?")[0].replace(":", "-")).stem

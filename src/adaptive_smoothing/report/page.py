@@ -1,0 +1,126 @@
+"""One self-contained HTML page: the story, the figures, the tables, how it was made."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from adaptive_smoothing.report.figures import side_by_side, svg
+from adaptive_smoothing.report.panels import Panel, curves_panel, frontier_panel, gap_panel
+from adaptive_smoothing.report.story import Report, Share, alone, at, percent, sentences, threat_words
+from adaptive_smoothing.report.style import DARK, LIGHT, Style
+from adaptive_smoothing.report.tables import Table, tables
+from adaptive_smoothing.results import atomic
+
+TITLE = "One classifier out of two: accurate and robust"
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def write_page(path: str | Path, report: Report, title: str = TITLE) -> Path:
+    """Write the page of `report` to `path`, whole or not at all."""
+    with atomic(path) as partial:
+        partial.write_text(page(report, title), encoding="utf-8")
+    return Path(path)
+
+
+def page(report: Report, title: str = TITLE) -> str:
+    """The page as text."""
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=escape(title),
+        subtitle=escape(_subtitle(report)),
+        tiles="\n".join(_tiles(report)),
+        story="\n".join(f"<p>{escape(text)}</p>" for text in sentences(report)),
+        figures="\n".join(_figures(report)),
+        tables="\n".join(_table(table) for table in tables(report)),
+        facts=_facts({"settings": report.main.settings, **report.facts}),
+    )
+
+
+def _subtitle(report: Report) -> str:
+    settings = report.main.settings
+    return f"{settings['data']}, {report.main.images:,} images. The attacker may {threat_words(settings)}."
+
+
+def _tiles(report: Report) -> list[str]:
+    found = [("g, standard", *alone(report.main, "g")), ("h, robust", *alone(report.main, "h"))]
+    if report.alpha is not None:
+        mixture = at(report.main, "clean", report.alpha), at(report.main, "mix", report.alpha)
+        found.insert(1, (f"mixture, α = {report.alpha:.3f}", *mixture))
+    return [_tile(name, clean, attacked, name.startswith("mixture")) for name, clean, attacked in found]
+
+
+def _tile(name: str, clean: Share, attacked: Share, ours: bool) -> str:
+    return (
+        f'<div class="tile{" ours" if ours else ""}"><h2>{escape(name)}</h2>'
+        f"<dl><dt>clean</dt><dd>{percent(clean.value)}</dd>"
+        f"<dt>under attack</dt><dd>{percent(attacked.value)}</dd></dl></div>"
+    )
+
+
+def _figures(report: Report) -> list[str]:
+    """Each panel by itself, so that a narrow screen can put one below the other."""
+    main, alpha = report.main, report.alpha
+    panels: dict[str, Callable[[Style], Panel]] = {
+        "Accuracy against the mixing weight α: clean, and under the STD, ROB and MIX attacks": (
+            lambda style: curves_panel(main, report.live, alpha, style)
+        ),
+        "Clean accuracy against accuracy under the MIX attack, for α from 0 to 1": (
+            lambda style: frontier_panel(main, alpha, style, paper=like_the_paper(main.settings))
+        ),
+        "How sure h is: right answers under attack, and wrong answers on clean images": (
+            lambda style: gap_panel(main, "h", alpha, style)
+        ),
+        "How sure g is: right answers on clean images, and wrong answers under attack": (
+            lambda style: gap_panel(main, "g", None, style)
+        ),
+    }
+    return [_figure(caption, panel) for caption, panel in panels.items()]
+
+
+def like_the_paper(settings: dict[str, Any]) -> bool:
+    """Whether the paper's own models belong in the same figure: CIFAR-10 at Linf 8/255."""
+    same_images = settings["data"].split("/")[0] in ("builtin", "cifar10")
+    return same_images and settings["norm"] == "Linf" and abs(settings["eps"] - 8 / 255) < 1e-6
+
+
+def _figure(caption: str, panel: Callable[[Style], Panel]) -> str:
+    light, dark = (_data_address(svg(side_by_side([panel(style)], style))) for style in (LIGHT, DARK))
+    return (
+        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img src="{light}" alt="{escape(caption)}" loading="lazy"></picture>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _data_address(drawing: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(drawing.encode()).decode()
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    body = "\n".join(_row(row) for row in table.rows)
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<section><h2>{escape(table.title)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{body}\n</tbody></table></div>{note}</section>"
+    )
+
+
+def _row(row: tuple[str, ...]) -> str:
+    figures = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+    chosen = ' class="chosen"' if "chosen" in row[0] or row[0].startswith("mixture") else ""
+    return f'<tr{chosen}><th scope="row">{escape(row[0])}</th>{figures}</tr>'
+
+
+def _facts(facts: dict[str, Any], prefix: str = "") -> str:
+    rows = []
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            rows.append(_facts(value, f"{prefix}{key}: "))
+        else:
+            rows.append(f"<dt>{escape(prefix + str(key))}</dt><dd>{escape(str(value))}</dd>")
+    return "\n".join(rows)

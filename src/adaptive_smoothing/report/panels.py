@@ -1,0 +1,205 @@
+"""What the figures are made of: each function returns a panel, which draws itself onto axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
+from adaptive_smoothing.report.style import LIGHT, Style
+from adaptive_smoothing.results import interval
+
+Panel = Callable[[Axes], None]
+
+CURVES = {
+    "clean": ("clean images", "-"),
+    "rob": ("ROB: attack made on h", "-."),
+    "std": ("STD: attack made on g", "--"),
+    "mix": ("MIX: attack on the mixture", "o-"),
+}
+# Clean and PGD-20 accuracy of the paper's ResNet-18 pair, from its table tab:confidence.
+PAPER = {"g": (0.9528, 0.0010), "h": (0.8353, 0.4417)}
+
+
+def curves_panel(
+    stored: Tradeoff, live: Tradeoff | None = None, chosen_alpha: float | None = None, style: Style = LIGHT
+) -> Panel:
+    """Accuracy against alpha: clean and under the three attacks; `live` as points with 95 % intervals."""
+
+    def draw(axes: Axes) -> None:
+        for curve, (label, line) in CURVES.items():
+            alphas = stored.mix_alphas if curve == "mix" else stored.alphas
+            color = getattr(style, curve)
+            axes.plot(alphas, stored.accuracy(curve), line, color=color, label=label, markersize=3.5)
+            if live is not None:
+                _points(axes, live, curve, color)
+        _chosen_line(axes, chosen_alpha, style)
+        axes.set_xticks(np.linspace(0, 1, 6), ["0\ng alone", "0.2", "0.4", "0.6", "0.8", "1\nh alone"])
+        axes.set_yticks(np.linspace(0, 1, 6))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set(xlim=(-0.03, 1.03), ylim=(-0.02, 1.08))
+        axes.set(xlabel="mixing weight α", ylabel="accuracy", title=_count(stored, live))
+        _legend_below(axes)
+
+    return draw
+
+
+def frontier_panel(
+    tradeoff: Tradeoff, chosen_alpha: float | None = None, style: Style = LIGHT, *, paper: bool = True
+) -> Panel:
+    """Clean accuracy against accuracy under MIX: what a step of alpha costs, and what it buys."""
+
+    def draw(axes: Axes) -> None:
+        clean, mix = _frontier(tradeoff)
+        axes.plot(clean, mix, "o-", color=style.mix, markersize=4, label="the mixture, α from 0 to 1")
+        # Whoever tosses a coin between g and h gets this; a mixture has to be above it to be of use.
+        coin = {"color": style.faint, "linewidth": 1.2, "label": "g or h by a coin"}
+        axes.plot(*_ends(tradeoff), ":", **coin)  # type: ignore[arg-type]
+        if chosen_alpha is not None:
+            _chosen_star(axes, tradeoff, chosen_alpha, style)
+        _alpha_labels(axes, tradeoff)
+        if paper:
+            _paper_points(axes, style)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.margins(0.12)
+        axes.set_ylim(bottom=-0.02)
+        axes.set(xlabel="clean accuracy", ylabel="accuracy under MIX", title="What robustness costs")
+        _legend_below(axes)
+
+    return draw
+
+
+def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style: Style = LIGHT) -> Panel:
+    """Histogram of the confidence gap of h or g where it is right and wrong, clean or under its own attack.
+
+    With `alpha`, a line at (1 - alpha) / alpha: above it, nothing g says can overrule h in the mixture.
+    """
+    groups = {
+        "h": {"right under attack": ("rob_h", True), "wrong on clean images": ("clean_h", False)},
+        "g": {"right on clean images": ("clean_g", True), "wrong under attack": ("std_g", False)},
+    }[model]
+    title = {"h": "h, the robust classifier", "g": "g, the standard classifier"}[model]
+
+    def draw(axes: Axes) -> None:
+        looks = ((style.clean, ""), (style.mix, "///"))
+        for (label, (key, right)), (color, hatch) in zip(groups.items(), looks, strict=True):
+            gaps = tradeoff.rows[f"{key}_gap"][tradeoff.rows[key] == right]
+            _histogram(axes, gaps, label, color, hatch)
+        axes.set_xlim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        if alpha is not None and alpha >= 0.5:
+            axes.set_ylim(top=1.25 * axes.get_ylim()[1])
+            _overrule_line(axes, alpha, style)
+        axes.set(
+            xlabel="confidence gap: first class over second", ylabel="share of these images", title=title
+        )
+        _legend_below(axes, columns=1)
+
+    return draw
+
+
+def _legend_below(axes: Axes, columns: int = 2) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)
+
+
+def _count(stored: Tradeoff, live: Tradeoff | None) -> str:
+    if live is None:
+        return f"Accuracy on {stored.images:,} images"
+    return f"Lines: {stored.images:,} images, stored. Points: {live.images:,}, live"
+
+
+def _points(axes: Axes, live: Tradeoff, curve: str, color: str) -> None:
+    """The live run at the alphas of its MIX attack: at all 101 it would hide the lines."""
+    alphas = live.mix_alphas if curve == "mix" else live.alphas
+    keep = [int(np.abs(alphas - alpha).argmin()) for alpha in live.mix_alphas]
+    right = live.rows[curve][keep]
+    accuracy = right.mean(1)
+    bounds = np.array([interval(int(row.sum()), live.images) for row in right])
+    # Side by side, so that intervals of curves that meet can be told apart.
+    shift = {"clean": -0.009, "rob": -0.003, "std": 0.003, "mix": 0.009}[curve]
+    below_above = np.stack([accuracy - bounds[:, 0], bounds[:, 1] - accuracy]).clip(0)
+    look = {"fmt": "s", "color": color, "markersize": 4.5, "elinewidth": 1.1, "capsize": 2}
+    axes.errorbar(alphas[keep] + shift, accuracy, yerr=below_above, **look)  # type: ignore[arg-type]
+
+
+def _chosen_line(axes: Axes, alpha: float | None, style: Style) -> None:
+    if alpha is None:
+        return
+    axes.axvline(alpha, color=style.ink, linewidth=1.2, linestyle=":")
+    # Above the curves, and inside the panel whatever alpha is.
+    side = "left" if alpha < 0.3 else "right"
+    axes.text(alpha, 1.075, f" chosen α = {alpha:.3f} ", ha=side, va="top", fontsize=9)
+
+
+def _chosen_star(axes: Axes, tradeoff: Tradeoff, alpha: float, style: Style) -> None:
+    clean, mix = (np.interp(alpha, tradeoff.mix_alphas, values) for values in _frontier(tradeoff))
+    label = f"chosen, α = {alpha:.3f}"
+    look = {"color": style.clean, "markersize": 15, "markeredgecolor": style.paper, "linestyle": ""}
+    axes.plot(clean, mix, marker="*", label=label, zorder=5, **look)  # type: ignore[arg-type]
+
+
+def _frontier(tradeoff: Tradeoff) -> tuple[np.ndarray, np.ndarray]:
+    """Clean and MIX accuracy at the alphas where the MIX attack was made."""
+    clean = np.interp(tradeoff.mix_alphas, tradeoff.alphas, tradeoff.accuracy("clean"))
+    return clean, tradeoff.accuracy("mix")
+
+
+def _ends(tradeoff: Tradeoff) -> tuple[list[float], list[float]]:
+    """Clean accuracies of g and h, and their accuracies under the attacks made on them."""
+    rows = tradeoff.rows
+    attacked = rows["clean_g"] & rows["std_g"], rows["clean_h"] & rows["rob_h"]
+    return [rows["clean_g"].mean(), rows["clean_h"].mean()], [right.mean() for right in attacked]
+
+
+def _alpha_labels(axes: Axes, tradeoff: Tradeoff) -> None:
+    """Alphas beside some points, those that are far enough from each other to be read.
+
+    Below 0.5 the mixture is hardly more robust than g: its points lie on the axis, one beside the other.
+    """
+    clean, mix = _frontier(tradeoff)
+    width, height = np.ptp(clean) or 1, np.ptp(mix) or 1
+    taken: list[tuple[float, float]] = []
+    for alpha, x, y in sorted(zip(tradeoff.mix_alphas, clean, mix, strict=True), key=_importance):
+        place = (x - clean.min()) / width, (y - mix.min()) / height
+        free = all(abs(place[0] - a) > 0.16 or abs(place[1] - b) > 0.09 for a, b in taken)
+        if free and not 0 < alpha < 0.5:
+            taken.append(place)
+            name = {0: "g, α = 0", 1: "h, α = 1"}.get(alpha, f"{alpha:.2g}")
+            axes.annotate(name, (x, y), (7, 3), textcoords="offset points", va="bottom", fontsize=9)
+
+
+def _importance(point: tuple[float, float, float]) -> tuple[bool, float]:
+    """The ends first, then round numbers."""
+    alpha = point[0]
+    return alpha not in (0, 1), round(alpha * 10 % 1, 6)
+
+
+def _paper_points(axes: Axes, style: Style) -> None:
+    for (model, point), marker in zip(PAPER.items(), ("^", "v"), strict=True):
+        look = {"color": style.faint, "markerfacecolor": "none", "markersize": 7, "linestyle": ""}
+        axes.plot(*point, marker=marker, label=f"the paper's {model}, ResNet-18", **look)  # type: ignore[arg-type]
+
+
+def _histogram(axes: Axes, gaps: np.ndarray, label: str, color: str, hatch: str) -> None:
+    if not len(gaps):
+        axes.plot([], [], color=color, label=f"{label}: no image")
+        return
+    middle = float(np.median(gaps))
+    look = {"histtype": "stepfilled", "facecolor": color + "40", "edgecolor": color, "linewidth": 1.5}
+    name = f"{label}: {len(gaps):,} images, median {middle:.2f}"
+    share = np.full(len(gaps), 1 / len(gaps))
+    axes.hist(gaps, np.linspace(0, 1, 21), weights=share, hatch=hatch, label=name, **look)  # type: ignore[arg-type]
+    axes.axvline(middle, ymax=0.78, color=color, linewidth=1.4, linestyle="--")
+
+
+def _overrule_line(axes: Axes, alpha: float, style: Style) -> None:
+    gap = (1 - alpha) / alpha
+    axes.axvline(gap, color=style.ink, linewidth=1.2, linestyle=":")
+    side, shift = ("left", 0.012) if gap < 0.55 else ("right", -0.012)
+    text = f"right of this line, g cannot\noverrule h at α = {alpha:.3f}"
+    axes.text(gap + shift, 0.98, text, transform=axes.get_xaxis_transform(), ha=side, va="top", fontsize=9)

@@ -1,0 +1,178 @@
+"""A finished measurement, and what it says in sentences. Every number comes out of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
+from adaptive_smoothing.results import interval
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An alpha chosen on validation images for a wanted clean accuracy, and the accuracy it has there."""
+
+    wanted: float
+    alpha: float
+    accuracy: float
+    images: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A measurement to report: `main` carries the numbers; `live` is a smaller run made just now."""
+
+    main: Tradeoff
+    live: Tradeoff | None = None
+    choice: Choice | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def alpha(self) -> float | None:
+        return self.choice.alpha if self.choice else None
+
+
+@dataclass(frozen=True)
+class Share:
+    """An accuracy with its 95 % bounds; without bounds where it lies between two measured alphas."""
+
+    value: float
+    bounds: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        if self.bounds is None:
+            return f"≈ {percent(self.value)}"
+        low, high = self.bounds
+        return f"{percent(self.value)} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def share(right: np.ndarray) -> Share:
+    return Share(float(right.mean()), interval(int(right.sum()), len(right)))
+
+
+def at(tradeoff: Tradeoff, curve: str, alpha: float) -> Share:
+    """Accuracy of a curve at alpha: as measured there, or on the line between its neighbours."""
+    alphas = tradeoff.mix_alphas if curve == "mix" else tradeoff.alphas
+    nearest = int(np.abs(alphas - alpha).argmin())
+    if abs(alphas[nearest] - alpha) < 1e-6:
+        return share(tradeoff.rows[curve][nearest])
+    return Share(float(np.interp(alpha, alphas, tradeoff.accuracy(curve))))
+
+
+def alone(tradeoff: Tradeoff, model: str) -> tuple[Share, Share]:
+    """Clean accuracy of g or h by itself, and its accuracy under the attack made on it."""
+    clean = tradeoff.rows[f"clean_{model}"]
+    return share(clean), share(clean & tradeoff.rows["std_g" if model == "g" else "rob_h"])
+
+
+def threat_words(settings: dict[str, Any]) -> str:
+    """What the attacker may do, for a reader who has never seen a norm."""
+    eps = settings["eps"]
+    level = Fraction(eps * 255).limit_denominator(100)
+    radius = (
+        f"{level}/255" if abs(level / 255 - Fraction(eps)) < 1e-7 and level.denominator == 1 else f"{eps:g}"
+    )
+    if settings["norm"] == "Linf":
+        return f"change every pixel by up to {radius}"
+    return f"change the image by a vector of {settings['norm']} length up to {radius}"
+
+
+def sentences(report: Report) -> Iterator[str]:
+    """The story, one paragraph at a time."""
+    yield _the_pair(report.main)
+    if report.choice is not None:
+        yield _the_mixture(report.main, report.choice)
+        yield _the_attacks(report.main, report.choice.alpha)
+    yield _the_reason(report.main, report.alpha)
+    if report.live is not None:
+        yield _the_live_run(report.main, report.live, report.alpha)
+
+
+def _the_pair(run: Tradeoff) -> str:
+    (g_clean, g_attacked), (h_clean, h_attacked) = alone(run, "g"), alone(run, "h")
+    return (
+        f"On {run.images:,} test images, g, the standard classifier, is right on {percent(g_clean.value)}. "
+        f"Against an attacker who may {threat_words(run.settings)} (PGD, {run.settings['steps']} steps), it "
+        f"is right on {percent(g_attacked.value)}. h, the robust classifier, is right on "
+        f"{percent(h_clean.value)}, and on {percent(h_attacked.value)} under the same attack."
+    )
+
+
+def _the_mixture(run: Tradeoff, choice: Choice) -> str:
+    clean, mix = at(run, "clean", choice.alpha).value, at(run, "mix", choice.alpha).value
+    h_clean, h_attacked = (part.value for part in alone(run, "h"))
+    kept = f"{percent(mix / h_attacked)} of h's robustness" if h_attacked else "no robustness, as h has none"
+    return (
+        f"The mixture (1 − α) g + α h of their probabilities needs no training. α = {choice.alpha:.3f} is "
+        f"the largest weight of h that reaches the wanted clean accuracy of {percent(choice.wanted)} on "
+        f"{choice.images:,} validation images ({percent(choice.accuracy)}). On the test images it is right "
+        f"on {percent(clean)}, and on {percent(mix)} under an attack on the mixture itself, with all its "
+        f"gradients. That is {kept}, with {_points(clean - h_clean)} clean accuracy than h."
+    )
+
+
+def _points(difference: float) -> str:
+    return f"{100 * abs(difference):.1f} points {'more' if difference >= 0 else 'less'}"
+
+
+def _the_attacks(run: Tradeoff, alpha: float) -> str:
+    left = {curve: at(run, curve, alpha).value for curve in ("std", "rob", "mix")}
+    words = (
+        f"Attacks made on g alone (STD) leave {percent(left['std'])} at this α, those made on h alone (ROB) "
+        f"{percent(left['rob'])}, the attack on the mixture (MIX) {percent(left['mix'])}. "
+    )
+    if left["mix"] <= min(left["std"], left["rob"]):
+        return words + "MIX is the strongest of them, which speaks against hidden gradients."
+    return words + "MIX is not the strongest here: take the lowest of the three as the robustness at this α."
+
+
+def _the_reason(run: Tradeoff, alpha: float | None) -> str:
+    gaps = run.gaps()
+    right, wrong = gaps["h pgd"]["right_median"], gaps["h clean"]["wrong_median"]
+    if right is None or wrong is None:
+        return "These images cannot tell why: h is never right under attack on them, or never wrong without."
+    sure = gaps["g clean"]["right_median"] or 0.0
+    words = (
+        "Why: what counts is how sure h is, the gap between its first and its second class. The median is "
+        f"{right:.2f} where h is right under attack, and {wrong:.2f} where it is wrong on a clean image. "
+        f"There g, with a median of {sure:.2f} where it is right, can correct it."
+    )
+    if alpha is None or not 0.5 <= alpha < 1:
+        return words
+    line = (1 - alpha) / alpha
+    safe, stubborn = _beyond(run, "rob_h", True, line), _beyond(run, "clean_h", False, line)
+    return (
+        f"{words} At α = {alpha:.3f} nothing g says can overrule a gap above (1 − α) / α = {line:.2f}: "
+        f"{safe} of h's right answers under attack have one, and {stubborn} of its wrong answers on clean "
+        "images."
+    )
+
+
+def _beyond(run: Tradeoff, key: str, right: bool, line: float) -> str:
+    gaps = run.rows[f"{key}_gap"][run.rows[key] == right]
+    return percent(float((gaps > line).mean())) if len(gaps) else "none"
+
+
+def _the_live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
+    words = (
+        f"The points in the figure are a run made just now on {live.images:,} images; the lines are the "
+        f"stored run of the same models on {run.images:,}."
+    )
+    if alpha is None:
+        return words
+    now = at(live, "mix", alpha)
+    if now.bounds is None:
+        return words
+    stored = at(run, "mix", alpha).value
+    inside = now.bounds[0] <= stored <= now.bounds[1]
+    verdict = "holds" if inside else "does not hold, as happens to one interval in twenty,"
+    return f"{words} Under MIX it gave {now}; that 95 % interval {verdict} the stored {percent(stored)}."

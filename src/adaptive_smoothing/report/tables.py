@@ -1,0 +1,154 @@
+"""The tables of a trade-off, once, for the terminal, Markdown and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import rich.box
+import rich.table
+
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
+from adaptive_smoothing.report.story import Choice, Report, Share, alone, at, percent
+
+# Table tab:confidence of the paper: accuracy, mean gap where right, mean gap where wrong.
+PAPER_GAPS = {
+    "g clean": (0.9528, 0.982, 0.698),
+    "g pgd": (0.0010, 0.602, 0.998),
+    "h clean": (0.8353, 0.854, 0.434),
+    "h pgd": (0.4417, 0.768, 0.635),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns; the first column names the row, the others hold figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def tables(report: Report) -> list[Table]:
+    """Everything a report shows, in order."""
+    found = [models_table(report.main, report.alpha)]
+    if report.choice is not None:
+        found.append(cost_table(report.main, report.choice))
+    found += [gap_table(report.main), alpha_table(report.main, report.alpha)]
+    if report.live is not None:
+        found.append(alpha_table(report.live, report.alpha, name="The live run"))
+    return found
+
+
+def models_table(run: Tradeoff, alpha: float | None = None) -> Table:
+    """Clean and attacked accuracy of g, of h, and of their mixture."""
+    rows = [_cells("g, standard", *alone(run, "g")), _cells("h, robust", *alone(run, "h"))]
+    if alpha is not None:
+        mixture = at(run, "clean", alpha), at(run, "mix", alpha)
+        rows.append(_cells(f"mixture, α = {alpha:.3f}", *mixture))
+    note = "Each under the attack made on it; 95 % Clopper-Pearson intervals."
+    if alpha is not None and any(part.bounds is None for part in mixture):
+        note += " ≈: on the line between two measured α."
+    return Table(f"Accuracy on {run.images:,} images", ("", "clean", _attack(run)), tuple(rows), note)
+
+
+def gap_table(run: Tradeoff) -> Table:
+    """The paper's tab:confidence, with medians beside the means."""
+    names = {
+        "g clean": "g, clean",
+        "g pgd": f"g, {_attack(run)}",
+        "h clean": "h, clean",
+        "h pgd": f"h, {_attack(run)}",
+    }
+    rows = []
+    for key, cell in run.gaps().items():
+        figures = (cell[f"{kind}_{what}"] for kind in ("right", "wrong") for what in ("mean", "median"))
+        accuracy = cell["accuracy"]
+        rows.append((names[key], percent(accuracy or 0.0), *map(_gap, figures)))
+    columns = ("", "accuracy", "right: mean gap", "median", "wrong: mean gap", "median")
+    paper = PAPER_GAPS["h pgd"][1], PAPER_GAPS["h clean"][2]
+    note = (
+        "Gap: probability of the first class minus that of the second. The mixture lives on h being surer "
+        "when right under attack than when wrong on clean images "
+        f"(the paper's h: {paper[0]} and {paper[1]} on average)."
+    )
+    return Table("Confidence gaps", columns, tuple(rows), note)
+
+
+def alpha_table(run: Tradeoff, alpha: float | None = None, *, name: str = "Accuracy against α") -> Table:
+    """Accuracy at some alphas, clean and under the three attacks."""
+    shown = {
+        float(a) for a in run.mix_alphas if len(run.mix_alphas) < 9 or abs(a * 10 - round(a * 10)) < 1e-9
+    }
+    if alpha is not None:
+        shown.add(alpha)
+    rows = [
+        (
+            _alpha_name(a, alpha),
+            *(_short(at(run, c, a)) for c in ("clean", "std", "rob")),
+            str(at(run, "mix", a)),
+        )
+        for a in sorted(shown)
+    ]
+    columns = ("α", "clean", "STD", "ROB", "MIX")
+    note = "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself."
+    return Table(f"{name}: {run.images:,} images", columns, tuple(rows), note)
+
+
+def cost_table(run: Tradeoff, choice: Choice) -> Table:
+    """What the chosen alpha gives, and what it costs against g and against h."""
+    clean, mix = at(run, "clean", choice.alpha), at(run, "mix", choice.alpha)
+    rows = [
+        (f"wanted, on {choice.images:,} validation images", percent(choice.wanted), ""),
+        ("reached there", percent(choice.accuracy), ""),
+        (f"on {run.images:,} test images", percent(clean.value), percent(mix.value)),
+    ]
+    for name, model in (("against g", "g"), ("against h", "h")):
+        other_clean, other_mix = alone(run, model)
+        rows.append((name, _points(clean.value - other_clean.value), _points(mix.value - other_mix.value)))
+    columns = ("", "clean", f"{_attack(run)} on the mixture")
+    return Table(f"The chosen α = {choice.alpha:.3f}, and what it costs", columns, tuple(rows), "")
+
+
+def rich_table(table: Table) -> rich.table.Table:
+    drawn = rich.table.Table(
+        title=table.title, caption=table.note or None, box=rich.box.SIMPLE_HEAD, title_justify="left",
+        caption_justify="left", title_style="bold",
+    )  # fmt: skip
+    for position, column in enumerate(table.columns):
+        drawn.add_column(column, justify="right" if position else "left", no_wrap=position == 0)
+    for row in table.rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+def markdown(table: Table) -> str:
+    ruler = ("---", *["---:"] * (len(table.columns) - 1))
+    lines = [f"| {' | '.join(row)} |" for row in (table.columns, ruler, *table.rows)]
+    return "\n".join([f"**{table.title}**", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
+
+
+def _cells(name: str, clean: Share, attacked: Share) -> tuple[str, str, str]:
+    return name, str(clean), str(attacked)
+
+
+def _attack(run: Tradeoff) -> str:
+    return f"PGD-{run.settings['steps']}"
+
+
+def _gap(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _short(part: Share) -> str:
+    return percent(part.value) if part.bounds else str(part)
+
+
+def _alpha_name(alpha: float, chosen: float | None) -> str:
+    if chosen is not None and abs(alpha - chosen) < 1e-9:
+        return f"{alpha:.3f} (chosen)"
+    return {0.0: "0 (g alone)", 1.0: "1 (h alone)"}.get(alpha, f"{alpha:g}")
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f} points".replace("-", "−")

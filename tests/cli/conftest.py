@@ -1,0 +1,65 @@
+"""A package with tiny, untrained models, and labels that are what they say: so both are often right."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptive_smoothing.cli import demo, sweep
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData, from_tensors
+from adaptive_smoothing.evaluation.stored import save_tradeoff
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.report.story import Report
+
+OPTIONS = {"depth": 10, "width": 0.25}
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    for seed, name in enumerate((demo.STANDARD, demo.ROBUST)):
+        torch.manual_seed(seed)
+        model = build("wide_resnet", **OPTIONS).eval()
+        with torch.no_grad():
+            model.head.weight.mul_(30)  # confident enough to be worth mixing
+        figures = {"test": {"clean": 0.9312, "pgd20": 0.5 * seed}}
+        zoo.save(model, folder, name, {"arch": "wide_resnet", "options": OPTIONS, "figures": figures})
+    return folder
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures and the page take seconds to draw, and tests/report looks at them."""
+
+    def write(folder: str | Path, report: Report, title: str = "") -> Path:
+        choice = {"choice": asdict(report.choice)} if report.choice else {}
+        save_tradeoff(folder, report.live or report.main, {**choice, **report.facts})
+        return Path(folder) / "page.html"
+
+    monkeypatch.setattr(demo.run_folder, "write_run", write)
+    monkeypatch.setattr(sweep, "write_run", write)
+
+
+@pytest.fixture
+def package(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ImageData]:
+    """Puts the tiny models and images in the place of the package's own; runs land in an empty folder."""
+    monkeypatch.setattr(zoo, "BUILTIN", weights)
+    monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
+    monkeypatch.setattr(demo, "STORED", tmp_path / "stored")
+    pixels = torch.randint(
+        256, (24, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    with torch.no_grad():
+        says = [zoo.load(name)(pixels / 255).argmax(1) for name in (demo.STANDARD, demo.ROBUST)]
+    labels = torch.where(torch.arange(24) % 3 == 0, says[1], says[0])
+
+    def load(name: str, split: str = "test", **options: object) -> ImageData:
+        return from_tensors(pixels, labels, name=f"{name}/{split}", classes=[str(i) for i in range(10)])
+
+    monkeypatch.setattr(datasets, "load", load)
+    monkeypatch.chdir(tmp_path)
+    return load

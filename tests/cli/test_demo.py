@@ -1,0 +1,174 @@
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.cli import demo
+from adaptive_smoothing.cli.main import app, main
+from adaptive_smoothing.evaluation.budget import Deadline
+from adaptive_smoothing.evaluation.stored import load_tradeoff, save_tradeoff
+from adaptive_smoothing.report.facts import model_facts
+
+pytestmark = pytest.mark.usefixtures("package")
+
+
+@pytest.fixture(autouse=True)
+def short_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "ATTACK", replace(demo.ATTACK, steps=2))
+
+
+def tell(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["demo", "--device", "cpu", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    # The terminal of a test is narrow; where lines break is not what is tested.
+    return " ".join(result.output.split())
+
+
+def test_the_whole_story(tmp_path: Path) -> None:
+    said = tell("--clean-accuracy", "0.5", "--seconds", "60", "--images", "6")
+    result = json.loads((tmp_path / "runs/demo/result.json").read_text())
+    choice = result["facts"]["choice"]
+    assert result["images"] == 6 and "all 6 images fit" in said
+    assert choice["accuracy"] >= choice["wanted"] == 0.5 and choice["images"] == 24
+    assert f"the largest α is {choice['alpha']:.3f}" in said
+    live = load_tradeoff("runs/demo")
+    assert choice["alpha"] in live.mix_alphas and np.isin(live.mix_alphas, live.alphas).all()
+    assert "no stored run" in said and "page.html" in said
+    assert (tmp_path / "runs/demo/page.html").stat().st_size > 50_000
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_percent_and_share_mean_the_same(tmp_path: Path) -> None:
+    alphas = []
+    for number, wanted in enumerate(("0.5", "50")):
+        tell("--clean-accuracy", wanted, "--images", "2", "--out", f"{number}")
+        alphas.append(
+            json.loads((tmp_path / f"{number}/result.json").read_text())["facts"]["choice"]["alpha"]
+        )
+    assert alphas[0] == alphas[1]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_stored_run_is_drawn_beside_the_live_one() -> None:
+    tell("--clean-accuracy", "0.5", "--images", "8", "--out", "first")
+    models = {"g": model_facts(demo.STANDARD), "h": model_facts(demo.ROBUST)}
+    save_tradeoff(demo.STORED, load_tradeoff("first"), {"models": models})
+    said = tell("--clean-accuracy", "0.5", "--images", "4", "--out", "second")
+    assert "run made just now on 4 images; the lines are the stored run of the same models on 8" in said
+    assert load_tradeoff("second").images == 4
+
+    models["h"]["sha256"] = "0" * 64
+    save_tradeoff(demo.STORED, load_tradeoff("first"), {"models": models})
+    assert "other weights than these" in tell("--clean-accuracy", "0.5", "--images", "4")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_slow_machine_gets_fewer_images_but_never_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.5  # every look at the clock costs half a second
+        return now
+
+    monkeypatch.setattr(demo, "Deadline", lambda seconds: Deadline(seconds, clock))
+    tell("--clean-accuracy", "0.5", "--seconds", "40", "--out", "some")
+    tell("--clean-accuracy", "0.5", "--seconds", "1", "--out", "one")
+    assert 1 <= load_tradeoff("one").images < load_tradeoff("some").images < 24
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_ctrl_c_reports_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, calls = PGD.__call__, 0
+
+    def interrupted(self: PGD, *arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 25:
+            raise KeyboardInterrupt
+        return attack(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PGD, "__call__", interrupted)
+    said = tell("--clean-accuracy", "0.5")
+    assert "stopped: what follows is about the images done until then" in said
+    assert 0 < load_tradeoff("runs/demo").images < 24
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["adaptive-smoothing", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_ctrl_c_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "measure_speed", interrupt)
+    assert run_main(monkeypatch, "demo") == 130
+    said = capsys.readouterr().err
+    assert "stopped: there is no result yet" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--clean-accuracy", "250"), "expected a clean accuracy such as 0.9 (or 90, in percent), got 250"),
+        (
+            ("--clean-accuracy", "0.999"),
+            "expected a clean accuracy this pair can reach, got 0.9990: the best is",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_said(
+    arguments: tuple[str, ...],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: Callable,
+) -> None:
+    flipped = package("builtin")
+    monkeypatch.setattr(
+        demo.datasets, "load", lambda *a, **k: replace(flipped, labels=flipped.labels.flip(0))
+    )
+    assert run_main(monkeypatch, "demo", *arguments) == 1
+    assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+def test_missing_models_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo.zoo, "BUILTIN", tmp_path)
+    assert run_main(monkeypatch, "demo") == 1
+    assert "compact-standard" in capsys.readouterr().err
+
+
+def test_the_chosen_alpha_takes_the_place_of_its_neighbour() -> None:
+    assert demo.attacked_alphas(0.71, (0.0, 0.5, 0.7, 1.0)) == [0.0, 0.5, 0.71, 1.0]
+    assert demo.attacked_alphas(0.995, (0.0, 1.0)) == [0.0, 0.995, 1.0]
+    assert demo.attacked_alphas(1.0, (0.0, 1.0)) == [0.0, 1.0]
+
+
+def test_models_lists_cards() -> None:
+    said = CliRunner().invoke(app, ["models"], catch_exceptions=False).output
+    assert "compact-standard" in said and "93.12 %" in said and "50.00 %" in said
+
+
+def test_no_traceback_for_markup_in_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(device: str) -> None:
+        raise ValueError("expected images in [0, 1] of shape [batch], got [-2.1, 2.6]")
+
+    monkeypatch.setattr(demo.Pair, "load", fail)
+    assert run_main(monkeypatch, "demo") == 1
+    assert "in [0, 1] of shape [batch], got [-2.1, 2.6]" in capsys.readouterr().err

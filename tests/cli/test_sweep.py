@@ -1,0 +1,65 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from adaptive_smoothing.cli import demo
+from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.cli.sweep import parse_alphas
+from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
+
+pytestmark = pytest.mark.usefixtures("package")
+
+
+def sweep(*arguments: str, code: int = 0) -> str:
+    command = ["sweep", demo.STANDARD, demo.ROBUST, "--device", "cpu", "--steps", "2", *arguments]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split()) + str(result.exception or "")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_sweep_writes_its_run_folder(tmp_path: Path) -> None:
+    said = sweep("--images", "6", "--alphas", "0,0.5,1", "--batch-size", "4")
+    folder = tmp_path / "runs/sweep-compact-standard-compact-robust"
+    assert f"{folder.as_uri()}/page.html" in said
+    run = load_tradeoff(folder)
+    assert run.images == 6 and run.mix_alphas.tolist() == [0, 0.5, 1] and len(run.alphas) == 101
+    assert run.settings["steps"] == 2 and run.settings["data"] == "builtin/test"
+    facts = load_facts(folder)
+    assert facts["models"]["g"]["name"] == demo.STANDARD and len(facts["models"]["g"]["sha256"]) == 64
+    result = json.loads((folder / "result.json").read_text())
+    assert result["curves"]["mix"]["accuracy"] == run.accuracy("mix").tolist()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_batches_and_out_do_not_change_the_result() -> None:
+    for size in ("2", "5"):
+        sweep("--images", "5", "--alphas", "0.6", "--batch-size", size, "--out", size)
+    first, second = load_tradeoff("2"), load_tradeoff("5")
+    assert all(
+        np.array_equal(first.rows[name], second.rows[name]) for name in ("index", "clean", "std", "mix")
+    )
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_other_threats() -> None:
+    sweep("--images", "2", "--alphas", "0.5", "--threat", "L2:0.5", "--out", "l2")
+    assert load_tradeoff("l2").settings["norm"] == "L2"
+    assert "expected a threat such as" in sweep("--threat", "L7:1", code=1)
+
+
+def test_alphas_are_checked() -> None:
+    assert parse_alphas(None) == list(MIX_ALPHAS)
+    assert parse_alphas("1, 0.5,1/4,0.5") == [0.25, 0.5, 1]
+    for wrong in ("", "a", "1/0", "0.5,1.5", "-0.1"):
+        with pytest.raises(ValueError, match="expected alphas"):
+            parse_alphas(wrong)
+
+
+def test_an_unknown_model_is_named() -> None:
+    result = CliRunner().invoke(app, ["sweep", "compact-standart", demo.ROBUST])
+    assert result.exit_code == 1 and "did you mean 'compact-standard'" in str(result.exception)
