@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ def test_every_recipe_reads_and_is_named_after_its_file(path):
 def test_fractions_and_changes(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text('name = "x"\n[model]\narch = "wide_resnet"\n[method]\nname = "at"\neps = "8/255"\n')
-    recipe = read_toml(path, Recipe, ["optimizer.epochs=3", "method.eps=4/255", "method.name=trades", "model.options.depth=16"])
+    changes = ["optimizer.epochs=3", "method.eps=4/255", "method.name=trades", "model.options.depth=16"]
+    recipe = read_toml(path, Recipe, changes)
     assert recipe.method.eps == 4 / 255 and recipe.optimizer.epochs == 3
     assert recipe.method.name == "trades" and recipe.model.options == {"depth": 16}
 
@@ -61,5 +63,5 @@ def test_schedules_warm_up_and_end_at_zero():
         recipe = from_table(Recipe, MINIMAL | {"optimizer": {"schedule": schedule, "warmup": 0.1}})
         factors = [recipe.lr_factor(step, 100) for step in range(101)]
         assert factors[0] == pytest.approx(0.1) and factors[9] == factors[10] == 1 and factors[100] == pytest.approx(0)
-        assert all(a >= b for a, b in zip(factors[10:], factors[11:], strict=False))
+        assert all(a >= b for a, b in pairwise(factors[10:]))
     assert recipe.lr_factor(55, 100) == pytest.approx(0.5)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import verdict_logits
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,11 @@ class CleanAccuracy:
 
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Alphas, one inside each stretch of constant accuracy, and the accuracy there."""
-        ends = np.unique(np.concatenate([self.low, self.high, [0.0, 1.0]]).clip(0, 1))
+        somewhere = self.low < self.high
+        low, high = np.sort(self.low[somewhere]), np.sort(self.high[somewhere])
+        ends = np.unique(np.concatenate([low, high, [0.0, 1.0]]).clip(0, 1))
         alphas = np.concatenate([[0.0], (ends[:-1] + ends[1:]) / 2, [1.0]])
-        right_from, right_to = np.sort(self.low), np.sort(self.high)
-        count = np.searchsorted(right_from, alphas, "left") - np.searchsorted(right_to, alphas, "right")
+        count = np.searchsorted(low, alphas, "left") - np.searchsorted(high, alphas, "right")
         return alphas, count / len(self.low)
 
     def largest_alpha(self, target: float) -> float:
@@ -64,12 +66,35 @@ def right_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
     return low.masked_fill(own, -torch.inf).amax(1), high.masked_fill(own, torch.inf).amin(1)
 
 
-def clean_accuracy(standard: nn.Module, robust: nn.Module, data: ImageData, *, batch_size: int = 500) -> CleanAccuracy:
+def clean_accuracy(
+    standard: nn.Module,
+    robust: nn.Module,
+    data: ImageData,
+    *,
+    standard_scale: float | Tensor = 1.0,
+    robust_scale: float | Tensor = 1.0,
+    batch_size: int = 500,
+) -> CleanAccuracy:
     """Clean accuracy of the mixture of two classifiers at every alpha, measured on `data`."""
     device = next(robust.parameters()).device
+    bases = ((standard, standard_scale), (robust, robust_scale))
     ends = []
     for batch in batches(data, batch_size, device=device):
-        g, h = (verdict_logits(model, batch.images).double().softmax(1) for model in (standard, robust))
+        g, h = ((verdict_logits(model, batch.images).double() * scale).softmax(1) for model, scale in bases)
         ends.append(torch.stack(right_interval(g, h, batch.labels)).cpu())
     low, high = torch.cat(ends, dim=1).numpy()
     return CleanAccuracy(low, high)
+
+
+def tune(mixed: MixedClassifier, data: ImageData, *, clean_accuracy: float) -> MixedClassifier:
+    """The view of `mixed` with the largest fixed alpha that has the wanted clean accuracy on `data`.
+
+    Give it validation images: what is tuned on the test set cannot be reported on it.
+    """
+    alpha = _curve(mixed, data).largest_alpha(clean_accuracy)
+    return mixed.with_alpha_range(0, 1).with_alpha(alpha)
+
+
+def _curve(mixed: MixedClassifier, data: ImageData) -> CleanAccuracy:
+    scales = {"standard_scale": mixed.standard_scale, "robust_scale": mixed.robust_scale}
+    return clean_accuracy(mixed.standard, mixed.robust, data, **scales)

@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, kl_divergence, logit_margin, margin
+from adaptive_smoothing.attacks.objectives import (
+    KLDivergence,
+    cross_entropy,
+    kl_divergence,
+    logit_margin,
+    margin,
+)
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
 from adaptive_smoothing.threat import L2, Linf
 
@@ -80,7 +86,7 @@ def test_the_worst_iterate_is_kept():
 
 
 def test_the_default_step_is_the_papers():
-    assert STEP_FACTOR / 20 * 8 / 255 == pytest.approx(0.0027)
+    assert pytest.approx(0.0027) == STEP_FACTOR / 20 * 8 / 255
 
 
 def test_same_seed_same_images(linear):

@@ -153,9 +153,10 @@ def test_missing_models_are_named(
 
 
 def test_the_chosen_alpha_takes_the_place_of_its_neighbour() -> None:
-    assert demo.attacked_alphas(0.71, (0.0, 0.5, 0.7, 1.0)) == [0.0, 0.5, 0.71, 1.0]
-    assert demo.attacked_alphas(0.995, (0.0, 1.0)) == [0.0, 0.995, 1.0]
-    assert demo.attacked_alphas(1.0, (0.0, 1.0)) == [0.0, 1.0]
+    assert demo.attacked_alphas(0.73, "cpu") == [0.0, 0.5, 0.73, 0.9, 1.0]
+    assert demo.attacked_alphas(0.995, "cpu") == [0.0, 0.5, 0.7, 0.9, 0.995, 1.0]
+    assert demo.attacked_alphas(1.0, "cpu") == list(demo.FEW_ALPHAS)
+    assert demo.attacked_alphas(0.73, "cuda") == sorted([*demo.MIX_ALPHAS, 0.73])
 
 
 def test_models_lists_cards() -> None:

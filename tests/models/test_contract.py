@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from adaptive_smoothing.models.contract import (
-    Classifier,
-    Resize,
     check_eval,
     check_image_form,
     check_image_values,
@@ -21,11 +19,9 @@ from adaptive_smoothing.models.contract import (
     check_logits,
     freeze,
     guard_images,
-    num_classes,
-    pick_logits,
     trusted_images,
-    wrap,
 )
+from adaptive_smoothing.models.wrapping import Classifier, Resize, num_classes, pick_logits, wrap
 
 SHAPE = (3, 8, 8)
 

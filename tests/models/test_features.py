@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.models.contract import wrap
 from adaptive_smoothing.models.features import FeatureTaps, suggest_taps
+from adaptive_smoothing.models.wrapping import wrap
 
 
 class Twice(nn.Module):

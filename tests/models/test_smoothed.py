@@ -7,8 +7,8 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from adaptive_smoothing.models.contract import wrap
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.wrapping import wrap
 from adaptive_smoothing.noise import generator
 
 

@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models import foreign, zoo
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.models.contract import Classifier
+from adaptive_smoothing.models.wrapping import Classifier
 
 CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes": 5}, "clean": 0.9}
 
@@ -141,16 +141,6 @@ def test_weights_too_small_for_half_precision_stay_whole(folder):
     path = zoo.save(model, folder, "tiny", CARD)
     assert safetensors.torch.load_file(path)["head.weight"].dtype == torch.float32
     assert torch.equal(zoo.load("tiny").head.weight, model.head.weight)
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    target = tmp_path / "file"
-    zoo._write_atomically(target, b"old")
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        zoo._write_atomically(target, b"new")
-    assert target.read_bytes() == b"old"
-    assert [file.name for file in tmp_path.glob("*file*")] == ["file"]
 
 
 # --- names and places
@@ -440,7 +430,7 @@ def test_a_broken_library_is_not_called_missing(monkeypatch):
     def fail(_: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(zoo.importlib, "import_module", fail)
+    monkeypatch.setattr(foreign.importlib, "import_module", fail)
     with pytest.raises(
         ImportError, match="nms does not exist: it was built for another torch; reinstall both"
     ):

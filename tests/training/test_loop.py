@@ -11,7 +11,7 @@ from adaptive_smoothing import checkpoints
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, statistics_kept
-from adaptive_smoothing.training.loop import Diverged, Trainer
+from adaptive_smoothing.training.loop import DivergedError, Trainer
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.watching import Watcher
 
@@ -92,7 +92,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):
         return original(batch)
 
     run.train_step = step
-    with pytest.raises(Diverged, match="last good checkpoint"):
+    with pytest.raises(DivergedError, match="last good checkpoint"):
         run.run()
     tensors, facts = checkpoints.load(run.checkpoint)
     assert facts["step"] == 3 and all(torch.isfinite(tensor).all() for tensor in tensors.values())
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_too_few_images_for_a_batch(tmp_path):
-    with pytest.raises(ValueError, match="lower optimizer.batch_size"):
+    with pytest.raises(ValueError, match=r"lower optimizer\.batch_size"):
         trainer(tmp_path, recipe(), tiny_data(16))
 
 

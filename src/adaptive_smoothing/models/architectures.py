@@ -24,7 +24,7 @@ def wide_resnet(depth: int = 28, width: int = 10, **options: Any) -> PreActResNe
     """WRN-depth-width: three stages of (depth - 4) / 6 blocks, 16, 32 and 64 channels times `width`."""
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"expected a depth of 6n + 4 (10, 16, 22, 28, 34, ...), got {depth}")
-    widths = [int(round(channels * width)) for channels in (16, 32, 64)]
+    widths = [round(channels * width) for channels in (16, 32, 64)]
     return PreActResNet([(depth - 4) // 6] * 3, widths, stem=16, **options)
 
 
@@ -33,7 +33,8 @@ def _resnet(blocks: tuple[int, ...], width: int, block: type[PreActBlock], **opt
 
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    function.__name__: function for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet)
+    function.__name__: function
+    for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet)
 }
 
 

@@ -8,8 +8,7 @@ where images enter the library, and in a forward pass only where that is possibl
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FunctionType
@@ -17,17 +16,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-from adaptive_smoothing.models.resnet import Normalize
-from adaptive_smoothing.noise import generator
 
 # Resizing and colour conversion round; an image 1e-6 outside the box is not a normalised one.
 SLACK = 1e-6
-PROBES = 4
 
-Output = str | int | Callable[[Any], Tensor]
-Channels = float | Sequence[float]
 Module = TypeVar("Module", bound=nn.Module)
 
 _TRUSTED: ContextVar[bool] = ContextVar("adaptive_smoothing_images_trusted", default=False)
@@ -190,7 +182,7 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
 
 
 def _structured_message(output: object, images: Tensor) -> str:
-    fields = _fields(output)
+    fields = output_fields(output)
     found = f"expected logits as a tensor, got {type(output).__name__}"
     if fields:
         found += f" with {', '.join(f'{key}: {_describe(value)}' for key, value in fields.items())}"
@@ -200,7 +192,7 @@ def _structured_message(output: object, images: Tensor) -> str:
     return f"{found}: {likely!r} probably holds the logits; pass output={likely!r} to ads.wrap"
 
 
-def _fields(output: object) -> dict[Any, object]:
+def output_fields(output: object) -> dict[Any, object]:
     if isinstance(output, Mapping):
         return dict(output)
     if isinstance(output, tuple) and hasattr(output, "_asdict"):
@@ -258,216 +250,4 @@ def _reads_training(kind: type[nn.Module]) -> bool:
     methods = [method for cls in classes for name, method in vars(cls).items() if "forward" in name]
     return any(
         isinstance(method, FunctionType) and "training" in method.__code__.co_names for method in methods
-    )
-
-
-# --- making a classifier --------------------------------------------------------------------------
-
-
-class Resize(nn.Module):
-    """Bilinear with antialiasing, as image libraries do it, and differentiable."""
-
-    def __init__(self, size: int | tuple[int, int]) -> None:
-        super().__init__()
-        self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-    def forward(self, images: Tensor) -> Tensor:
-        if tuple(images.shape[-2:]) == self.size:
-            return images
-        return F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
-
-
-class Classifier(nn.Module):
-    """[0, 1] NCHW images -> logits: resizing and normalisation, then `model`. `wrap` makes and checks it."""
-
-    def __init__(
-        self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None
-    ) -> None:
-        super().__init__()
-        self.first = first
-        self.model = model
-        self.output = output
-        self.num_classes = num_classes
-
-    def forward(self, images: Tensor) -> Tensor:
-        guard_images(images)
-        return self.logits(images)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """The same without the guard, for inputs that leave [0, 1] on purpose, such as noisy ones."""
-        logits = pick_logits(self.model(self.first(images)), self.output)
-        check_logit_form(logits, images)
-        return logits
-
-
-def wrap(
-    model: nn.Module,
-    *,
-    mean: Channels | None = None,
-    std: Channels | None = None,
-    size: int | tuple[int, int] | None = None,
-    output: Output | None = None,
-    images: Tensor | None = None,
-    shape: tuple[int, int, int] = (3, 32, 32),
-) -> Classifier:
-    """Make a classifier of a timm, torchvision, Hugging Face, RobustBench or own model, or say why not.
-
-    `mean` and `std` are those of the model's training pipeline, for images in [0, 1]; `size` resizes images
-    to what the model takes; `output` picks the logits from a structured output by name, key or function.
-    The model is put in eval mode and frozen, in place, then tried on `images` or on random ones of `shape`.
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module"
-        )
-    freeze(model)
-    if isinstance(model, Classifier) and all(option is None for option in (mean, std, size, output)):
-        return model
-    if mean is None and std is None:
-        _warn_about_declared_normalisation(model)
-    probes = _probe_images(model, images, shape)
-    layers: list[nn.Module] = [Resize(size)] if size is not None else []
-    layers += _normalisation(mean, std, probes.shape[1])
-    first = nn.Sequential(*layers).to(probes.device, probes.dtype)
-    classifier = Classifier(model, first=first, num_classes=0, output=output).eval()
-    classifier.num_classes = _probe(classifier, probes)
-    return classifier
-
-
-def pick_logits(output: Any, choice: Output | None) -> Any:
-    """The logits of a structured output: what `choice` names; without it, a field called `logits`."""
-    if choice is None:
-        return output if isinstance(output, Tensor) else _fields(output).get("logits", output)
-    if callable(choice):
-        return choice(output)
-    if isinstance(output, Tensor):
-        raise ValueError(
-            f"expected a structured output for output={choice!r}, got a tensor: leave output= out"
-        )
-    try:
-        by_name = isinstance(choice, str) and not isinstance(output, Mapping)
-        return getattr(output, str(choice)) if by_name else output[choice]
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(
-            f"expected the model's output to have {choice!r}, got {type(output).__name__} "
-            f"with {list(_fields(output))}: pass one of these as output="
-        ) from error
-
-
-def num_classes(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> int:
-    """What the model says of itself, or the width of its logits on a few images of `shape`."""
-    declared = getattr(model, "num_classes", None)
-    if isinstance(declared, int) and declared > 0:
-        return declared
-    images = _probe_images(model, None, shape)
-    logits = pick_logits(_attempt(model, images), None)
-    check_logit_form(logits, images)
-    return int(logits.shape[1])
-
-
-def _normalisation(mean: Channels | None, std: Channels | None, channels: int) -> list[nn.Module]:
-    if mean is None and std is None:
-        return []
-    means = _per_channel("mean", 0.0 if mean is None else mean, channels)
-    stds = _per_channel("std", 1.0 if std is None else std, channels)
-    if min(stds) <= 0:
-        raise ValueError(f"expected std above 0, got {stds}: it divides the images")
-    if max(map(abs, means)) > 1 or max(stds) > 1:
-        raise ValueError(
-            f"expected mean and std for images in [0, 1], got mean {means} and std {stds}: "
-            "if they are for bytes, divide both by 255"
-        )
-    return [Normalize(means, stds)]
-
-
-def _per_channel(name: str, value: Channels, channels: int) -> list[float]:
-    values = [float(value)] if isinstance(value, int | float) else [float(number) for number in value]
-    if len(values) not in (1, channels):
-        raise ValueError(f"expected {name} with 1 or {channels} values (one per channel), got {len(values)}")
-    return values * (channels // len(values))
-
-
-def _warn_about_declared_normalisation(model: nn.Module) -> None:
-    declared = getattr(model, "pretrained_cfg", None)
-    if isinstance(declared, Mapping) and "mean" in declared and "std" in declared:
-        warnings.warn(
-            f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither: "
-            "pass them, or mean=0, std=1 if it was trained on plain [0, 1] images",
-            stacklevel=3,
-        )
-
-
-# --- trying a classifier out ----------------------------------------------------------------------
-
-
-def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
-    if images is None:
-        images = torch.rand(PROBES, *shape, generator=generator(0, "probe", *shape))
-    check_images(images)
-    if len(images) == 0:
-        raise ValueError(
-            "expected at least one image to try the model on, got an empty batch: leave images= out"
-        )
-    weights = next((weight for weight in model.parameters() if weight.is_floating_point()), images)
-    return images[:PROBES].detach().to(weights.device, weights.dtype)
-
-
-def _probe(classifier: Classifier, images: Tensor) -> int:
-    """Number of classes of a working classifier; an error that says what is wrong with any other."""
-    logits = pick_logits(_attempt(lambda x: classifier.model(classifier.first(x)), images), classifier.output)
-    check_logits(logits, images)
-    if logits.shape[1] < 2:
-        raise ValueError(
-            "expected at least two classes, got one logit per image: for a binary model pass "
-            "output=lambda z: torch.cat([-z, z], 1) / 2"
-        )
-    _check_not_probabilities(logits)
-    with torch.no_grad():
-        _check_deterministic(logits, classifier(images))
-        _check_independent(logits, classifier(images[: len(images) // 2]))
-    return int(logits.shape[1])
-
-
-def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:
-    try:
-        with torch.no_grad():
-            return model(images)
-    except Exception as error:
-        raise ValueError(
-            f"expected a model that takes images of shape {tuple(images.shape)} in [0, 1], "
-            f"got {type(error).__name__}: {error}; pass ads.wrap the images= or shape= it takes, "
-            "or size= to resize them"
-        ) from error
-
-
-def _check_not_probabilities(outputs: Tensor) -> None:
-    if (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():
-        raise ValueError(
-            "expected logits, got probabilities (non-negative rows that sum to 1): remove the final softmax, "
-            "or pass output=lambda p: p.clamp_min(1e-30).log(); gradients of probabilities vanish"
-        )
-
-
-def _check_deterministic(logits: Tensor, again: Tensor) -> None:
-    if not _agree(logits, again, 1e-4):
-        raise ValueError(
-            "expected the same logits for the same images, got different ones in two calls: the model draws "
-            "random numbers (dropout or noise called in eval mode?); remove them, or fix their seed as "
-            "ads.SmoothedClassifier does"
-        )
-
-
-def _check_independent(logits: Tensor, half: Tensor) -> None:
-    # Kernels for another batch size round differently, hence a looser bound than for a repeated call.
-    if not _agree(logits[: len(half)], half, 1e-2):
-        raise ValueError(
-            "expected an image's logits not to depend on the other images of the batch, got others in a "
-            "smaller batch: use batch norm with running statistics (track_running_stats=True)"
-        )
-
-
-def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    scale = one.abs().max().clamp_min(torch.finfo(one.dtype).tiny)
-    return one.shape == other.shape and (
-        len(one) == 0 or bool(((one - other).abs() <= tolerance * scale).all())
     )

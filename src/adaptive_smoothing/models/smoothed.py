@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adaptive_smoothing.models.contract import check_logit_form, guard_images, num_classes, trusted_images
+from adaptive_smoothing.models.contract import check_logit_form, guard_images, trusted_images
+from adaptive_smoothing.models.wrapping import num_classes
 from adaptive_smoothing.noise import generator
 
 

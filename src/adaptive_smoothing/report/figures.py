@@ -35,9 +35,7 @@ def tradeoff_figure(
 
 def gap_figure(tradeoff: Tradeoff, alpha: float | None = None, *, style: Style = LIGHT) -> Figure:
     """How confident h (left) and g (right) are where they are right and wrong, clean and attacked."""
-    return side_by_side(
-        [gap_panel(tradeoff, "h", alpha, style), gap_panel(tradeoff, "g", style=style)], style
-    )
+    return side_by_side([gap_panel(tradeoff, "h", alpha, style), gap_panel(tradeoff, "g", style=style)], style)
 
 
 def side_by_side(panels: Sequence[Panel], style: Style = LIGHT) -> Figure:

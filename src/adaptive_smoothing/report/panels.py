@@ -93,11 +93,10 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
         axes.set_xlim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         if alpha is not None and alpha >= 0.5:
-            axes.set_ylim(top=1.25 * axes.get_ylim()[1])
+            axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 1])
+            axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
             _overrule_line(axes, alpha, style)
-        axes.set(
-            xlabel="confidence gap: first class over second", ylabel="share of these images", title=title
-        )
+        axes.set(xlabel="confidence gap: first class over second", ylabel="share of these images", title=title)
         _legend_below(axes, columns=1)
 
     return draw
@@ -191,7 +190,7 @@ def _histogram(axes: Axes, gaps: np.ndarray, label: str, color: str, hatch: str)
         return
     middle = float(np.median(gaps))
     look = {"histtype": "stepfilled", "facecolor": color + "40", "edgecolor": color, "linewidth": 1.5}
-    name = f"{label}: {len(gaps):,} images, median {middle:.2f}"
+    name = f"{label}: {len(gaps):,} image{'s' * (len(gaps) != 1)}, median {middle:.2f}"
     share = np.full(len(gaps), 1 / len(gaps))
     axes.hist(gaps, np.linspace(0, 1, 21), weights=share, hatch=hatch, label=name, **look)  # type: ignore[arg-type]
     axes.axvline(middle, ymax=0.78, color=color, linewidth=1.4, linestyle="--")

@@ -78,9 +78,7 @@ def threat_words(settings: dict[str, Any]) -> str:
     """What the attacker may do, for a reader who has never seen a norm."""
     eps = settings["eps"]
     level = Fraction(eps * 255).limit_denominator(100)
-    radius = (
-        f"{level}/255" if abs(level / 255 - Fraction(eps)) < 1e-7 and level.denominator == 1 else f"{eps:g}"
-    )
+    radius = f"{level}/255" if abs(level / 255 - Fraction(eps)) < 1e-7 and level.denominator == 1 else f"{eps:g}"
     if settings["norm"] == "Linf":
         return f"change every pixel by up to {radius}"
     return f"change the image by a vector of {settings['norm']} length up to {radius}"

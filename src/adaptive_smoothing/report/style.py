@@ -22,10 +22,7 @@ class Style:
     def settings(self) -> Any:
         """For `matplotlib.rc_context`: nothing is smaller than 9 points."""
         named = {"ink": self.ink, "faint": self.faint, "grid": self.grid, "paper": self.paper}
-        return {
-            key: named.get(value, value) if isinstance(value, str) else value
-            for key, value in _SETTINGS.items()
-        }
+        return {key: named.get(value, value) if isinstance(value, str) else value for key, value in _SETTINGS.items()}
 
 
 _SETTINGS: dict[str, Any] = {

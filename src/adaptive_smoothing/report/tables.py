@@ -77,9 +77,7 @@ def gap_table(run: Tradeoff) -> Table:
 
 def alpha_table(run: Tradeoff, alpha: float | None = None, *, name: str = "Accuracy against α") -> Table:
     """Accuracy at some alphas, clean and under the three attacks."""
-    shown = {
-        float(a) for a in run.mix_alphas if len(run.mix_alphas) < 9 or abs(a * 10 - round(a * 10)) < 1e-9
-    }
+    shown = {float(a) for a in run.mix_alphas if len(run.mix_alphas) < 9 or abs(a * 10 - round(a * 10)) < 1e-9}
     if alpha is not None:
         shown.add(alpha)
     rows = [

@@ -39,9 +39,8 @@ def train_base(
     `test_images` limits the final measurement on the test split; None takes all of it.
     """
     train, val = (datasets.load(recipe.data.name, split, root=root) for split in ("train", "val"))
-    trainer = Trainer(
-        recipe, train, val, folder, device=device, compiled=compiled, watcher=Watcher(folder, title=recipe.name, quiet=quiet)
-    )
+    watcher = Watcher(folder, title=recipe.name, quiet=quiet)
+    trainer = Trainer(recipe, train, val, folder, device=device, compiled=compiled, watcher=watcher)
     if trainer.checkpoint.exists() and not resume:
         raise FileExistsError(
             f"{trainer.checkpoint} exists: go on with --resume, choose another --out, or delete it to start again"

@@ -95,8 +95,8 @@ class Trades(AdversarialTraining):
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
         with torch.no_grad():
-            clean = frozen(batch.images)
-        attack = replace(self.attack, objective=KLDivergence(clean.detach()))
+            clean = frozen(batch.images).clone()
+        attack = replace(self.attack, objective=KLDivergence(clean))
         return attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,54 @@
+"""Mix an accurate and a robust image classifier into one that is both, and measure it honestly.
+
+    import adaptive_smoothing as ads
+
+    mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.9)
+    x_adv = ads.PGD(ads.Linf(8 / 255), steps=20)(mixed, x, y)
+"""
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
+from adaptive_smoothing.data.datasets import load as load_data
+from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
+from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier, Mixture
+from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
+from adaptive_smoothing.mixing.locally_biased import LocallyBiasedSmoothing, NearestNeighbors
+from adaptive_smoothing.mixing.oracle import OracleAlpha, oracle_mixture
+from adaptive_smoothing.models.features import FeatureTaps, suggest_taps
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.wrapping import Classifier, wrap
+from adaptive_smoothing.models.zoo import load as load_model
+from adaptive_smoothing.threat import L2, Linf, Threat, parse_threat
+from adaptive_smoothing.tuning import tune
+
+__all__ = [
+    "L2",
+    "PGD",
+    "Classifier",
+    "Evaluation",
+    "FeatureTaps",
+    "GradientMixedClassifier",
+    "Hardmax",
+    "ImageData",
+    "Linf",
+    "LocallyBiasedSmoothing",
+    "MixedClassifier",
+    "Mixture",
+    "NearestNeighbors",
+    "OracleAlpha",
+    "SmoothedClassifier",
+    "Threat",
+    "Tradeoff",
+    "evaluate",
+    "from_dataset",
+    "from_tensors",
+    "load_data",
+    "load_model",
+    "oracle_mixture",
+    "parse_threat",
+    "suggest_taps",
+    "tradeoff",
+    "tune",
+    "wrap",
+]

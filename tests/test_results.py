@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+
+from adaptive_smoothing.results import atomic, interval, read_json, read_rows, write_json, write_rows
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "deep" / "file"
+    with atomic(target) as partial:
+        partial.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), atomic(target) as partial:
+        partial.write_bytes(b"ne")
+        raise KeyboardInterrupt
+    assert target.read_bytes() == b"old"
+    assert [file.name for file in target.parent.iterdir()] == ["file"]
+
+
+def test_json_refuses_what_json_cannot_say(tmp_path):
+    write_json(tmp_path / "a.json", {"x": [1.5, None]})
+    assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
+
+
+def test_rows_come_back(tmp_path):
+    rows = {"right": np.array([True, False]), "gap": np.array([0.5, 0.25], dtype=np.float16)}
+    write_rows(tmp_path / "rows.npz", rows)
+    back = read_rows(tmp_path / "rows.npz")
+    assert back.keys() == rows.keys() and all((back[key] == rows[key]).all() for key in rows)
+
+
+def test_clopper_pearson_known_values():
+    low, high = interval(50, 100)
+    assert (low, high) == (pytest.approx(0.3983, abs=1e-4), pytest.approx(0.6017, abs=1e-4))
+    assert interval(0, 10) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))
