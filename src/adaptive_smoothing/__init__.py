@@ -1,9 +1,9 @@
 """Mix an accurate and a robust image classifier into one that is both, and measure it honestly.
 
-    import adaptive_smoothing as ads
+import adaptive_smoothing as ads
 
-    mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.9)
-    x_adv = ads.PGD(ads.Linf(8 / 255), steps=20)(mixed, x, y)
+mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.9)
+x_adv = ads.PGD(ads.Linf(8 / 255), steps=20)(mixed, x, y)
 """
 
 from adaptive_smoothing.attacks.pgd import PGD

@@ -99,4 +99,4 @@ def _number(value: str | float, where: str) -> float:
     try:
         return parse_number(value)
     except (ValueError, ZeroDivisionError) as error:
-        raise SettingsError(f"{where}: expected a number such as 0.2 or \"8/255\", got {value!r}") from error
+        raise SettingsError(f'{where}: expected a number such as 0.2 or "8/255", got {value!r}') from error

@@ -38,9 +38,7 @@ class Threat(ABC):
         else:
             smallest = self.eps
         if not smallest >= 0:
-            raise ValueError(
-                f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255"
-            )
+            raise ValueError(f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255")
 
     @property
     def norm(self) -> str:

@@ -96,5 +96,6 @@ def tune(mixed: MixedClassifier, data: ImageData, *, clean_accuracy: float) -> M
 
 
 def _curve(mixed: MixedClassifier, data: ImageData) -> CleanAccuracy:
-    scales = {"standard_scale": mixed.standard_scale, "robust_scale": mixed.robust_scale}
-    return clean_accuracy(mixed.standard, mixed.robust, data, **scales)
+    return clean_accuracy(
+        mixed.standard, mixed.robust, data, standard_scale=mixed.standard_scale, robust_scale=mixed.robust_scale
+    )

@@ -50,9 +50,7 @@ def package(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(zoo, "BUILTIN", weights)
     monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
     monkeypatch.setattr(demo, "STORED", tmp_path / "stored")
-    pixels = torch.randint(
-        256, (24, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    pixels = torch.randint(256, (24, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         says = [zoo.load(name)(pixels / 255).argmax(1) for name in (demo.STANDARD, demo.ROBUST)]
     labels = torch.where(torch.arange(24) % 3 == 0, says[1], says[0])

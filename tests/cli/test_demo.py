@@ -48,9 +48,7 @@ def test_percent_and_share_mean_the_same(tmp_path: Path) -> None:
     alphas = []
     for number, wanted in enumerate(("0.5", "50")):
         tell("--clean-accuracy", wanted, "--images", "2", "--out", f"{number}")
-        alphas.append(
-            json.loads((tmp_path / f"{number}/result.json").read_text())["facts"]["choice"]["alpha"]
-        )
+        alphas.append(json.loads((tmp_path / f"{number}/result.json").read_text())["facts"]["choice"]["alpha"])
     assert alphas[0] == alphas[1]
 
 
@@ -137,9 +135,7 @@ def test_what_cannot_be_had_is_said(
     package: Callable,
 ) -> None:
     flipped = package("builtin")
-    monkeypatch.setattr(
-        demo.datasets, "load", lambda *a, **k: replace(flipped, labels=flipped.labels.flip(0))
-    )
+    monkeypatch.setattr(demo.datasets, "load", lambda *a, **k: replace(flipped, labels=flipped.labels.flip(0)))
     assert run_main(monkeypatch, "demo", *arguments) == 1
     assert complaint in " ".join(capsys.readouterr().err.split())
 

@@ -40,9 +40,7 @@ def test_batches_and_out_do_not_change_the_result() -> None:
     for size in ("2", "5"):
         sweep("--images", "5", "--alphas", "0.6", "--batch-size", size, "--out", size)
     first, second = load_tradeoff("2"), load_tradeoff("5")
-    assert all(
-        np.array_equal(first.rows[name], second.rows[name]) for name in ("index", "clean", "std", "mix")
-    )
+    assert all(np.array_equal(first.rows[name], second.rows[name]) for name in ("index", "clean", "std", "mix"))
 
 
 @pytest.mark.usefixtures("no_pictures")

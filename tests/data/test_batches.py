@@ -70,9 +70,7 @@ def test_shuffled_gives_full_batches_of_different_images() -> None:
 
 def test_shuffled_is_keyed_by_seed_and_epoch_and_resumes() -> None:
     def order(seed: int, epoch: int, start: int = 0) -> list[list[int]]:
-        return [
-            batch.positions.tolist() for batch in shuffled(numbered(), 2, seed=seed, epoch=epoch, start=start)
-        ]
+        return [batch.positions.tolist() for batch in shuffled(numbered(), 2, seed=seed, epoch=epoch, start=start)]
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1) != order(2, 1)
@@ -172,9 +170,7 @@ def test_the_gpu_gives_the_same_bits_without_waiting() -> None:
     augment(on_gpu.images, seed=0, epoch=0, step=0)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        results = [
-            augment(on_gpu.images, seed=0, epoch=0, step=1, reflect=reflect) for reflect in (False, True)
-        ]
+        results = [augment(on_gpu.images, seed=0, epoch=0, step=1, reflect=reflect) for reflect in (False, True)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for result, reflect in zip(results, (False, True), strict=True):

@@ -32,9 +32,7 @@ def random_images(count: int, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 def small(count: int = 6) -> ImageData:
-    return from_tensors(
-        random_images(count, 3, 4, 4), np.arange(count) % 3, name="small", classes=["a", "b", "c"]
-    )
+    return from_tensors(random_images(count, 3, 4, 4), np.arange(count) % 3, name="small", classes=["a", "b", "c"])
 
 
 # -- ImageData ----------------------------------------------------------------------------------------------
@@ -204,16 +202,7 @@ def array(values: np.ndarray) -> bytes:
     start = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
     dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     shape = b"K" + bytes([count]) + b"M" + struct.pack("<H", width) + b"\x86"
-    return (
-        start
-        + b"(K\x01"
-        + shape
-        + dtype
-        + b"\x89T"
-        + struct.pack("<i", values.size)
-        + values.tobytes()
-        + b"tb"
-    )
+    return start + b"(K\x01" + shape + dtype + b"\x89T" + struct.pack("<i", values.size) + values.tobytes() + b"tb"
 
 
 def python2_pickle(entries: dict[str, bytes]) -> bytes:
@@ -295,9 +284,7 @@ class Evil:
         return os.mkdir, (str(self.trace),)
 
 
-def test_a_malicious_pickle_is_refused_and_does_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = tmp_path / "trace"
     evil = pickle.dumps({"data": Evil(trace), "labels": []}, protocol=2)
     pickle.loads(evil)

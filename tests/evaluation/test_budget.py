@@ -50,9 +50,7 @@ def data(linear: nn.Module) -> ImageData:
 def test_parts_join_to_the_whole(pair: tuple, data: ImageData) -> None:
     whole = tradeoff(*pair, data, ATTACK)
     joined = join(list(tradeoff_parts(*pair, data, ATTACK, batch_size=7)))
-    assert all(
-        np.array_equal(whole.rows[name], joined.rows[name]) for name in whole.rows if "gap" not in name
-    )
+    assert all(np.array_equal(whole.rows[name], joined.rows[name]) for name in whole.rows if "gap" not in name)
     assert joined.settings == whole.settings and joined.images == 20
 
 

@@ -59,9 +59,7 @@ def test_ends_are_the_bases_to_the_last_bit(dtype):
     assert torch.equal(mix_logits(g, h, 0.0), g.log_softmax(1))
     assert torch.equal(mix_logits(g, h, 1.0), h.log_softmax(1))
     alpha = torch.arange(100, dtype=dtype) % 2
-    assert torch.equal(
-        mix_logits(g, h, alpha), torch.where(alpha[:, None] == 0, g.log_softmax(1), h.log_softmax(1))
-    )
+    assert torch.equal(mix_logits(g, h, alpha), torch.where(alpha[:, None] == 0, g.log_softmax(1), h.log_softmax(1)))
 
 
 def test_alpha_per_image_and_per_class():
@@ -82,9 +80,7 @@ def test_a_square_batch_reads_a_vector_as_one_alpha_per_image():
 
 def test_scales_multiply_the_logits():
     g, h = random_logits()
-    torch.testing.assert_close(
-        mix_logits(g, h, 0.6, standard_scale=3.0, robust_scale=0.5), plain(3 * g, 0.5 * h, 0.6)
-    )
+    torch.testing.assert_close(mix_logits(g, h, 0.6, standard_scale=3.0, robust_scale=0.5), plain(3 * g, 0.5 * h, 0.6))
 
 
 def test_half_precision_logits_are_mixed_in_float32():

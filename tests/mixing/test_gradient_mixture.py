@@ -70,9 +70,7 @@ def test_an_attack_sees_the_whole_gradient(trust, on):
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 9.0])
 def test_trust_one_on_probabilities_is_the_mixed_classifier(gamma):
     ours = GradientMixedClassifier(G, H, gamma)(images())
-    torch.testing.assert_close(
-        ours, MixedClassifier(G, H, gamma / (1 + gamma))(images()), rtol=1e-14, atol=1e-14
-    )
+    torch.testing.assert_close(ours, MixedClassifier(G, H, gamma / (1 + gamma))(images()), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("trust", list(TRUSTS))

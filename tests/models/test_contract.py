@@ -369,9 +369,7 @@ def test_wrap_rejects_what_is_no_classifier(linear, function, kind, words):
 def test_log_probabilities_are_logits(linear, images):
     classifier = wrap(Returns(linear, lambda z: z.log_softmax(1)), shape=SHAPE)
     assert torch.allclose(classifier(images), linear(images).log_softmax(1))
-    again = wrap(
-        Returns(linear, lambda z: z.softmax(1)), output=lambda p: p.clamp_min(1e-30).log(), shape=SHAPE
-    )
+    again = wrap(Returns(linear, lambda z: z.softmax(1)), output=lambda p: p.clamp_min(1e-30).log(), shape=SHAPE)
     assert torch.allclose(again(images), linear(images).log_softmax(1), atol=1e-5)
 
 
@@ -383,9 +381,7 @@ def test_batch_norm_without_running_statistics_is_rejected():
 
 
 def test_a_model_that_fails_is_quoted(linear):
-    with pytest.raises(
-        ValueError, match=r"images of shape \(4, 3, 32, 32\).*RuntimeError: .*size= to resize"
-    ):
+    with pytest.raises(ValueError, match=r"images of shape \(4, 3, 32, 32\).*RuntimeError: .*size= to resize"):
         wrap(linear)
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got function"):
         wrap(lambda x: x)

@@ -150,9 +150,7 @@ def test_wrong_names(layers, words):
 # --- suggestions
 
 
-@pytest.mark.parametrize(
-    "arch", [("preact_resnet18", {"width": 2}), ("wide_resnet", {"depth": 10, "width": 1})]
-)
+@pytest.mark.parametrize("arch", [("preact_resnet18", {"width": 2}), ("wide_resnet", {"depth": 10, "width": 1})])
 def test_suggests_the_first_stages_of_our_networks(arch):
     model = build(arch[0], **arch[1])
     assert suggest_taps(model) == ["stage1", "stage2"]
@@ -174,15 +172,11 @@ def test_plain_sequences():
     def conv(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
 
-    pooled = nn.Sequential(
-        *conv(3, 4), nn.MaxPool2d(2), *conv(4, 4), *conv(4, 4), nn.MaxPool2d(2), nn.Flatten()
-    )
+    pooled = nn.Sequential(*conv(3, 4), nn.MaxPool2d(2), *conv(4, 4), *conv(4, 4), nn.MaxPool2d(2), nn.Flatten())
     assert suggest_taps(pooled, (3, 8, 8)) == ["1", "6"]
     flat = nn.Sequential(*conv(3, 4), *conv(4, 4), nn.Flatten(), nn.Linear(256, 3))
     assert suggest_taps(flat, (3, 8, 8)) == ["1", "3"]
-    with pytest.raises(
-        ValueError, match=r"at least 9 layers to tap, found \['0', '1', '2', '3'\]: name the layers"
-    ):
+    with pytest.raises(ValueError, match=r"at least 9 layers to tap, found \['0', '1', '2', '3'\]: name the layers"):
         suggest_taps(flat, (3, 8, 8), count=9)
 
 

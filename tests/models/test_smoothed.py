@@ -41,9 +41,7 @@ def test_halfspace_has_the_closed_form(points, hard):
     sigma, samples = 0.5, 20_000
     smooth = SmoothedClassifier(base, sigma, samples=samples, hard=hard, batch=10_000)
     expected = norm.cdf(base.score(points) / (sigma * base.weight.norm()))
-    assert smooth(points).softmax(1)[:, 1].numpy() == pytest.approx(
-        expected, abs=4 * 0.5 / math.sqrt(samples)
-    )
+    assert smooth(points).softmax(1)[:, 1].numpy() == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(samples))
 
 
 def test_logits_are_the_log_of_the_mean(linear, images):
@@ -58,9 +56,7 @@ def test_logits_are_the_log_of_the_mean(linear, images):
 
 
 def test_no_noise_is_the_base(linear, images):
-    assert torch.allclose(
-        SmoothedClassifier(linear, 0.0, samples=3)(images), linear(images).log_softmax(1), atol=1e-5
-    )
+    assert torch.allclose(SmoothedClassifier(linear, 0.0, samples=3)(images), linear(images).log_softmax(1), atol=1e-5)
 
 
 def test_confident_models_keep_finite_logits_and_gradients():

@@ -170,9 +170,7 @@ def test_places_of_the_zoo(folder, tmp_path, monkeypatch):
     assert zoo.zoo_folder() == folder
     elsewhere = tmp_path / "elsewhere"
     monkeypatch.setenv(zoo.ZOO_VARIABLE, str(elsewhere))
-    with pytest.raises(
-        FileNotFoundError, match=r"manifest.json in \$ADAPTIVE_SMOOTHING_ZOO, got .*elsewhere"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"manifest.json in \$ADAPTIVE_SMOOTHING_ZOO, got .*elsewhere"):
         zoo.names()
     zoo.save(make(), elsewhere, "other", CARD)
     assert zoo.zoo_folder() == elsewhere
@@ -284,9 +282,7 @@ def test_a_checkpoint_with_two_sets_of_weights(tmp_path, images):
     path = tmp_path / "two.pt"
     torch.save({"model": make(0).state_dict(), "ema": make(1).state_dict()}, path)
     describe(path)
-    with pytest.raises(
-        ValueError, match=r"expected one set of weights in .*, got \['model', 'ema'\]: say which"
-    ):
+    with pytest.raises(ValueError, match=r"expected one set of weights in .*, got \['model', 'ema'\]: say which"):
         zoo.load(str(path))
     describe(path, key="ema")
     assert torch.equal(zoo.load(str(path))(images), make(1)(images))
@@ -303,9 +299,7 @@ class Evil:
 def test_pickles_are_not_executed(tmp_path, capsys):
     path = describe(tmp_path / "evil.pt")
     torch.save({"state_dict": Evil()}, path)
-    with pytest.raises(
-        ValueError, match=r"expected a checkpoint of tensors only in .*, got what weights_only=True"
-    ):
+    with pytest.raises(ValueError, match=r"expected a checkpoint of tensors only in .*, got what weights_only=True"):
         zoo.load(str(path))
     assert "executed" not in capsys.readouterr().out
 
@@ -431,9 +425,7 @@ def test_a_broken_library_is_not_called_missing(monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(foreign.importlib, "import_module", fail)
-    with pytest.raises(
-        ImportError, match="nms does not exist: it was built for another torch; reinstall both"
-    ):
+    with pytest.raises(ImportError, match="nms does not exist: it was built for another torch; reinstall both"):
         zoo.load("timm:resnet18")
 
 

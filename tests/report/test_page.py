@@ -120,9 +120,7 @@ def test_threats_in_words() -> None:
 def test_the_paper_is_compared_where_it_measured_the_same() -> None:
     same = {"data": "cifar10/test", "norm": "Linf", "eps": 8 / 255}
     assert like_the_paper(same) and like_the_paper({**same, "data": "builtin/test"})
-    assert not like_the_paper({**same, "eps": 4 / 255}) and not like_the_paper(
-        {**same, "data": "cifar100/test"}
-    )
+    assert not like_the_paper({**same, "eps": 4 / 255}) and not like_the_paper({**same, "data": "cifar100/test"})
 
 
 def test_markdown(report: Report) -> None:

@@ -36,9 +36,7 @@ class KLDivergence:
 
     reference: Tensor
 
-    def __call__(
-        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = model(images)
         return kl_divergence(self.reference, logits), logits
 

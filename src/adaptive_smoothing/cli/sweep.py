@@ -37,9 +37,7 @@ def sweep(
     images: Annotated[int | None, typer.Option(min=1, help="The first so many images; default all")] = None,
     threat: Annotated[str, typer.Option(help="Linf:8/255, L2:0.5, ...")] = "Linf:8/255",
     steps: Annotated[int, typer.Option(min=1, help="Steps of PGD")] = 20,
-    alphas: Annotated[
-        str | None, typer.Option(help="Where the mixture is attacked, for example 0,0.5,0.9,1")
-    ] = None,
+    alphas: Annotated[str | None, typer.Option(help="Where the mixture is attacked, for example 0,0.5,0.9,1")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/sweep-G-H")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Default 1000; on a CPU 50")] = None,

@@ -40,9 +40,7 @@ def batches(data: ImageData, size: int, *, device: torch.device | str = "cpu") -
 
 
 def _batch(data: ImageData, rows: slice, device: torch.device | str) -> Batch:
-    return Batch(
-        to_floats(data.images[rows].to(device)), data.labels[rows].to(device), data.index[rows].to(device)
-    )
+    return Batch(to_floats(data.images[rows].to(device)), data.labels[rows].to(device), data.index[rows].to(device))
 
 
 def steps_per_epoch(data: ImageData, size: int) -> int:
@@ -97,9 +95,7 @@ def augment(
     return source[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def _draw(
-    count: int, pad: int, chance: torch.Generator, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+def _draw(count: int, pad: int, chance: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Per image: rows and columns of the padded image to skip, and whether to mirror; each (count, 1)."""
     shifts = torch.randint(2 * pad + 1, (2, count, 1), generator=chance)
     drawn = torch.cat([shifts, torch.randint(2, (1, count, 1), generator=chance)])

@@ -84,9 +84,7 @@ class CifarFiles:
         wanted = (*self.layout.members[split], self.layout.meta)
         found = self._from_folder(wanted) if self.path.is_dir() else self._from_archive(wanted)
         if missing := [name for name in wanted if name not in found]:
-            raise ValueError(
-                f"expected {', '.join(missing)} in {self.path}, got none: unpack {self.layout.file} anew"
-            )
+            raise ValueError(f"expected {', '.join(missing)} in {self.path}, got none: unpack {self.layout.file} anew")
         *parts, meta = (read_pickle(found[name], f"{self.path}/{name}") for name in wanted)
         images = np.concatenate([self._pixels(part) for part in parts])
         labels = np.concatenate([np.asarray(self._entry(part, self.layout.labels)) for part in parts])
@@ -101,20 +99,14 @@ class CifarFiles:
         with tarfile.open(self.path, "r:gz") as archive:
             for member in archive:
                 folder, _, name = member.name.rpartition("/")
-                if (
-                    folder == self.layout.folder
-                    and name in wanted
-                    and (stream := archive.extractfile(member))
-                ):
+                if folder == self.layout.folder and name in wanted and (stream := archive.extractfile(member)):
                     found[name] = stream.read()
         return found
 
     def _pixels(self, part: dict[str, Any]) -> np.ndarray:
         data = self._entry(part, "data")
         if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3072,)):
-            raise ValueError(
-                f"expected rows of 3072 bytes as images in {self.path}, got {type(data).__name__}"
-            )
+            raise ValueError(f"expected rows of 3072 bytes as images in {self.path}, got {type(data).__name__}")
         return data.reshape(-1, 3, 32, 32)
 
     def _entry(self, part: dict[str, Any], key: str) -> Any:

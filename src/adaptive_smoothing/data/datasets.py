@@ -261,34 +261,26 @@ def from_tensors(
     pixels = to_levels(torch.as_tensor(images))
     target = torch.as_tensor(labels, device=pixels.device)
     if not _is_whole(target):
-        raise ValueError(
-            f"expected whole numbers as labels, got {target.dtype}: pass class positions, not scores"
-        )
+        raise ValueError(f"expected whole numbers as labels, got {target.dtype}: pass class positions, not scores")
     positions = torch.arange(len(pixels)) if index is None else torch.as_tensor(index)
     count = int(target.max()) + 1 if target.numel() else 0
     names = tuple(classes) if classes is not None else tuple(str(label) for label in range(count))
     return ImageData(pixels, target.long(), names, name, positions.long().to(pixels.device))
 
 
-def from_dataset(
-    dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None
-) -> ImageData:
+def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None) -> ImageData:
     """Any torch Dataset of (image, label).
 
     An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. Classes come from
     `dataset.classes` where it has them. For a `Subset`, `index` holds the positions in what it was cut from.
     """
     if not isinstance(dataset, Sized):
-        raise ValueError(
-            f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first"
-        )
+        raise ValueError(f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first")
     pairs = [dataset[i] for i in range(len(dataset))]
     images = [_chw(pair[0]) for pair in pairs]
     if len({image.shape for image in images}) != 1:
         shapes = sorted({tuple(image.shape) for image in images})
-        raise ValueError(
-            f"expected images of one shape, got {shapes}: resize them in the dataset's transform"
-        )
+        raise ValueError(f"expected images of one shape, got {shapes}: resize them in the dataset's transform")
     positions, origin = _origin(dataset)
     return from_tensors(
         torch.stack(images),

@@ -21,9 +21,7 @@ COLUMNS = 25
 def make(source: Path, folder: Path, *, count: int = COUNT, columns: int = COLUMNS) -> None:
     """Write the first `count` validation and test images of CIFAR-10 into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    splits = {
-        split: _write(load(source, split).take(count), folder, split, columns) for split in ("val", "test")
-    }
+    splits = {split: _write(load(source, split).take(count), folder, split, columns) for split in ("val", "test")}
     index = {"source": "CIFAR-10", "classes": CIFAR10_CLASSES, "splits": splits}
     (folder / "index.json").write_text(json.dumps(index, separators=(",", ":")) + "\n")
 

@@ -68,9 +68,7 @@ class NpzFile:
             arrays = np.load(self.path, allow_pickle=False)
             arrays.files  # noqa: B018  a bare .npy under this name loads too, and has no files
         except (ValueError, OSError, AttributeError, EOFError) as error:
-            raise ValueError(
-                f"expected a NumPy .npz file at {self.path}, got something else: {error}"
-            ) from error
+            raise ValueError(f"expected a NumPy .npz file at {self.path}, got something else: {error}") from error
         return arrays
 
     @property
@@ -86,11 +84,7 @@ class NpzFile:
     def read(self, split: str) -> Part:
         prefix = "" if split == "all" else f"{split}_"
         images, labels = self._array(f"{prefix}images"), self._labels(f"{prefix}labels")
-        if (
-            images.dtype != np.uint8
-            or images.ndim not in (3, 4)
-            or (images.ndim == 4 and images.shape[3] > 4)
-        ):
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
             raise ValueError(
                 f"expected {prefix}images in {self.path} to be uint8 of shape (count, height, width, "
                 f"channels), got {images.dtype} of shape {images.shape}: convert to levels 0..255, "
@@ -157,9 +151,7 @@ class ImageFolder:
                 f"expected one subfolder of images per class in {folder}, got none with images in it: "
                 f"arrange it as {folder}/CLASS/IMAGE.png"
             )
-        return whole(
-            self._pixels([file for file, _ in found]), np.array([label for _, label in found]), classes
-        )
+        return whole(self._pixels([file for file, _ in found]), np.array([label for _, label in found]), classes)
 
     def _classes(self) -> tuple[str, ...]:
         """From all splits together, so that a label means the same class in each."""
@@ -186,9 +178,7 @@ class ImageFolder:
             with Image.open(path) as image:
                 return pixels_of(image, gray=False, size=self.size)
         except OSError as error:
-            raise ValueError(
-                f"expected an image in {path}, got a file that cannot be read: {error}"
-            ) from error
+            raise ValueError(f"expected an image in {path}, got a file that cannot be read: {error}") from error
 
 
 def pixels_of(image: Image.Image, *, gray: bool, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -262,6 +252,4 @@ def from_sheet(sheet: np.ndarray, count: int, side: int = 32) -> np.ndarray:
     """The inverse of `to_sheet` for square images."""
     rows, columns = sheet.shape[0] // side, sheet.shape[1] // side
     tiles = sheet.reshape(rows, side, columns, side, -1)
-    return np.ascontiguousarray(
-        tiles.transpose(0, 2, 4, 1, 3).reshape(rows * columns, -1, side, side)[:count]
-    )
+    return np.ascontiguousarray(tiles.transpose(0, 2, 4, 1, 3).reshape(rows * columns, -1, side, side)[:count])

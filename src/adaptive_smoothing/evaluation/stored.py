@@ -57,8 +57,7 @@ def _read(folder: str | Path, name: str, reader: Any) -> Any:
     path = Path(folder) / name
     if not path.is_file():
         raise FileNotFoundError(
-            f"expected a run folder with {RESULT} and {ROWS}, found no {path}: "
-            "`adaptive-smoothing sweep` writes one"
+            f"expected a run folder with {RESULT} and {ROWS}, found no {path}: `adaptive-smoothing sweep` writes one"
         )
     return reader(path)
 

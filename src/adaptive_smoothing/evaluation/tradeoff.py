@@ -182,9 +182,7 @@ def _measure(
 def _transferred(
     view: str, standard: nn.Module, robust: nn.Module, images: Tensor, labels: Tensor, alphas: Sequence[float]
 ) -> dict[str, Tensor]:
-    log = {
-        name: verdict_logits(model, images).log_softmax(1) for name, model in (("g", standard), ("h", robust))
-    }
+    log = {name: verdict_logits(model, images).log_softmax(1) for name, model in (("g", standard), ("h", robust))}
     right = [mix_log_probabilities(log["g"], log["h"], alpha).argmax(1) == labels for alpha in alphas]
     row = {view: torch.stack(right)}
     for name, log_probabilities in log.items():

@@ -57,9 +57,7 @@ class BaseClassifiers(nn.Module):
         beside = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
         if isinstance(number, Tensor) and number.is_floating_point():
             return number.to(beside.device)
-        return torch.as_tensor(
-            number, dtype=torch.promote_types(beside.dtype, torch.float32), device=beside.device
-        )
+        return torch.as_tensor(number, dtype=torch.promote_types(beside.dtype, torch.float32), device=beside.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`.half()` and `.bfloat16()` are for the networks: in bfloat16 an alpha of 0.999 would become 1."""

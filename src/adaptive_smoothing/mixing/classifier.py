@@ -87,9 +87,7 @@ class MixedClassifier(BaseClassifiers):
 
     def _view(self, **changes: Any) -> MixedClassifier:
         names = ("alpha", "alpha_range", "standard_scale", "robust_scale")
-        return MixedClassifier(
-            self.standard, self.robust, **{name: getattr(self, name) for name in names} | changes
-        )
+        return MixedClassifier(self.standard, self.robust, **{name: getattr(self, name) for name in names} | changes)
 
     def _alpha_per_image(self, images: Tensor) -> Tensor:
         alpha = self._raw_alpha(images)
@@ -108,9 +106,7 @@ class MixedClassifier(BaseClassifiers):
             return self.alpha
         alpha = self.alpha(images)
         if not isinstance(alpha, Tensor) or alpha.dim() == 0:
-            raise TypeError(
-                f"expected a tensor with one alpha per image from the alpha module, got {alpha!r}"
-            )
+            raise TypeError(f"expected a tensor with one alpha per image from the alpha module, got {alpha!r}")
         _check_shape(alpha, images, "end the alpha module with .squeeze(1) or .mean((1, 2, 3))")
         return alpha
 
@@ -123,9 +119,7 @@ class MixedClassifier(BaseClassifiers):
         for name in ("standard_scale", "robust_scale"):
             scale = getattr(self, name).item()
             if not 0 < scale < float("inf"):
-                raise ValueError(
-                    f"expected a positive, finite {name}, got {scale}; 1 leaves the logits alone"
-                )
+                raise ValueError(f"expected a positive, finite {name}, got {scale}; 1 leaves the logits alone")
 
 
 class Detached(nn.Module):
@@ -174,9 +168,7 @@ class Hardmax(nn.Module):
 
 def _check_shape(alpha: Tensor, images: Tensor, hint: str) -> None:
     if alpha.dim() != 0 and alpha.shape != images.shape[:1]:
-        raise ValueError(
-            f"expected one alpha per image, shape [{images.shape[0]}], got {list(alpha.shape)}; {hint}"
-        )
+        raise ValueError(f"expected one alpha per image, shape [{images.shape[0]}], got {list(alpha.shape)}; {hint}")
 
 
 def _check_alpha(alpha: Tensor) -> None:

@@ -97,9 +97,7 @@ def gamma_from_alpha(alpha: Number) -> Number:
     if isinstance(alpha, Tensor):
         return alpha / (1 - alpha)
     if not 0 <= alpha <= 1:
-        raise ValueError(
-            f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got {alpha}"
-        )
+        raise ValueError(f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got {alpha}")
     return math.inf if alpha == 1 else alpha / (1 - alpha)
 
 

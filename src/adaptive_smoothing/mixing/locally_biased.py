@@ -65,9 +65,7 @@ class LocallyBiasedSmoothing(nn.Module):
 
     gamma: Tensor
 
-    def __init__(
-        self, standard: nn.Module, oracle: nn.Module, gamma: float, *, norm: type[Threat] = Linf
-    ) -> None:
+    def __init__(self, standard: nn.Module, oracle: nn.Module, gamma: float, *, norm: type[Threat] = Linf) -> None:
         super().__init__()
         check_eval(standard)
         self.standard = standard

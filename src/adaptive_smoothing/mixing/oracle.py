@@ -19,9 +19,7 @@ class OracleAlpha(nn.Module):
     def __init__(self, standard: nn.Module, labels: Tensor) -> None:
         super().__init__()
         if labels.dim() != 1 or labels.is_floating_point():
-            raise ValueError(
-                f"expected one integer label per image, got {labels.dtype} of shape {list(labels.shape)}"
-            )
+            raise ValueError(f"expected one integer label per image, got {labels.dtype} of shape {list(labels.shape)}")
         self.standard = standard
         self.register_buffer("labels", labels)
         self.training = False

@@ -33,8 +33,7 @@ def _resnet(blocks: tuple[int, ...], width: int, block: type[PreActBlock], **opt
 
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    function.__name__: function
-    for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet)
+    function.__name__: function for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet)
 }
 
 

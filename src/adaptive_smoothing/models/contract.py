@@ -106,9 +106,7 @@ def _check_range(low: float, high: float) -> None:
     if low >= -SLACK and high <= 1 + SLACK:
         return
     if math.isnan(low) or math.isnan(high):
-        raise ValueError(
-            "expected images in [0, 1], got NaN: look for the step of the data pipeline that made it"
-        )
+        raise ValueError("expected images in [0, 1], got NaN: look for the step of the data pipeline that made it")
     hint = "this model's normalisation belongs inside it; see ads.wrap"
     if low >= 0 and 2 < high <= 255:
         hint = "they look like bytes; divide them by 255"
@@ -126,9 +124,7 @@ def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None)
     Waits for the device.
     """
     if not isinstance(labels, Tensor):
-        raise TypeError(
-            f"expected labels as a tensor, got {type(labels).__name__}: pass torch.as_tensor(labels)"
-        )
+        raise TypeError(f"expected labels as a tensor, got {type(labels).__name__}: pass torch.as_tensor(labels)")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         hint = "for one-hot rows pass labels.argmax(1)" if labels.dim() == 2 else "pass labels.long()"
         raise TypeError(f"expected labels as integers, got {labels.dtype}: {hint}")
@@ -170,9 +166,7 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
     if not isinstance(logits, Tensor):
         raise TypeError(_structured_message(logits, images))
     if not logits.is_floating_point():
-        raise TypeError(
-            f"expected logits as floats, got {logits.dtype}: return the scores, not the predicted class"
-        )
+        raise TypeError(f"expected logits as floats, got {logits.dtype}: return the scores, not the predicted class")
     if logits.dim() != 2 or logits.shape[0] != images.shape[0]:
         raise ValueError(
             f"expected logits of shape ({images.shape[0]}, classes) for {images.shape[0]} images, "
@@ -206,12 +200,7 @@ def _likely_logits(fields: dict[Any, object], rows: int) -> Any:
     if "logits" in fields:
         return "logits"
     for key, value in fields.items():
-        if (
-            isinstance(value, Tensor)
-            and value.is_floating_point()
-            and value.dim() == 2
-            and len(value) == rows
-        ):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and len(value) == rows:
             return key
     return None
 
@@ -248,6 +237,4 @@ def _reads_training(kind: type[nn.Module]) -> bool:
     """Whether a forward method mentions `self.training`: finds custom layers that no list could name."""
     classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
     methods = [method for cls in classes for name, method in vars(cls).items() if "forward" in name]
-    return any(
-        isinstance(method, FunctionType) and "training" in method.__code__.co_names for method in methods
-    )
+    return any(isinstance(method, FunctionType) and "training" in method.__code__.co_names for method in methods)

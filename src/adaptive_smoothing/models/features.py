@@ -83,8 +83,7 @@ class FeatureTaps:
             raise ValueError(f"expected layer {name!r} to run once in a forward pass, it ran {times}: {hint}")
         if not isinstance(outputs[0], Tensor):
             raise TypeError(
-                f"expected layer {name!r} to return a tensor, got {type(outputs[0]).__name__}: "
-                "tap a layer inside it"
+                f"expected layer {name!r} to return a tensor, got {type(outputs[0]).__name__}: tap a layer inside it"
             )
         return outputs[0]
 

@@ -44,9 +44,7 @@ class PreActBlock(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(convolution.in_channels) for convolution in convolutions)
         self.convolutions = nn.ModuleList(convolutions)
         self.shortcut = (
-            nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
-            if stride != 1 or inputs != outputs
-            else None
+            nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if stride != 1 or inputs != outputs else None
         )
 
     def _convolutions(self, inputs: int, width: int, stride: int) -> list[nn.Conv2d]:

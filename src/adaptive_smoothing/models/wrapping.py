@@ -46,9 +46,7 @@ class Resize(nn.Module):
 class Classifier(nn.Module):
     """[0, 1] NCHW images -> logits: resizing and normalisation, then `model`. `wrap` makes and checks it."""
 
-    def __init__(
-        self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None) -> None:
         super().__init__()
         self.first = first
         self.model = model
@@ -83,9 +81,7 @@ def wrap(
     The model is put in eval mode and frozen, in place, then tried on `images` or on random ones of `shape`.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module"
-        )
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module")
     freeze(model)
     if isinstance(model, Classifier) and all(option is None for option in (mean, std, size, output)):
         return model
@@ -107,9 +103,7 @@ def pick_logits(output: Any, choice: Output | None) -> Any:
     if callable(choice):
         return choice(output)
     if isinstance(output, Tensor):
-        raise ValueError(
-            f"expected a structured output for output={choice!r}, got a tensor: leave output= out"
-        )
+        raise ValueError(f"expected a structured output for output={choice!r}, got a tensor: leave output= out")
     try:
         by_name = isinstance(choice, str) and not isinstance(output, Mapping)
         return getattr(output, str(choice)) if by_name else output[choice]
@@ -171,9 +165,7 @@ def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int
         images = torch.rand(PROBES, *shape, generator=generator(0, "probe", *shape))
     check_images(images)
     if len(images) == 0:
-        raise ValueError(
-            "expected at least one image to try the model on, got an empty batch: leave images= out"
-        )
+        raise ValueError("expected at least one image to try the model on, got an empty batch: leave images= out")
     weights = next((weight for weight in model.parameters() if weight.is_floating_point()), images)
     return images[:PROBES].detach().to(weights.device, weights.dtype)
 
@@ -234,6 +226,4 @@ def _check_independent(logits: Tensor, half: Tensor) -> None:
 
 def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:
     scale = one.abs().max().clamp_min(torch.finfo(one.dtype).tiny)
-    return one.shape == other.shape and (
-        len(one) == 0 or bool(((one - other).abs() <= tolerance * scale).all())
-    )
+    return one.shape == other.shape and (len(one) == 0 or bool(((one - other).abs() <= tolerance * scale).all()))

@@ -81,9 +81,7 @@ def names() -> dict[str, Card]:
     cards: dict[str, Card] = {}
     for folder in (zoo_folder(), BUILTIN):
         if folder is not None and (folder / MANIFEST).is_file():
-            cards |= {
-                name: _manifest_card(folder, name, entry) for name, entry in _read_manifest(folder).items()
-            }
+            cards |= {name: _manifest_card(folder, name, entry) for name, entry in _read_manifest(folder).items()}
     return dict(sorted(cards.items()))
 
 
@@ -104,9 +102,7 @@ def _unknown_name(name: str, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"stored here: {known or 'none'}"
     sources = ", ".join(f"{source}:NAME" for source in SOURCES)
-    return (
-        f"expected the name of a model, got {name!r}: {hint} Other forms: {sources}, a path to .safetensors"
-    )
+    return f"expected the name of a model, got {name!r}: {hint} Other forms: {sources}, a path to .safetensors"
 
 
 def _restore(card: Card) -> nn.Module:
@@ -148,9 +144,7 @@ def check_weights_file(path: Path, sha256: str | None = None) -> None:
     if what:
         raise ValueError(f"expected weights in {path}, got {what}")
     if sha256 and (found := file_sha256(path)) != sha256:
-        raise ValueError(
-            f"expected sha256 {sha256} for {path}, got {found}: damaged or replaced; fetch it again"
-        )
+        raise ValueError(f"expected sha256 {sha256} for {path}, got {found}: damaged or replaced; fetch it again")
 
 
 def file_sha256(path: Path) -> str:
@@ -214,15 +208,9 @@ def _read_card(weights: Path) -> Card:
     content = _read_json(path)
     if "arch" not in content:
         raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
-    known = {
-        key: content[key]
-        for key in ("arch", "options", "num_classes", "sha256", "key", "card")
-        if key in content
-    }
+    known = {key: content[key] for key in ("arch", "options", "num_classes", "sha256", "key", "card") if key in content}
     if unknown := sorted(set(content) - set(known)):
-        nearest = difflib.get_close_matches(
-            unknown[0], ["arch", "options", "num_classes", "key", "card"], n=1
-        )
+        nearest = difflib.get_close_matches(unknown[0], ["arch", "options", "num_classes", "key", "card"], n=1)
         raise ValueError(
             f"unknown key {unknown[0]!r} in {path}" + (f": did you mean {nearest[0]!r}?" if nearest else "")
         )
@@ -259,9 +247,7 @@ def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arch, options = _identity(model, card)
-    tensors = {
-        key: _compact(key, value, dict(model.named_parameters())) for key, value in model.state_dict().items()
-    }
+    tensors = {key: _compact(key, value, dict(model.named_parameters())) for key, value in model.state_dict().items()}
     _check_rebuilds(model, arch, options, tensors)
     content = safetensors.torch.save(tensors, metadata={"format": "pt"})
     sha256 = hashlib.sha256(content).hexdigest()
@@ -301,24 +287,18 @@ def _compact(key: str, value: Tensor, parameters: Mapping[str, Tensor]) -> Tenso
     half = value.half()
     if not half.isfinite().all():
         worst = value.abs().max().item()
-        raise ValueError(
-            f"expected weights that half precision can hold, got {worst:.4g} in {key!r} (limit 65504)"
-        )
+        raise ValueError(f"expected weights that half precision can hold, got {worst:.4g} in {key!r} (limit 65504)")
     # Tiny weights lose digits or vanish in half precision: such a tensor stays as it is.
     exact_enough = (half.to(value.dtype) - value).norm() <= 1e-3 * value.norm()
     return half if exact_enough else value
 
 
-def _check_rebuilds(
-    model: nn.Module, arch: str, options: Mapping[str, Any], tensors: dict[str, Tensor]
-) -> None:
+def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
     rebuilt = build(arch, **options)
     try:
         rebuilt.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ValueError(
-            f"expected weights of {arch} with options {dict(options)}, got others: {error}"
-        ) from error
+        raise ValueError(f"expected weights of {arch} with options {dict(options)}, got others: {error}") from error
     images = torch.rand(4, 3, 32, 32, generator=generator(0, "zoo"))
     with torch.no_grad():
         expected = freeze(copy.deepcopy(model)).cpu().float()(images)

@@ -18,7 +18,7 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.parameters = list(model.parameters())
+        self.parameters: list[Tensor] = list(model.parameters())
         self.average = [parameter.detach().clone() for parameter in self.parameters]
 
     @torch.no_grad()

@@ -166,11 +166,11 @@ class Trainer:
         recipe, size = self.recipe, self.recipe.optimizer.batch_size
         order = shuffled(self.train_data, size, seed=recipe.seed, epoch=epoch, start=first)
         for step, (raw, labels, positions) in enumerate(order, start=first):
-            key = {"seed": recipe.seed, "epoch": epoch, "step": step}
-            shifted = to_floats(augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, **key))
-            images = cutout(shifted, recipe.data.cutout, **key).contiguous(memory_format=self.layout)
-            noise = generator(recipe.seed, "training", epoch, step, device=self.device)
-            yield TrainingBatch(images, labels, positions, epoch, noise)
+            seed, pad, flip = recipe.seed, recipe.data.pad, recipe.data.flip
+            shifted = to_floats(augment(raw, seed=seed, epoch=epoch, step=step, pad=pad, flip=flip))
+            images = cutout(shifted, recipe.data.cutout, seed=seed, epoch=epoch, step=step)
+            noise = generator(seed, "training", epoch, step, device=self.device)
+            yield TrainingBatch(images.contiguous(memory_format=self.layout), labels, positions, epoch, noise)
 
     def _network(self, compiled: bool) -> Any:
         """The model as the steps call it: bf16 on CUDA, compiled where asked.

@@ -14,22 +14,24 @@ class WeightPerturbation:
 
     def __init__(self, model: nn.Module, strength: float) -> None:
         self.strength = strength
-        self.weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        self.weights: list[Tensor] = [parameter for parameter in model.parameters() if parameter.dim() > 1]
 
     @contextmanager
     def pushed(self, loss: Callable[[], Tensor], active: bool = True) -> Iterator[None]:
         if not (self.strength and active):
             yield
             return
-        gradients = torch.autograd.grad(loss(), self.weights)
-        push = self._push(gradients)
-        with torch.no_grad():
-            torch._foreach_add_(self.weights, push)
+        push = self._push(torch.autograd.grad(loss(), self.weights))
+        self._move(push, 1)
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_sub_(self.weights, push)
+            self._move(push, -1)
+
+    @torch.no_grad()
+    def _move(self, push: list[Tensor], sign: int) -> None:
+        for weight, change in zip(self.weights, push, strict=True):
+            weight.add_(change, alpha=sign)
 
     @torch.no_grad()
     def _push(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
