@@ -20,7 +20,7 @@ Clock = Callable[[], float]
 # the package at alphas from 0.5 to 0.9. It only shapes the plan: the clock has the last word.
 PASSES_LEFT = 0.5
 # A run of fewer batches may stop far from the end of its time; one of more is slowed by small batches.
-BATCHES = 12
+BATCHES = 6
 
 
 @dataclass(frozen=True)
