@@ -11,7 +11,7 @@ OPTIONAL = ["timm", "torchvision", "transformers", "robustbench", "tensorboard",
 
 def test_imports_go_down_only():
     root = Path(__file__).parent.parent
-    command = [Path(sys.executable).with_name("lint-imports"), "--config", root / "pyproject.toml"]
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--config", root / "pyproject.toml"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=root / "src")
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.settings import SettingsError, from_table, read_toml
 from adaptive_smoothing.training.recipe import Recipe
 
@@ -65,3 +66,10 @@ def test_schedules_warm_up_and_end_at_zero():
         assert factors[0] == pytest.approx(0.1) and factors[9] == factors[10] == 1 and factors[100] == pytest.approx(0)
         assert all(a >= b for a, b in pairwise(factors[10:]))
     assert recipe.lr_factor(55, 100) == pytest.approx(0.5)
+
+
+def test_stored_models_were_made_by_the_recipes_in_the_repository():
+    stored = {name: card.card["recipe"] for name, card in zoo.names().items() if "recipe" in card.card}
+    assert {"compact-standard", "compact-robust"} <= stored.keys()
+    for name, recipe in stored.items():
+        assert from_table(Recipe, recipe) == read_toml(RECIPES[0].parent / f"{name}.toml", Recipe), name

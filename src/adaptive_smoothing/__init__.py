@@ -21,6 +21,9 @@ from adaptive_smoothing.models.wrapping import Classifier, wrap
 from adaptive_smoothing.models.zoo import load as load_model
 from adaptive_smoothing.threat import L2, Linf, Threat, parse_threat
 from adaptive_smoothing.tuning import tune
+from adaptive_smoothing.version import VERSION
+
+__version__ = VERSION
 
 __all__ = [
     "L2",
@@ -40,6 +43,7 @@ __all__ = [
     "SmoothedClassifier",
     "Threat",
     "Tradeoff",
+    "__version__",
     "evaluate",
     "from_dataset",
     "from_tensors",

@@ -65,6 +65,7 @@ def test_round_trip(folder, images):
     assert sorted(file.name for file in folder.iterdir()) == [
         "manifest.json",
         "tiny.json",
+        "tiny.md",
         "tiny.safetensors",
     ]
     assert path == folder / "tiny.safetensors"
@@ -152,13 +153,13 @@ def test_names_have_cards(folder):
     cards = zoo.names()
     assert list(cards) == ["inside", "tiny"]
     assert cards["tiny"].card == {"clean": 0.9} and cards["tiny"].num_classes == 5
-    assert cards["inside"].builtin and not cards["tiny"].builtin
+    assert zoo.is_builtin(cards["inside"]) and not zoo.is_builtin(cards["tiny"])
 
 
 def test_the_package_comes_first(folder, images):
     zoo.save(make(0), folder, "tiny", CARD)
     zoo.save(make(1), zoo.BUILTIN, "tiny", CARD)
-    assert zoo.names()["tiny"].builtin
+    assert zoo.is_builtin(zoo.names()["tiny"])
 
 
 def test_places_of_the_zoo(folder, tmp_path, monkeypatch):

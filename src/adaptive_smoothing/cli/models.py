@@ -28,7 +28,7 @@ def models() -> None:
 
 def _row(card: zoo.Card) -> tuple[str, ...]:
     figures = card.card.get("figures", {}).get("test", {})
-    source = "package" if card.builtin else "zoo"
+    source = "package" if zoo.is_builtin(card) else "zoo"
     options = ", ".join(f"{key} {value}" for key, value in card.options.items() if key != "num_classes")
     size = f"{parameters(card) / 1e6:.1f} M"
     arch = f"{card.arch} ({options})" if options else card.arch

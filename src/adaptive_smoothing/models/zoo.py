@@ -9,11 +9,9 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
-import json
 import os
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.foreign import SOURCES
 from adaptive_smoothing.models.wrapping import num_classes
@@ -31,27 +30,8 @@ from adaptive_smoothing.results import atomic, write_json
 
 BUILTIN = Path(__file__).parent / "weights"
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
-MANIFEST = "manifest.json"
 NESTED_KEYS = ("state_dict", "model", "net", "ema")
 PREFIXES = ("module.", "_orig_mod.")
-
-
-@dataclass(frozen=True)
-class Card:
-    """What is known of a stored model without reading its weights. `path` is the weights file."""
-
-    name: str
-    path: Path
-    arch: str
-    options: dict[str, Any] = field(default_factory=dict)
-    num_classes: int | None = None
-    sha256: str | None = None
-    key: str | None = None
-    card: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def builtin(self) -> bool:
-        return self.path.parent == BUILTIN
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -69,7 +49,7 @@ def load(name: str, *, device: torch.device | str = "cpu") -> nn.Module:
     if colon and source in SOURCES:
         return SOURCES[source](rest).to(device)
     if Path(name).suffix in (".safetensors", ".pt", ".pth"):
-        return freeze(_restore(_read_card(Path(name)))).to(device)
+        return freeze(_restore(read_card(Path(name)))).to(device)
     stored = names()
     if name not in stored:
         raise ValueError(_unknown_name(name, list(stored)))
@@ -81,8 +61,13 @@ def names() -> dict[str, Card]:
     cards: dict[str, Card] = {}
     for folder in (zoo_folder(), BUILTIN):
         if folder is not None and (folder / MANIFEST).is_file():
-            cards |= {name: _manifest_card(folder, name, entry) for name, entry in _read_manifest(folder).items()}
+            cards |= {name: manifest_card(folder, name, entry) for name, entry in read_manifest(folder).items()}
     return dict(sorted(cards.items()))
+
+
+def is_builtin(card: Card) -> bool:
+    """Whether a model came with the package."""
+    return card.path.parent == BUILTIN
 
 
 def zoo_folder() -> Path | None:
@@ -189,56 +174,11 @@ def _without_prefixes(key: str) -> str:
     return key
 
 
-# --- cards and manifests --------------------------------------------------------------------------
-
-
-def _manifest_card(folder: Path, name: str, entry: Any) -> Card:
-    card = _read_card(folder / f"{name}.safetensors")
-    if not isinstance(entry, Mapping) or "sha256" not in entry:
-        raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
-    return Card(**{**vars(card), "sha256": entry["sha256"]})
-
-
-def _read_card(weights: Path) -> Card:
-    path = weights.with_suffix(".json")
-    if not path.is_file():
-        raise FileNotFoundError(
-            f'expected {path} beside the weights, got no file: write {{"arch": ..., "options": {{}}}} to it'
-        )
-    content = _read_json(path)
-    if "arch" not in content:
-        raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
-    known = {key: content[key] for key in ("arch", "options", "num_classes", "sha256", "key", "card") if key in content}
-    if unknown := sorted(set(content) - set(known)):
-        nearest = difflib.get_close_matches(unknown[0], ["arch", "options", "num_classes", "key", "card"], n=1)
-        raise ValueError(
-            f"unknown key {unknown[0]!r} in {path}" + (f": did you mean {nearest[0]!r}?" if nearest else "")
-        )
-    return Card(name=weights.stem, path=weights, **known)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    models = _read_json(folder / MANIFEST).get("models")
-    if not isinstance(models, dict):
-        raise ValueError(f'expected {{"models": {{NAME: {{"sha256": ...}}}}}} in {folder / MANIFEST}')
-    return models
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"expected JSON in {path}, got something else: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"expected a JSON object in {path}, got {type(content).__name__}")
-    return content
-
-
 # --- saving ---------------------------------------------------------------------------------------
 
 
 def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any]) -> Path:
-    """Write NAME.safetensors in half precision, NAME.json and the manifest, each at once or not at all.
+    """Write NAME.safetensors in half precision, NAME.json, NAME.md and the manifest, each at once or not at all.
 
     `card` says `arch` and `options` for `architectures.build`, unless the model has attributes so named; the
     rest (accuracy, recipe, licence, ...) is kept as it is. What is written is rebuilt first and compared
@@ -262,8 +202,11 @@ def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any
         "card": {key: value for key, value in card.items() if key not in ("arch", "options")},
     }
     write_json(folder / f"{name}.json", description)
-    models = _read_manifest(folder) if (folder / MANIFEST).is_file() else {}
+    models = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
     models[name] = {"sha256": sha256, "bytes": len(content)}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    with atomic(folder / f"{name}.md") as partial:
+        partial.write_text(markdown(read_card(weights), parameters, len(content)))
     write_json(folder / MANIFEST, {"models": dict(sorted(models.items()))})
     return weights
 

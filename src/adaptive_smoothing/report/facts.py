@@ -12,7 +12,7 @@ import torch
 
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.training.base import code_version
+from adaptive_smoothing.version import code_version
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:

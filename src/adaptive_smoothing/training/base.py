@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.loop import Trainer
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.watching import Watcher
+from adaptive_smoothing.version import code_version
 
 
 def train_base(
@@ -78,20 +77,6 @@ def figures(model: nn.Module, recipe: Recipe, val: ImageData, test: ImageData) -
 
 def _summary(result: Evaluation) -> dict[str, float]:
     return {"images": len(result.labels), "clean": result.clean, "pgd20": result.robust}
-
-
-def code_version() -> str:
-    """The package's version, with the commit where it runs from a checkout."""
-    try:
-        number = version("adaptive-smoothing")
-    except PackageNotFoundError:
-        number = "source"
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return number
-    return f"{number}+{commit}"
 
 
 def _device_name(device: torch.device) -> str:

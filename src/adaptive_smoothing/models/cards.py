@@ -1,0 +1,142 @@
+"""What is known of a stored model: its card, as JSON for programs and as Markdown for people."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a stored model without reading its weights. `path` is the weights file."""
+
+    name: str
+    path: Path
+    arch: str
+    options: dict[str, Any] = field(default_factory=dict)
+    num_classes: int | None = None
+    sha256: str | None = None
+    key: str | None = None
+    card: dict[str, Any] = field(default_factory=dict)
+
+
+def manifest_card(folder: Path, name: str, entry: Any) -> Card:
+    card = read_card(folder / f"{name}.safetensors")
+    if not isinstance(entry, Mapping) or "sha256" not in entry:
+        raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
+    return Card(**{**vars(card), "sha256": entry["sha256"]})
+
+
+def read_card(weights: Path) -> Card:
+    path = weights.with_suffix(".json")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f'expected {path} beside the weights, got no file: write {{"arch": ..., "options": {{}}}} to it'
+        )
+    content = _read_json(path)
+    if "arch" not in content:
+        raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
+    known = {key: content[key] for key in ("arch", "options", "num_classes", "sha256", "key", "card") if key in content}
+    if unknown := sorted(set(content) - set(known)):
+        nearest = difflib.get_close_matches(unknown[0], ["arch", "options", "num_classes", "key", "card"], n=1)
+        raise ValueError(
+            f"unknown key {unknown[0]!r} in {path}" + (f": did you mean {nearest[0]!r}?" if nearest else "")
+        )
+    return Card(name=weights.stem, path=weights, **known)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    models = _read_json(folder / MANIFEST).get("models")
+    if not isinstance(models, dict):
+        raise ValueError(f'expected {{"models": {{NAME: {{"sha256": ...}}}}}} in {folder / MANIFEST}')
+    return models
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON in {path}, got something else: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object in {path}, got {type(content).__name__}")
+    return content
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def markdown(card: Card, parameters: int, size: int) -> str:
+    """The model card that stands beside the weights. Everything in it comes from the card's JSON."""
+    facts, recipe = card.card, card.card.get("recipe", {})
+    lines = [f"# {card.name}", "", _purpose(recipe), "", "| | |", "|---|---|"]
+    options = ", ".join(f"{key} {value}" for key, value in card.options.items())
+    rows = {
+        "architecture": f"`{card.arch}` ({options})",
+        "parameters": f"{parameters:,}",
+        "file": f"`{card.path.name}`, {size / 1e6:.1f} MB, weights in fp16",
+        "sha256": f"`{card.sha256}`",
+        "input": "NCHW images in [0, 1]; normalisation is inside",
+        "trained on": _trained_on(facts, recipe),
+        "recipe": _recipe(recipe),
+        "training": _training(facts),
+    }
+    lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
+    lines += _figures(facts.get("figures", {}))
+    return "\n".join(lines) + "\n"
+
+
+def _purpose(recipe: Mapping[str, Any]) -> str:
+    method = recipe.get("method", {})
+    name = method.get("name")
+    if name == "standard":
+        return "An accurate classifier, trained on clean images: a g. It has no robustness of its own."
+    if name == "gaussian":
+        return f"A base for randomized smoothing, trained on images with Gaussian noise of sigma {method['sigma']:g}."
+    if name:
+        return f"A robust classifier, trained with {name.upper()} against {method['norm']} attacks: an h."
+    return "A classifier."
+
+
+def _trained_on(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    if "train_images" not in facts:
+        return ""
+    return f"{facts['train_images']:,} images of {recipe.get('data', {}).get('name', '?')}; validation images held out"
+
+
+def _recipe(recipe: Mapping[str, Any]) -> str:
+    if not recipe:
+        return ""
+    optimizer = recipe["optimizer"]
+    return (
+        f"`recipes/{recipe['name']}.toml`: {optimizer['epochs']} epochs of {optimizer['batch_size']}, "
+        f"lr {optimizer['lr']:g} {optimizer['schedule']}, seed {recipe['seed']}"
+    )
+
+
+def _training(facts: Mapping[str, Any]) -> str:
+    if "seconds" not in facts:
+        return ""
+    return f"{facts['seconds'] / 60:.1f} minutes on {facts.get('device', '?')}, code {facts.get('code', '?')}"
+
+
+def _figures(figures: Mapping[str, Any]) -> list[str]:
+    if not figures:
+        return []
+    columns = list(next(iter(figures.values())))
+    head = ["", f"| split | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    return head + [
+        f"| {split} | {' | '.join(_number(row.get(column)) for column in columns)} |" for split, row in figures.items()
+    ]
+
+
+def _number(value: Any) -> str:
+    """Counts as they are, shares in percent."""
+    if isinstance(value, float):
+        return f"{100 * value:.2f} %"
+    return f"{value:,}" if isinstance(value, int) else str(value)
