@@ -45,15 +45,23 @@ def load(name: str, *, device: torch.device | str = "cpu") -> nn.Module:
     `{"arch": ..., "options": {...}}`. Options of a source follow a question mark:
     `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
     """
+    model = _find(name).to(device)
+    if torch.device(device).type == "cuda":
+        # Twice as fast there, and slower on CPUs.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _find(name: str) -> nn.Module:
     source, colon, rest = name.partition(":")
     if colon and source in SOURCES:
-        return SOURCES[source](rest).to(device)
+        return SOURCES[source](rest)
     if Path(name).suffix in (".safetensors", ".pt", ".pth"):
-        return freeze(_restore(read_card(Path(name)))).to(device)
+        return freeze(_restore(read_card(Path(name))))
     stored = names()
     if name not in stored:
         raise ValueError(_unknown_name(name, list(stored)))
-    return freeze(_restore(stored[name])).to(device)
+    return freeze(_restore(stored[name]))
 
 
 def names() -> dict[str, Card]:
