@@ -98,6 +98,24 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     assert facts["step"] == 3 and all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
 
+def test_a_killed_run_logs_no_epoch_twice(tmp_path):
+    first = trainer(tmp_path, recipe(epochs=3))
+    save, saves = first.save, []
+
+    def save_once():
+        if not saves:
+            save()
+        saves.append(first.step)
+
+    first.save = save_once  # as if it had been killed before the second checkpoint
+    first.run()
+    second = trainer(tmp_path, recipe(epochs=3))
+    assert second.resume() and second.step == 3
+    second.run()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [3, 6, 9]
+
+
 def test_another_recipe_cannot_resume(tmp_path):
     run = trainer(tmp_path, recipe())
     run.save()

@@ -261,6 +261,7 @@ class Trainer:
                 buffer.copy_(parts["momentum"][str(number)])
                 self.optimizer.state[parameter]["momentum_buffer"] = buffer
         self.step, self.seconds = facts["step"], facts["seconds"]
+        self.watcher.rewind(self.step)
         return True
 
 

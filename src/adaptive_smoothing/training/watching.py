@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from adaptive_smoothing.results import atomic
+
 
 class Watcher:
     def __init__(self, folder: Path, *, title: str = "training", quiet: bool = False, tensorboard: bool = True) -> None:
@@ -46,9 +48,20 @@ class Watcher:
     def advance(self, done: int) -> None:
         self.progress.update(self.task, completed=done)
 
+    @property
+    def journal(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after `step`: a run that goes on from there will log it again."""
+        rows = self.journal.read_text().splitlines() if self.journal.exists() else []
+        kept = [row for row in rows if json.loads(row)["step"] <= step]
+        with atomic(self.journal) as partial:
+            partial.write_text("".join(f"{row}\n" for row in kept))
+
     def log(self, row: dict[str, Any]) -> None:
-        """One finished epoch."""
-        with (self.folder / "log.jsonl").open("a") as file:
+        """One finished epoch, or the part of it before an interrupt."""
+        with self.journal.open("a") as file:
             file.write(json.dumps(row) + "\n")
         note = f"loss {row['loss']:.3f}  accuracy {row['accuracy']:.3f}"
         if "val_clean" in row:
