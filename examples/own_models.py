@@ -1,6 +1,6 @@
 """Your own two models: any modules, any input size, any output structure. Runs in seconds, with untrained networks.
 
-    python examples/own_models.py
+python examples/own_models.py
 """
 
 import torch

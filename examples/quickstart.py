@@ -1,6 +1,6 @@
 """The library in one page: load a pair, mix it, set the dial, attack it. About a minute on two CPU cores.
 
-    python examples/quickstart.py [IMAGES]
+python examples/quickstart.py [IMAGES]
 """
 
 import sys

@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.stats import beta
+
+
+def intervals(successes: np.ndarray, trials: int, confidence: float = 0.95) -> np.ndarray:
+    """Clopper-Pearson bounds of shares of the same number of trials, one row (low, high) each."""
+    right = np.asarray(successes)
+    wrong, tail = trials - right, (1 - confidence) / 2
+    low = np.where(right > 0, beta.ppf(tail, np.maximum(right, 1), wrong + 1), 0.0)
+    high = np.where(wrong > 0, beta.ppf(1 - tail, right + 1, np.maximum(wrong, 1)), 1.0)
+    return np.stack([low, high], axis=-1)
 
 
 def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Clopper-Pearson interval of a share."""
-    bounds = binomtest(successes, trials).proportion_ci(confidence, method="exact")
-    return float(bounds.low), float(bounds.high)
+    low, high = intervals(np.array(successes), trials, confidence).tolist()
+    return low, high
 
 
 @contextmanager

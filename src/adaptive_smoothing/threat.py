@@ -87,7 +87,8 @@ class Linf(Threat):
         return delta.clamp(-eps, eps)
 
     def steepest(self, gradient: Tensor) -> Tensor:
-        return gradient.sign()
+        # sign(NaN) is 0, which would freeze the attack and pass for robustness.
+        return gradient.sign().where(~gradient.isnan(), gradient)
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         return gradient.flatten(1).abs().sum(1)
@@ -110,7 +111,10 @@ class L2(Threat):
         return delta * (eps / length).clamp(max=1)
 
     def steepest(self, gradient: Tensor) -> Tensor:
-        return gradient / _length(gradient)
+        # Scaled by the largest entry first: squares of tiny gradients vanish.
+        largest = gradient.flatten(1).abs().amax(1).clamp_min(torch.finfo(gradient.dtype).tiny)
+        scaled = gradient / largest.view(-1, *[1] * (gradient.dim() - 1))
+        return scaled / _length(scaled)
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
         return gradient.flatten(1).norm(dim=1)

@@ -10,6 +10,8 @@ from adaptive_smoothing.attacks.objectives import (
     margin,
 )
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
+from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.threat import L2, Linf
 
 
@@ -126,3 +128,44 @@ def test_kl_is_zero_at_the_reference_and_known_elsewhere():
     assert kl_divergence(p.log() + 3, q.log()).item() == pytest.approx(expected.item())
     loss, _ = KLDivergence(p.log())(lambda x: p.log(), torch.zeros(1), torch.zeros(1))
     assert loss.item() == pytest.approx(0, abs=1e-7)
+
+
+class NotANumber(nn.Module):
+    """Finite where images are multiples of 1/255, NaN in logits or gradient elsewhere: a defence by poison."""
+
+    def __init__(self, linear, where):
+        super().__init__()
+        self.linear, self.where = linear, where
+
+    def forward(self, x):
+        off_grid = ((x * 255 - (x * 255).round()).abs() > 1e-3).flatten(1).any(1)
+        poison = torch.where(off_grid, torch.nan, 0.0)[:, None]
+        if self.where == "gradient":
+            zero = (x.flatten(1).sum(1, keepdim=True) * 0).abs().sqrt()  # finite, with a gradient of NaN
+            return self.linear(x) + zero
+        return self.linear(x) + poison
+
+
+@pytest.mark.parametrize("where", ["logits", "gradient"])
+@pytest.mark.parametrize("threat", [Linf(0.05), L2(1.0)])
+@pytest.mark.parametrize("stop", [False, True])
+def test_not_a_number_never_passes_for_robustness(linear, where, threat, stop):
+    x = (images() * 255).round() / 255
+    y = linear(x).argmax(1)
+    data = from_tensors((x * 255).round().to(torch.uint8), y)
+    attack = PGD(threat, steps=3, stop_when_fooled=stop)
+    with pytest.raises(ValueError, match="NaN"):
+        evaluate(NotANumber(linear, where).eval(), data, attack)
+
+
+def test_a_divergence_needs_all_its_images(linear):
+    x = images()
+    y = linear(x).argmax(1)
+    attack = PGD(Linf(0.05), steps=5, objective=KLDivergence(linear(x)), stop_when_fooled=True, random_start=True)
+    with pytest.raises(ValueError, match="stop_when_fooled off"):
+        attack(linear, x, y)
+
+
+def test_tiny_gradients_still_point_somewhere():
+    gradient = 1e-25 * torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(L2(1.0).steepest(gradient).flatten(1).norm(dim=1), torch.ones(3))

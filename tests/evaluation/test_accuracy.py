@@ -4,7 +4,7 @@ from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
-from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
+from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate, verdict_logits
 from adaptive_smoothing.threat import Linf
 
 
@@ -54,3 +54,27 @@ def test_progress_counts_images(linear, data):
     done = []
     evaluate(linear, data, batch_size=20, progress=done.append)
     assert done == [20, 20, 10]
+
+
+def test_verdicts_are_in_full_precision_whatever_was_set(linear, data):
+    seen = []
+
+    class Watching(nn.Module):
+        def forward(self, images):
+            seen.append((torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision))
+            return linear(images)
+
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = verdict_logits(Watching().eval(), data.floats())
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert seen == [("ieee", "ieee")] and logits.dtype == torch.float32
+
+
+def test_an_attack_that_leaves_the_box_is_refused(linear, data):
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        evaluate(linear, data, lambda model, images, labels: images + 1)

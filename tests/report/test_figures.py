@@ -24,7 +24,7 @@ def test_the_curves_are_the_accuracies(report: Report) -> None:
     assert np.array_equal(alphas, report.main.alphas)
     assert np.array_equal(accuracy, report.main.accuracy("clean"))
     assert np.array_equal(line(left, "MIX")[1], report.main.accuracy("mix"))
-    assert np.array_equal(line(right, "the mixture")[1], report.main.accuracy("mix"))
+    assert np.array_equal(line(right, "the mixture")[1], report.main.accuracy("worst"))
     assert len(left.containers) == 4  # one set of error bars a curve
     assert any("chosen α = 0.753" in text.get_text() for text in left.texts)
 

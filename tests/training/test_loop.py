@@ -116,6 +116,103 @@ def test_a_killed_run_logs_no_epoch_twice(tmp_path):
     assert [row["step"] for row in rows] == [3, 6, 9]
 
 
+def test_an_interrupted_epoch_is_logged_once_and_whole(tmp_path):
+    trainer(tmp_path / "whole", recipe()).run()
+    first = trainer(tmp_path / "parts", recipe())
+    stop_after(first, steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = trainer(tmp_path / "parts", recipe())
+    second.resume()
+    second.run()
+    logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("whole", "parts")]
+    whole, parts = ([{k: v for k, v in json.loads(row).items() if k != "seconds"} for row in log] for log in logs)
+    assert whole == parts
+
+
+def test_a_torn_log_and_a_new_start(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 3, "epoch": 1}\n{"step": 6, "ep')
+    run = trainer(tmp_path, recipe(epochs=1))
+    run.watcher.rewind(3)
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 3, "epoch": 1}\n'
+    run.run()
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_bad_last_step_is_not_saved_over_a_good_checkpoint(tmp_path):
+    run = trainer(tmp_path, recipe(epochs=2))
+    original = run.train_step
+
+    def step(batch):
+        result = original(batch)
+        if run.step == 5:  # the last of the second epoch: its loss was still a number
+            with torch.no_grad():
+                next(run.model.parameters()).fill_(torch.nan)
+        return result
+
+    run.train_step = step
+    with pytest.raises(DivergedError, match="kept at"):
+        run.run()
+    assert checkpoints.load(run.checkpoint)[1]["step"] == 3
+
+
+def test_divergence_in_the_first_epoch_promises_no_checkpoint(tmp_path):
+    run = trainer(tmp_path, recipe(lr=1e30))
+    with pytest.raises(DivergedError, match="nothing was saved yet"):
+        run.run()
+
+
+def test_other_training_images_cannot_resume(tmp_path):
+    trainer(tmp_path, recipe()).save()
+    with pytest.raises(checkpoints.CheckpointError, match="another training set"):
+        trainer(tmp_path, recipe(), tiny_data(128)).resume()
+
+
+@pytest.mark.parametrize("method", ["at", "trades", "iaat"])
+def test_attacks_see_a_frozen_network_in_eval_mode(tmp_path, method):
+    run = trainer(tmp_path, recipe(method))
+    run.model.train()
+    seen, network = [], run.network
+
+    def watched(images):
+        seen.append((run.model.training, any(p.requires_grad for p in run.model.parameters())))
+        return network(images)
+
+    run.network = watched
+    run.examples(next(iter(run.batches(0))))
+    assert set(seen) == {(False, False)}
+    assert all(parameter.requires_grad for parameter in run.model.parameters())
+
+
+def test_the_final_model_is_the_average_with_statistics_of_its_own(tmp_path):
+    run = trainer(tmp_path, recipe(epochs=2))
+    averages, update = [[p.detach().clone() for p in run.model.parameters()]], run.average.update
+
+    def follow(step):
+        decay = min(0.9, (1 + step) / (10 + step))
+        pairs = zip(averages[-1], run.model.parameters(), strict=True)
+        averages.append([decay * average + (1 - decay) * now.detach() for average, now in pairs])
+        update(step)
+
+    run.average.update = follow
+    model = run.run()
+    for expected, parameter in zip(averages[-1], model.parameters(), strict=True):
+        assert torch.allclose(expected, parameter, atol=1e-6)
+    first = model.get_submodule("stage1.0.norms.0")
+    with torch.no_grad():
+        looked_at = (batch.images for batch in run.batches(run.recipe.optimizer.epochs))
+        means = [model.stem(model.normalize(images)).mean((0, 2, 3)) for images in looked_at]
+    assert torch.allclose(first.running_mean, torch.stack(means).mean(0), atol=1e-5)
+
+
+def test_gradients_are_clipped(tmp_path):
+    run = trainer(tmp_path, recipe(gradient_clip=1e-3, momentum=0.0, weight_decay=0.0))
+    before = [p.detach().clone() for p in run.model.parameters()]
+    run.train_step(next(iter(run.batches(0))))
+    moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(run.model.parameters(), before, strict=True)])
+    assert 0 < moved.norm().item() <= 1e-3 * run.optimizer.param_groups[0]["lr"] * 1.001
+
+
 def test_another_recipe_cannot_resume(tmp_path):
     run = trainer(tmp_path, recipe())
     run.save()
@@ -153,6 +250,8 @@ def test_weight_perturbation_is_undone_after_the_step(tmp_path):
 
     with run.adversary.pushed(loss):
         seen["inside"] = [weight.clone() for weight in run.adversary.weights]
+        seen["pushed loss"] = loss().item()
+    assert seen["pushed loss"] > loss().item()
     for old, inside, new in zip(before, seen["inside"], run.adversary.weights, strict=True):
         assert ((inside - old).norm() / old.norm()).item() == pytest.approx(0.01, rel=1e-3)
         assert torch.allclose(old, new, atol=1e-6)

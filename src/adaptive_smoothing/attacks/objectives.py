@@ -25,6 +25,7 @@ def margin(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) ->
 
 
 def logit_margin(logits: Tensor, labels: Tensor) -> Tensor:
+    logits = logits.float()
     right = logits.gather(1, labels[:, None])
     wrong = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
     return wrong - right.squeeze(1)
@@ -38,6 +39,11 @@ class KLDivergence:
 
     def __call__(self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = model(images)
+        if len(logits) != len(self.reference):
+            raise ValueError(
+                f"expected the {len(self.reference)} images of the reference, got {len(logits)}: "
+                "leave stop_when_fooled off for this objective"
+            )
         return kl_divergence(self.reference, logits), logits
 
 

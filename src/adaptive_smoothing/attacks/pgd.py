@@ -13,6 +13,8 @@ from adaptive_smoothing.models.contract import check_eval, check_images, check_l
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, per_image
 
+# A verdict is read in full precision; an attack that stops here must have fooled the model beyond TF32's rounding.
+SURELY = 0.01
 # 20 steps of 0.0027 at eps = 8/255, the paper's setting, in units of eps / steps.
 STEP_FACTOR = 0.0027 * 20 / (8 / 255)
 
@@ -23,12 +25,13 @@ class PGD:
 
     Each image comes back as the iterate that was misclassified by the widest margin, or came closest to it.
     `stop_when_fooled` leaves an image at the first iterate that fools the model and spends the remaining passes
-    on the others: the same verdicts for less, but its margins are not the worst ones.
+    on the others: the same verdicts for less, but its margins are not the worst ones. Random starts
+    are drawn for the batch, not for the image.
     """
 
     threat: Threat
     steps: int = 20
-    step_size: float | None = None
+    step_size: float | Tensor | None = None
     random_start: bool = False
     objective: Objective = cross_entropy
     stop_when_fooled: bool = False
@@ -98,9 +101,12 @@ class _Worst:
         self.margin = torch.full(labels.shape, -torch.inf, device=images.device)
 
     def update(self, which: Tensor | slice, iterate: Tensor, logits: Tensor) -> Tensor:
-        """Take the iterates that are worse than what is kept; returns which images still stand."""
-        margin = logit_margin(logits.float(), self.labels[which])
+        """Take the iterates that are worse than what is kept; returns which images are not surely fooled yet.
+
+        Not a number is the worst of all: it must reach the verdict, which refuses it.
+        """
+        margin = logit_margin(logits, self.labels[which]).nan_to_num(nan=torch.inf)
         worse = margin > self.margin[which]
         self.images[which] = torch.where(worse.view(-1, 1, 1, 1), iterate.detach(), self.images[which])
         self.margin[which] = torch.where(worse, margin, self.margin[which])
-        return margin <= 0
+        return margin <= SURELY

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
 
 
-class TrainingBatch(NamedTuple):
+class RawBatch(NamedTuple):
     """uint8 images, labels, and the images' positions in the data they were drawn from."""
 
     images: Tensor
@@ -49,7 +49,7 @@ def steps_per_epoch(data: ImageData, size: int) -> int:
     return len(data) // size
 
 
-def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[TrainingBatch]:
+def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[RawBatch]:
     """The full batches of one epoch in random order, from step `start` on; the remainder is left out.
 
     The order depends on (seed, epoch) and the number of images, so a resumed epoch goes on where it stopped.
@@ -61,7 +61,7 @@ def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 
         raise ValueError(f"expected start from 0 to {steps}, the steps of an epoch, got {start}")
     order = torch.randperm(len(data), generator=generator(seed, "shuffle", epoch)).to(data.images.device)
     rows = (order[step * size : (step + 1) * size] for step in range(start, steps))
-    return (TrainingBatch(data.images[row], data.labels[row], row) for row in rows)
+    return (RawBatch(data.images[row], data.labels[row], row) for row in rows)
 
 
 def augment(

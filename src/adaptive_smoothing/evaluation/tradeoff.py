@@ -3,6 +3,7 @@
 STD and ROB attacks are made on g and on h and transferred; MIX attacks the mixture end to end. Everything but
 MIX follows exactly, for every alpha, from the probabilities of g and h on three sets of images (clean, STD,
 ROB), so it is computed once and costs nothing per alpha. MIX at alpha 0 and 1 is the attack on g and on h.
+The robustness of a mixture is what survives all three.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import beta
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.pgd import PGD
@@ -22,8 +22,9 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import verdict_logits
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
+from adaptive_smoothing.results import intervals
 
-VIEWS = ("clean", "std", "rob")
+CURVES = ("clean", "std", "rob", "mix", "worst")
 ALPHAS = tuple(np.linspace(0, 1, 101).round(2).tolist())
 MIX_ALPHAS = (0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1)
 
@@ -46,16 +47,24 @@ class Tradeoff:
     def images(self) -> int:
         return len(self.rows["label"])
 
+    def alphas_of(self, curve: str) -> np.ndarray:
+        """Where a curve is known: `clean`, `std`, `rob` at `alphas`, `mix` and `worst` at `mix_alphas`."""
+        return self.mix_alphas if curve in ("mix", "worst") else self.alphas
+
+    def right(self, curve: str) -> np.ndarray:
+        """[alpha, image]: is the mixture right. `worst` is right under MIX and both transferred attacks."""
+        if curve != "worst":
+            return self.rows[curve]
+        at = np.searchsorted(self.alphas, self.mix_alphas)
+        return self.rows["mix"] & self.rows["std"][at] & self.rows["rob"][at]
+
     def accuracy(self, curve: str) -> np.ndarray:
-        """Accuracy at each alpha: `clean`, `std`, `rob` at `alphas`, `mix` at `mix_alphas`."""
-        return self.rows[curve].mean(1)
+        """Accuracy at each of `alphas_of(curve)`."""
+        return self.right(curve).mean(1)
 
     def intervals(self, curve: str) -> np.ndarray:
-        """95 % Clopper-Pearson bounds, one row an alpha: `results.interval` for all of them at once."""
-        right, wrong = self.rows[curve].sum(1), (~self.rows[curve]).sum(1)
-        low = np.where(right > 0, beta.ppf(0.025, np.maximum(right, 1), wrong + 1), 0.0)
-        high = np.where(wrong > 0, beta.ppf(0.975, right + 1, np.maximum(wrong, 1)), 1.0)
-        return np.stack([low, high], axis=1)
+        """95 % Clopper-Pearson bounds, one row an alpha."""
+        return intervals(self.right(curve).sum(1), self.images)
 
     def gaps(self) -> dict[str, dict[str, float | None]]:
         """The paper's tab:confidence: accuracy, and mean and median gap where the model is right and wrong.
@@ -69,11 +78,11 @@ class Tradeoff:
         """What `result.json` holds: every figure, none of it typed by hand."""
         curves = {
             curve: {
-                "alpha": (self.mix_alphas if curve == "mix" else self.alphas).round(4).tolist(),
+                "alpha": self.alphas_of(curve).round(4).tolist(),
                 "accuracy": self.accuracy(curve).tolist(),
                 "interval": self.intervals(curve).tolist(),
             }
-            for curve in (*VIEWS, "mix")
+            for curve in CURVES
         }
         return {"images": self.images, "settings": self.settings, "curves": curves, "gaps": self.gaps()}
 
@@ -123,12 +132,15 @@ def tradeoff_parts(
 ) -> Iterator[Tradeoff]:
     """The same a batch at a time, for those who may have to stop early; `join` puts the parts together."""
     device = next(robust.parameters()).device
+    alphas = sorted({*alphas, *mix_alphas})
     settings = {
         "data": data.name,
         "fingerprint": data.fingerprint(),
         "norm": attack.threat.norm,
         "eps": attack.threat.eps,
         "steps": attack.steps,
+        "random_start": attack.random_start,
+        "step_size": attack.step_size,
     }
     for batch in batches(data, batch_size, device=device):
         row = _measure(standard, robust, batch, attack, alphas, mix_alphas, progress or (lambda done: None))

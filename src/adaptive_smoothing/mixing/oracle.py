@@ -1,6 +1,8 @@
-"""The alpha(x) of the paper's existence theorem (THM:ADA): a reference that no real mixture can beat.
+"""The alpha(x) of the paper's existence theorem (THM:ADA): right wherever g or h is.
 
-It reads the true labels, so it is no defence; it says how much of the trade-off alpha(x) alone could remove.
+It reads the true labels, so it is no defence; it says how much of the trade-off alpha(x) alone could remove. An alpha
+in between can be right where both are wrong, but rarely. The labels are those of one batch: attack it with a plain PGD
+on that batch, which keeps the images together.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _subtitle(report: Report) -> str:
 def _tiles(report: Report) -> list[str]:
     found = [("g, standard", *alone(report.main, "g")), ("h, robust", *alone(report.main, "h"))]
     if report.alpha is not None:
-        mixture = at(report.main, "clean", report.alpha), at(report.main, "mix", report.alpha)
+        mixture = at(report.main, "clean", report.alpha), at(report.main, "worst", report.alpha)
         found.insert(1, (f"mixture, α = {report.alpha:.3f}", *mixture))
     return [_tile(name, clean, attacked, name.startswith("mixture")) for name, clean, attacked in found]
 
@@ -68,7 +68,7 @@ def _figures(report: Report) -> list[str]:
         "Accuracy against the mixing weight α: clean, and under the STD, ROB and MIX attacks": (
             lambda style: curves_panel(main, report.live, alpha, style)
         ),
-        "Clean accuracy against accuracy under the MIX attack, for α from 0 to 1": (
+        "Clean accuracy against accuracy under all three attacks, for α from 0 to 1": (
             lambda style: frontier_panel(main, alpha, style, paper=like_the_paper(main.settings))
         ),
         "How sure h is: right answers under attack, and wrong answers on clean images": (

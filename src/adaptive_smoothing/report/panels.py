@@ -31,7 +31,7 @@ def curves_panel(
 
     def draw(axes: Axes) -> None:
         for curve, (label, line) in CURVES.items():
-            alphas = stored.mix_alphas if curve == "mix" else stored.alphas
+            alphas = stored.alphas_of(curve)
             color = getattr(style, curve)
             axes.plot(alphas, stored.accuracy(curve), line, color=color, label=label, markersize=3.5)
             if live is not None:
@@ -50,7 +50,7 @@ def curves_panel(
 def frontier_panel(
     tradeoff: Tradeoff, chosen_alpha: float | None = None, style: Style = LIGHT, *, paper: bool = True
 ) -> Panel:
-    """Clean accuracy against accuracy under MIX: what a step of alpha costs, and what it buys."""
+    """Clean accuracy against accuracy under all three attacks: what a step of alpha costs, and what it buys."""
 
     def draw(axes: Axes) -> None:
         clean, mix = _frontier(tradeoff)
@@ -68,7 +68,7 @@ def frontier_panel(
             axis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.margins(0.12)
         axes.set_ylim(bottom=-0.02)
-        axes.set(xlabel="clean accuracy", ylabel="accuracy under MIX", title="What robustness costs")
+        axes.set(xlabel="clean accuracy", ylabel="accuracy under attack", title="What robustness costs")
         _legend_below(axes)
 
     return draw
@@ -114,7 +114,7 @@ def _count(stored: Tradeoff, live: Tradeoff | None) -> str:
 
 def _points(axes: Axes, live: Tradeoff, curve: str, color: str) -> None:
     """The live run at the alphas of its MIX attack: at all 101 it would hide the lines."""
-    alphas = live.mix_alphas if curve == "mix" else live.alphas
+    alphas = live.alphas_of(curve)
     keep = [int(np.abs(alphas - alpha).argmin()) for alpha in live.mix_alphas]
     right = live.rows[curve][keep]
     accuracy = right.mean(1)
@@ -143,9 +143,9 @@ def _chosen_star(axes: Axes, tradeoff: Tradeoff, alpha: float, style: Style) -> 
 
 
 def _frontier(tradeoff: Tradeoff) -> tuple[np.ndarray, np.ndarray]:
-    """Clean and MIX accuracy at the alphas where the MIX attack was made."""
+    """Clean and worst-case accuracy at the alphas where the MIX attack was made."""
     clean = np.interp(tradeoff.mix_alphas, tradeoff.alphas, tradeoff.accuracy("clean"))
-    return clean, tradeoff.accuracy("mix")
+    return clean, tradeoff.accuracy("worst")
 
 
 def _ends(tradeoff: Tradeoff) -> tuple[list[float], list[float]]:

@@ -61,10 +61,10 @@ def share(right: np.ndarray) -> Share:
 
 def at(tradeoff: Tradeoff, curve: str, alpha: float) -> Share:
     """Accuracy of a curve at alpha: as measured there, or on the line between its neighbours."""
-    alphas = tradeoff.mix_alphas if curve == "mix" else tradeoff.alphas
+    alphas = tradeoff.alphas_of(curve)
     nearest = int(np.abs(alphas - alpha).argmin())
     if abs(alphas[nearest] - alpha) < 1e-6:
-        return share(tradeoff.rows[curve][nearest])
+        return share(tradeoff.right(curve)[nearest])
     return Share(float(np.interp(alpha, alphas, tradeoff.accuracy(curve))))
 
 
@@ -106,15 +106,15 @@ def _the_pair(run: Tradeoff) -> str:
 
 
 def _the_mixture(run: Tradeoff, choice: Choice) -> str:
-    clean, mix = at(run, "clean", choice.alpha).value, at(run, "mix", choice.alpha).value
+    clean, worst = at(run, "clean", choice.alpha).value, at(run, "worst", choice.alpha).value
     h_clean, h_attacked = (part.value for part in alone(run, "h"))
-    kept = f"{percent(mix / h_attacked)} of h's robustness" if h_attacked else "no robustness, as h has none"
+    kept = f"{percent(worst / h_attacked)} of h's robustness" if h_attacked else "no robustness, as h has none"
     return (
         f"The mixture (1 − α) g + α h of their probabilities needs no training. α = {choice.alpha:.3f} is "
         f"the largest weight of h that reaches the wanted clean accuracy of {percent(choice.wanted)} on "
         f"{choice.images:,} validation images ({percent(choice.accuracy)}). On the test images it is right "
-        f"on {percent(clean)}, and on {percent(mix)} under an attack on the mixture itself, with all its "
-        f"gradients. That is {kept}, with {_points(clean - h_clean)} clean accuracy than h."
+        f"on {percent(clean)}, and on {percent(worst)} under every attack that was tried. "
+        f"That is {kept}, with {_points(clean - h_clean)} clean accuracy than h."
     )
 
 
@@ -126,11 +126,12 @@ def _the_attacks(run: Tradeoff, alpha: float) -> str:
     left = {curve: at(run, curve, alpha).value for curve in ("std", "rob", "mix")}
     words = (
         f"Attacks made on g alone (STD) leave {percent(left['std'])} at this α, those made on h alone (ROB) "
-        f"{percent(left['rob'])}, the attack on the mixture (MIX) {percent(left['mix'])}. "
+        f"{percent(left['rob'])}, the attack on the mixture itself, with all its gradients (MIX), "
+        f"{percent(left['mix'])}; {percent(at(run, 'worst', alpha).value)} stand all three. "
     )
     if left["mix"] <= min(left["std"], left["rob"]):
         return words + "MIX is the strongest of them, which speaks against hidden gradients."
-    return words + "MIX is not the strongest here: take the lowest of the three as the robustness at this α."
+    return words + "MIX is not the strongest of them here."
 
 
 def _the_reason(run: Tradeoff, alpha: float | None) -> str:
@@ -167,10 +168,10 @@ def _the_live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
     )
     if alpha is None:
         return words
-    now = at(live, "mix", alpha)
+    now = at(live, "worst", alpha)
     if now.bounds is None:
         return words
-    stored = at(run, "mix", alpha).value
+    stored = at(run, "worst", alpha).value
     inside = now.bounds[0] <= stored <= now.bounds[1]
     verdict = "holds" if inside else "does not hold, as happens to one interval in twenty,"
-    return f"{words} Under MIX it gave {now}; that 95 % interval {verdict} the stored {percent(stored)}."
+    return f"{words} Under all attacks it gave {now}; that 95 % interval {verdict} the stored {percent(stored)}."

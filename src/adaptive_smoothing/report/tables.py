@@ -44,9 +44,9 @@ def models_table(run: Tradeoff, alpha: float | None = None) -> Table:
     """Clean and attacked accuracy of g, of h, and of their mixture."""
     rows = [_cells("g, standard", *alone(run, "g")), _cells("h, robust", *alone(run, "h"))]
     if alpha is not None:
-        mixture = at(run, "clean", alpha), at(run, "mix", alpha)
+        mixture = at(run, "clean", alpha), at(run, "worst", alpha)
         rows.append(_cells(f"mixture, α = {alpha:.3f}", *mixture))
-    note = "Each under the attack made on it; 95 % Clopper-Pearson intervals."
+    note = "g and h under the attack made on them, the mixture under all three; 95 % Clopper-Pearson intervals."
     if alpha is not None and any(part.bounds is None for part in mixture):
         note += " ≈: on the line between two measured α."
     return Table(f"Accuracy on {run.images:,} images", ("", "clean", _attack(run)), tuple(rows), note)
@@ -83,28 +83,28 @@ def alpha_table(run: Tradeoff, alpha: float | None = None, *, name: str = "Accur
     rows = [
         (
             _alpha_name(a, alpha),
-            *(_short(at(run, c, a)) for c in ("clean", "std", "rob")),
-            str(at(run, "mix", a)),
+            *(_short(at(run, c, a)) for c in ("clean", "std", "rob", "mix")),
+            str(at(run, "worst", a)),
         )
         for a in sorted(shown)
     ]
-    columns = ("α", "clean", "STD", "ROB", "MIX")
+    columns = ("α", "clean", "STD", "ROB", "MIX", "all three")
     note = "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself."
     return Table(f"{name}: {run.images:,} images", columns, tuple(rows), note)
 
 
 def cost_table(run: Tradeoff, choice: Choice) -> Table:
     """What the chosen alpha gives, and what it costs against g and against h."""
-    clean, mix = at(run, "clean", choice.alpha), at(run, "mix", choice.alpha)
+    clean, worst = at(run, "clean", choice.alpha), at(run, "worst", choice.alpha)
     rows = [
         (f"wanted, on {choice.images:,} validation images", percent(choice.wanted), ""),
         ("reached there", percent(choice.accuracy), ""),
-        (f"on {run.images:,} test images", percent(clean.value), percent(mix.value)),
+        (f"on {run.images:,} test images", percent(clean.value), percent(worst.value)),
     ]
     for name, model in (("against g", "g"), ("against h", "h")):
-        other_clean, other_mix = alone(run, model)
-        rows.append((name, _points(clean.value - other_clean.value), _points(mix.value - other_mix.value)))
-    columns = ("", "clean", f"{_attack(run)} on the mixture")
+        other_clean, other_worst = alone(run, model)
+        rows.append((name, _points(clean.value - other_clean.value), _points(worst.value - other_worst.value)))
+    columns = ("", "clean", f"{_attack(run)}, all three attacks")
     return Table(f"The chosen α = {choice.alpha:.3f}, and what it costs", columns, tuple(rows), "")
 
 

@@ -87,7 +87,9 @@ def _cumulative(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
     model.train()
     for norm in norms:
         norm.momentum = None
-    yield
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    model.train(mode)
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        model.train(mode)

@@ -38,12 +38,12 @@ def train_base(
     `test_images` limits the final measurement on the test split; None takes all of it.
     """
     train, val = (datasets.load(recipe.data.name, split, root=root) for split in ("train", "val"))
+    if (folder / "checkpoint.safetensors").exists() and not resume:
+        raise FileExistsError(
+            f"{folder} holds a run already: go on with --resume, choose another --out, or delete it to start again"
+        )
     watcher = Watcher(folder, title=recipe.name, quiet=quiet)
     trainer = Trainer(recipe, train, val, folder, device=device, compiled=compiled, watcher=watcher)
-    if trainer.checkpoint.exists() and not resume:
-        raise FileExistsError(
-            f"{trainer.checkpoint} exists: go on with --resume, choose another --out, or delete it to start again"
-        )
     resumed = resume and trainer.resume()
     write_json(folder / "recipe.json", asdict(recipe))
     model = trainer.run()

@@ -7,7 +7,6 @@ weights of an uninterrupted one.
 from __future__ import annotations
 
 import json
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing import checkpoints
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.data.batches import augment, shuffled
+from adaptive_smoothing.data.batches import augment, shuffled, steps_per_epoch
 from adaptive_smoothing.data.cutout import cutout
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.evaluation.accuracy import evaluate
@@ -57,12 +56,6 @@ class Trainer:
         self.train_data, self.val_data = train.to(device), val.to(device)
         self.watcher = watcher or Watcher(folder)
         self.cuda = self.device.type == "cuda"
-        if len(train) < recipe.optimizer.batch_size:
-            raise ValueError(
-                f"expected at least one full batch of {recipe.optimizer.batch_size} training images, got {len(train)}: "
-                "lower optimizer.batch_size in the recipe"
-            )
-
         torch.manual_seed(recipe.seed)
         model = architectures.build(recipe.model.arch, num_classes=train.num_classes, **recipe.model.options)
         # Channels last is twice as fast on CUDA and slower on CPUs.
@@ -81,55 +74,72 @@ class Trainer:
             nesterov=settings.momentum > 0,
             fused=self.cuda,
         )
-        self.steps_per_epoch = len(train) // settings.batch_size
+        self.steps_per_epoch = steps_per_epoch(train, settings.batch_size)
+        if self.steps_per_epoch == 0:
+            raise ValueError(
+                f"expected at least one full batch of {settings.batch_size} training images, got {len(train)}: "
+                "lower optimizer.batch_size in the recipe"
+            )
         self.total_steps = self.steps_per_epoch * settings.epochs
         self.step = 0
         self.seconds = 0.0
+        self.sums = torch.zeros(2, device=self.device)  # loss and accuracy of the epoch so far
 
     # -- running ---------------------------------------------------------------------------------------------
 
     def run(self) -> nn.Module:
         """Train to the end, or to an interrupt; returns the averaged model, in evaluation mode."""
+        self.watcher.rewind(self.step)
         with self.watcher.watching(self.total_steps, self.step), _interrupts() as interrupt:
             while self.step < self.total_steps:
                 self._epoch(interrupt)
                 if interrupt.raised:
-                    self.save()
+                    if self.step % self.steps_per_epoch:
+                        self.save()
                     raise KeyboardInterrupt
         return self.finish()
 
     def _epoch(self, interrupt: _Interrupt) -> None:
         epoch, first = divmod(self.step, self.steps_per_epoch)
-        sums = torch.zeros(3, device=self.device)
         began = time.perf_counter()
         for batch in self.batches(epoch, first):
             loss, right = self.train_step(batch)
-            sums += torch.stack([loss, right, torch.ones_like(loss)])
+            self.sums += torch.stack([loss, right])
             self.step += 1
             self.watcher.advance(self.step)
             if interrupt.raised:
                 break
-        total, right_sum, count = sums.tolist()
+        self._check_finite(epoch)
         self.seconds += time.perf_counter() - began
-        if not math.isfinite(total):
+        if self.step % self.steps_per_epoch == 0:
+            self._finish_epoch(epoch, time.perf_counter() - began)
+
+    def _check_finite(self, epoch: int) -> None:
+        """The loss of the epoch and the weights it left: a bad last step shows in the weights only."""
+        weights = torch.stack(torch._foreach_norm(list(self.model.parameters())))
+        if not (self.sums.isfinite().all() and weights.isfinite().all()):
+            saved = self.checkpoint.exists()
+            kept = f"the last good checkpoint is kept at {self.checkpoint}" if saved else "nothing was saved yet"
             raise DivergedError(
-                f"the loss became {total} in epoch {epoch}; the last good checkpoint is kept at {self.checkpoint}: "
+                f"the loss or a weight is no longer a finite number in epoch {epoch + 1}; {kept}: "
                 "lower optimizer.lr or set optimizer.gradient_clip in the recipe"
             )
+
+    def _finish_epoch(self, epoch: int, seconds: float) -> None:
+        loss, accuracy = (self.sums / self.steps_per_epoch).tolist()
+        self.sums.zero_()
         row: dict[str, Any] = {
             "epoch": epoch + 1,
             "step": self.step,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "loss": total / count,
-            "accuracy": right_sum / count,
-            "seconds": round(time.perf_counter() - began, 3),
+            "loss": loss,
+            "accuracy": accuracy,
+            "seconds": round(seconds, 3),
         }
-        finished = self.step % self.steps_per_epoch == 0
-        if finished and (epoch + 1) % self.recipe.evaluate_every == 0 and self.step < self.total_steps:
+        if (epoch + 1) % self.recipe.evaluate_every == 0 and self.step < self.total_steps:
             row |= self.validate()
         self.watcher.log(row)
-        if finished:
-            self.save()
+        self.save()
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """One step of SGD on one batch; returns the loss and the share of examples classified right."""
@@ -235,19 +245,26 @@ class Trainer:
             momentum = self.optimizer.state[parameter].get("momentum_buffer")
             if momentum is not None:
                 tensors[f"momentum.{number}"] = momentum
-        facts = {"step": self.step, "seconds": self.seconds, "recipe": asdict(self.recipe)}
+        tensors["epoch.sums"] = self.sums
+        facts = {"step": self.step, "seconds": self.seconds, **self._identity()}
         checkpoints.save(self.checkpoint, tensors, facts)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with to be gone on from, as JSON says it."""
+        return {"recipe": json.loads(json.dumps(asdict(self.recipe))), "data": self.train_data.fingerprint()}
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint; False when there is none."""
         if not self.checkpoint.exists():
             return False
         tensors, facts = checkpoints.load(self.checkpoint)
-        if facts["recipe"] != json.loads(json.dumps(asdict(self.recipe))):
-            raise checkpoints.CheckpointError(
-                f"{self.checkpoint} was made by another recipe: use another --out, or delete it to start again"
-            )
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "method": {}, "momentum": {}}
+        for what, here in self._identity().items():
+            if facts[what] != here:
+                raise checkpoints.CheckpointError(
+                    f"{self.checkpoint} was made with another {'recipe' if what == 'recipe' else 'training set'}: "
+                    "use another --out, or delete it to start again"
+                )
+        parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("model", "average", "method", "momentum", "epoch")}
         for name, tensor in tensors.items():
             part, _, key = name.partition(".")
             parts[part][key] = tensor.to(self.device)
@@ -260,8 +277,8 @@ class Trainer:
                 buffer = torch.empty_like(parameter)
                 buffer.copy_(parts["momentum"][str(number)])
                 self.optimizer.state[parameter]["momentum_buffer"] = buffer
+        self.sums.copy_(parts["epoch"]["sums"])
         self.step, self.seconds = facts["step"], facts["seconds"]
-        self.watcher.rewind(self.step)
         return True
 
 

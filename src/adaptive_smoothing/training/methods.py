@@ -45,7 +45,7 @@ class Method(Protocol):
         """What the method remembers from batch to batch; stored in checkpoints."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Standard:
     """Empirical risk on the images as they are."""
 
@@ -65,7 +65,7 @@ class Standard:
         return {}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Gaussian(Standard):
     """Noise of the standard deviation that randomized smoothing will use (Cohen et al. 2019)."""
 
@@ -77,17 +77,17 @@ class Gaussian(Standard):
         return images + self.sigma * noise
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AdversarialTraining(Standard):
     """Train on the attacked images only (Madry et al. 2018)."""
 
-    attack: PGD = None  # type: ignore[assignment]
+    attack: PGD
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
         return self.attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Trades(AdversarialTraining):
     """Cross-entropy on clean images plus beta times the KL divergence to the attacked ones (Zhang et al. 2019)."""
 
@@ -108,37 +108,44 @@ class Trades(AdversarialTraining):
         return torch.cat([batch.images, examples])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class InstanceAdaptive(AdversarialTraining):
     """A radius for every training image (IAAT, Balaji et al. 2019).
 
-    An image whose attack at radius + step still fails gets the larger radius; one that falls already at its own
-    radius gets a smaller one; the change is smoothed over visits. For the first epochs every radius is eps.
+    An image whose attack at radius + step still fails gets the larger radius, one that falls at its own radius a
+    smaller one, and one that is wrong without an attack none; the change is smoothed over visits. In the first
+    epochs the radius is eps for every image that is right.
     """
 
-    radius: Tensor = None  # type: ignore[assignment]
-    step: float = 1.9 / 255
-    smoothing: float = 0.1
-    warmup: int = 5
+    radius: Tensor
+    step: float
+    smallest_step: float
+    smoothing: float
+    warmup: int
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
         images, labels = batch.images, batch.labels
-        radius = self.radius[batch.positions]
+        with torch.no_grad():
+            right = frozen(images).argmax(1) == labels
         if batch.epoch < self.warmup:
+            self.radius[batch.positions] = radius = right * self.attack.threat.eps
             return self._attack(frozen, batch, radius)
-        further = self._attack(frozen, batch, radius + self.step)
-        nearer = self._attack(frozen, batch, radius)
+        radius = self.radius[batch.positions]
+        further, nearer = (self._attack(frozen, batch, radius + more) for more in (self.step, 0.0))
         with torch.no_grad():
             stands_further = frozen(further).argmax(1) == labels
             stands_nearer = frozen(nearer).argmax(1) == labels
-        wanted = radius + self.step * (stands_further.float() - (~stands_nearer & ~stands_further).float())
-        radius = ((1 - self.smoothing) * radius + self.smoothing * wanted).clamp_min(0)
+        change = stands_further.float() - (~stands_nearer & ~stands_further).float()
+        wanted = right * (radius + self.step * change).clamp_min(0)
+        radius = torch.lerp(radius, wanted, self.smoothing)
         self.radius[batch.positions] = radius
         # The furthest attack, drawn back to the new radius, is an attack at that radius.
         return self.attack.threat.with_eps(radius).project(further, images)
 
     def _attack(self, frozen: Network, batch: TrainingBatch, radius: Tensor) -> Tensor:
-        attack = replace(self.attack, threat=self.attack.threat.with_eps(radius))
+        # A step that suits eps would not reach the border of a radius that has grown.
+        step = (2 * radius / self.attack.steps).clamp_min(self.smallest_step)
+        attack = replace(self.attack, threat=self.attack.threat.with_eps(radius), step_size=step)
         return attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
 
     def state(self) -> dict[str, Tensor]:
@@ -149,20 +156,20 @@ def make_method(settings: MethodSettings, images: int, device: torch.device) -> 
     """The method a recipe names, for a training set of so many images."""
     smoothing = settings.label_smoothing
     if settings.name == "standard":
-        return Standard(smoothing)
+        return Standard(label_smoothing=smoothing)
     if settings.name == "gaussian":
-        return Gaussian(smoothing, settings.sigma)
-    attack = PGD(settings.threat, steps=settings.steps, step_size=settings.step_size, random_start=True)
+        return Gaussian(label_smoothing=smoothing, sigma=settings.sigma)
+    attack = PGD(settings.threat, steps=settings.steps, step_size=settings.attack_step, random_start=True)
     if settings.name == "at":
-        return AdversarialTraining(smoothing, attack)
+        return AdversarialTraining(label_smoothing=smoothing, attack=attack)
     if settings.name == "trades":
-        return Trades(smoothing, attack, settings.beta)
-    radius = torch.full((images,), settings.eps, device=device)
+        return Trades(label_smoothing=smoothing, attack=attack, beta=settings.beta)
     return InstanceAdaptive(
-        smoothing,
-        attack,
-        radius,
-        settings.radius_step,
-        settings.radius_smoothing,
-        settings.radius_warmup,
+        label_smoothing=smoothing,
+        attack=attack,
+        radius=torch.full((images,), settings.eps, device=device),
+        step=settings.radius_step,
+        smallest_step=settings.attack_step,
+        smoothing=settings.radius_smoothing,
+        warmup=settings.radius_warmup,
     )

@@ -18,6 +18,11 @@ def _among(what: str, value: str, allowed: Collection[str]) -> None:
         raise ValueError(f"expected {what} to be one of {', '.join(allowed)}, got {value!r}")
 
 
+def _at_least(what: str, value: int, smallest: int) -> None:
+    if value < smallest:
+        raise ValueError(f"expected {what} of at least {smallest}, got {value}")
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """What is trained: an architecture's name and its options."""
@@ -40,6 +45,7 @@ class DataSettings:
 class MethodSettings:
     """How robustness is taught.
 
+    The default step of the attack is 2.5 * eps / steps: 2/255 for ten steps at 8/255.
     `at` trains on PGD examples, `trades` adds beta * KL(clean || attacked), `iaat` gives every training image
     a radius of its own, `gaussian` trains on noisy images for randomized smoothing.
     """
@@ -48,7 +54,7 @@ class MethodSettings:
     norm: str = "Linf"
     eps: float = 8 / 255
     steps: int = 10
-    step_size: float = 2 / 255
+    step_size: float | None = None
     beta: float = 6.0
     sigma: float = 0.25
     radius_step: float = 1.9 / 255
@@ -61,6 +67,11 @@ class MethodSettings:
     def __post_init__(self) -> None:
         _among("method", self.name, METHODS)
         _among("norm", self.norm, NORMS)
+        _at_least("steps", self.steps, 1)
+
+    @property
+    def attack_step(self) -> float:
+        return self.step_size if self.step_size is not None else 2.5 * self.eps / self.steps
 
     @property
     def threat(self) -> Threat:
@@ -83,6 +94,10 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         _among("schedule", self.schedule, SCHEDULES)
+        _at_least("epochs", self.epochs, 1)
+        _at_least("batch_size", self.batch_size, 1)
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"expected ema to be a decay in [0, 1), got {self.ema}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"expected warmup to be a share of the steps in [0, 1), got {self.warmup}")
 
@@ -96,6 +111,9 @@ class Recipe:
     optimizer: OptimizerSettings = OptimizerSettings()
     seed: int = 0
     evaluate_every: int = 10
+
+    def __post_init__(self) -> None:
+        _at_least("evaluate_every", self.evaluate_every, 1)
 
     def lr_factor(self, step: int, total: int) -> float:
         """The learning rate at a step, as a share of the largest one."""

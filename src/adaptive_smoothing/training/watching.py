@@ -40,10 +40,12 @@ class Watcher:
     @contextmanager
     def watching(self, total: int, done: int) -> Iterator[None]:
         self.progress.reset(self.task, total=total, completed=done)
-        with self.progress:
-            yield
-        if self.board is not None:
-            self.board.flush()
+        try:
+            with self.progress:
+                yield
+        finally:
+            if self.board is not None:
+                self.board.flush()
 
     def advance(self, done: int) -> None:
         self.progress.update(self.task, completed=done)
@@ -55,12 +57,12 @@ class Watcher:
     def rewind(self, step: int) -> None:
         """Forget what was logged after `step`: a run that goes on from there will log it again."""
         rows = self.journal.read_text().splitlines() if self.journal.exists() else []
-        kept = [row for row in rows if json.loads(row)["step"] <= step]
+        kept = [row for row in rows if _step_of(row) <= step]
         with atomic(self.journal) as partial:
             partial.write_text("".join(f"{row}\n" for row in kept))
 
     def log(self, row: dict[str, Any]) -> None:
-        """One finished epoch, or the part of it before an interrupt."""
+        """One finished epoch."""
         with self.journal.open("a") as file:
             file.write(json.dumps(row) + "\n")
         note = f"loss {row['loss']:.3f}  accuracy {row['accuracy']:.3f}"
@@ -72,6 +74,14 @@ class Watcher:
         if self.board is not None:
             for key, value in row.items():
                 self.board.add_scalar(key, value, row["step"])
+
+
+def _step_of(row: str) -> float:
+    """The step of a logged row; a row torn by a crash is after any."""
+    try:
+        return float(json.loads(row)["step"])
+    except json.JSONDecodeError:
+        return float("inf")
 
 
 def _board(folder: Path) -> Any:
