@@ -84,6 +84,7 @@ def test_stored_models_were_made_by_the_recipes_in_the_repository():
     ("table", "message"),
     [
         ({"evaluate_every": 0}, "evaluate_every of at least 1"),
+        ({"name": "../x"}, "it names files"),
         ({"optimizer": {"epochs": 0}}, "epochs of at least 1"),
         ({"optimizer": {"batch_size": 0}}, "batch_size of at least 1"),
         ({"optimizer": {"ema": 1.0}}, r"decay in \[0, 1\)"),

@@ -54,10 +54,16 @@ def test_parsing():
     assert parse_number("1/4") == 0.25
 
 
-@pytest.mark.parametrize("text", ["Linf", "L1:0.5", "Linf:abc", "8/255"])
+@pytest.mark.parametrize("text", ["Linf", "L1:0.5", "Linf:abc", "8/255", "Linf:8/0"])
 def test_a_wrong_threat_says_what_was_expected(text):
     with pytest.raises(ValueError, match="Linf:8/255"):
         parse_threat(text)
+
+
+def test_pixel_units_are_refused():
+    with pytest.raises(ValueError, match="did you mean 8/255"):
+        Linf(8)
+    assert L2(8).eps == 8
 
 
 def test_negative_radius_is_refused():

@@ -80,6 +80,11 @@ class Threat(ABC):
 class Linf(Threat):
     """Every pixel may change by at most eps."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.eps, Tensor) and self.eps > 1:
+            raise ValueError(f"expected eps in [0, 1], as images are, got {self.eps:g}; did you mean {self.eps:g}/255?")
+
     def clip(self, delta: Tensor) -> Tensor:
         eps = per_image(self.eps, delta)
         if isinstance(eps, Tensor):
@@ -145,7 +150,7 @@ def parse_threat(text: str) -> Threat:
     norms = {key.lower(): value for key, value in NORMS.items()}
     try:
         return norms[name.strip().lower()](parse_number(radius))
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}") from error
 
 

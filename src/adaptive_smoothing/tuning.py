@@ -39,13 +39,15 @@ class CleanAccuracy:
 
     def largest_alpha(self, target: float) -> float:
         """The most robust setting that still has the wanted clean accuracy: the largest alpha that reaches it."""
+        if not 0 < target <= 1:
+            raise ValueError(f"expected a clean accuracy in (0, 1], such as 0.9, got {target}")
         alphas, accuracy = self.steps()
         enough = np.flatnonzero(accuracy >= target)
         if not len(enough):
             best = int(accuracy.argmax())
             raise ValueError(
                 f"expected a clean accuracy this pair can reach, got {target:.4f}: the best is {accuracy[best]:.4f}, "
-                f"at alpha {alphas[best]:.3f}"
+                f"at alpha {alphas[best]:.3f}; ask for at most that"
             )
         return float(alphas[enough[-1]])
 

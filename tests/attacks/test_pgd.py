@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from adaptive_smoothing.attacks.objectives import (
     logit_margin,
     margin,
 )
-from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
+from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.threat import L2, Linf
@@ -169,3 +171,30 @@ def test_a_divergence_needs_all_its_images(linear):
 def test_tiny_gradients_still_point_somewhere():
     gradient = 1e-25 * torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(L2(1.0).steepest(gradient).flatten(1).norm(dim=1), torch.ones(3))
+
+
+def test_a_model_without_a_gradient_is_named(linear):
+    class Loud(nn.Module):
+        def forward(self, x):
+            return 1e4 * linear(x)
+
+    x = images()
+    y = linear(x).argmax(1)
+    with pytest.warns(MaskedGradientWarning, match="which is no robustness"):
+        PGD(Linf(0.05), steps=3)(Loud().eval(), x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adversarial = PGD(Linf(0.05), steps=3, objective=margin)(Loud().eval(), x, y)
+        PGD(Linf(0.05), steps=3)(linear, x, y)
+        PGD(Linf(0.0), steps=3)(linear, x, y)
+    assert (linear(adversarial).argmax(1) != y).any()
+
+
+def test_evaluate_hands_each_image_its_radius(linear):
+    x = (images() * 255).round() / 255
+    y = linear(x).argmax(1)
+    y[::2] = 1 - y[::2]  # every second one is wrong already, and not attacked
+    radius = torch.where(torch.arange(64) % 4 == 1, 1.0, 0.0)
+    data = from_tensors((x * 255).round().to(torch.uint8), y)
+    result = evaluate(linear, data, PGD(Linf(radius), steps=20), batch_size=10)
+    assert torch.equal(result.robust_correct, torch.arange(64) % 4 == 3)

@@ -18,7 +18,9 @@ def data(linear):
 
 def test_clean_accuracy_and_rows(linear, data):
     result = evaluate(linear, data, batch_size=7)
-    assert result.clean == result.robust == pytest.approx(0.8)
+    assert result.clean == pytest.approx(0.8)
+    with pytest.raises(ValueError, match="expected an attack"):
+        result.robust  # noqa: B018
     assert result.index.tolist() == list(range(50))
     assert result.clean_interval[0] < 0.8 < result.clean_interval[1]
 
@@ -78,3 +80,10 @@ def test_verdicts_are_in_full_precision_whatever_was_set(linear, data):
 def test_an_attack_that_leaves_the_box_is_refused(linear, data):
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         evaluate(linear, data, lambda model, images, labels: images + 1)
+
+
+def test_other_data_is_refused_with_a_way_out(linear, data):
+    with pytest.raises(TypeError, match=r"ads\.from_dataset"):
+        evaluate(linear, (data.floats(), data.labels))
+    with pytest.raises(ValueError, match="empty"):
+        evaluate(linear, data.take(0))

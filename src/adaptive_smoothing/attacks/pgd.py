@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -52,14 +53,21 @@ class PGD:
             threat = self.threat.take(active)
             following, logits = self._climb(model, iterate, images[active], labels[active], threat)
             standing = worst.update(active, iterate, logits)
+            worst.moved[active] |= (following != iterate).flatten(1).any(1)
             if self.stop_when_fooled:
                 active, following = everything[active][standing], following[standing]
                 if not len(following):
-                    return worst.images
+                    break
             iterate = following
-        with torch.no_grad():
-            worst.update(active, iterate, model(iterate))
+        else:
+            with torch.no_grad():
+                worst.update(active, iterate, model(iterate))
+        worst.check(self.threat)
         return worst.images
+
+    def take(self, which: Tensor | slice) -> PGD:
+        """The same attack for a selection of the images: the radii of those."""
+        return replace(self, threat=self.threat.take(which))
 
     def start(self, images: Tensor, noise: torch.Generator | None = None) -> Tensor:
         """Where the climb begins: the image itself, or a random point of the ball."""
@@ -92,6 +100,10 @@ class PGD:
             return threat.project(moved, images), logits.detach()
 
 
+class MaskedGradientWarning(UserWarning):
+    """A model gave an attack no gradient to follow."""
+
+
 class _Worst:
     """The worst iterate seen so far of every image."""
 
@@ -99,6 +111,7 @@ class _Worst:
         self.images = images.clone()
         self.labels = labels
         self.margin = torch.full(labels.shape, -torch.inf, device=images.device)
+        self.moved = torch.zeros_like(labels, dtype=torch.bool)
 
     def update(self, which: Tensor | slice, iterate: Tensor, logits: Tensor) -> Tensor:
         """Take the iterates that are worse than what is kept; returns which images are not surely fooled yet.
@@ -110,3 +123,21 @@ class _Worst:
         self.images[which] = torch.where(worse.view(-1, 1, 1, 1), iterate.detach(), self.images[which])
         self.margin[which] = torch.where(worse, margin, self.margin[which])
         return margin <= SURELY
+
+    def check(self, threat: Threat) -> None:
+        """An attack that could not move has shown nothing, and one that met NaN has shown a fault."""
+        may_move = torch.as_tensor(threat.eps, device=self.margin.device) > 0
+        stuck = (~self.moved & (self.margin <= 0) & may_move).sum()
+        poisoned, count = torch.stack([self.images.isnan().any().long(), stuck]).tolist()
+        if poisoned:
+            raise ValueError(
+                "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
+            )
+        if count:
+            warnings.warn(
+                f"the gradient was zero for {count} of {len(self.labels)} images: the attack could not move them, "
+                "which is no robustness; try objective=margin (attacks.objectives), or look for a saturated softmax, a "
+                "quantised input or a detached part of the model",
+                MaskedGradientWarning,
+                stacklevel=3,
+            )

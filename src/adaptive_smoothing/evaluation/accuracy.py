@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.data.batches import batches
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models.contract import check_eval, check_images, check_logits
 from adaptive_smoothing.results import interval
@@ -20,12 +21,12 @@ Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model predicted for every image, before and after the attack."""
+    """What a model predicted for every image, before the attack and, if there was one, after it."""
 
     index: Tensor
     labels: Tensor
     clean_predictions: Tensor
-    attacked_predictions: Tensor
+    attacked_predictions: Tensor | None = None
 
     @property
     def clean_correct(self) -> Tensor:
@@ -34,6 +35,8 @@ class Evaluation:
     @property
     def robust_correct(self) -> Tensor:
         """Right before and after: an attack that helps the model has not shown robustness."""
+        if self.attacked_predictions is None:
+            raise ValueError("expected an attack to read robust accuracy from, got none: evaluate(model, data, attack)")
         return self.clean_correct & (self.attacked_predictions == self.labels)
 
     @property
@@ -91,17 +94,35 @@ def evaluate(
 
     `progress` is called with the number of images of each finished batch.
     """
+    if not isinstance(data, ImageData):
+        raise TypeError(
+            f"expected ImageData, got {type(data).__name__}: ads.from_dataset takes a torch data set, "
+            "ads.from_tensors images and labels"
+        )
+    if not len(data):
+        raise ValueError(f"expected at least one image, got an empty {data.name}")
     check_eval(model)
     device = device or next(iter(model.parameters()), data.images).device
-    rows = []
+    rows, done = [], 0
     for batch in batches(data, batch_size, device=device):
         clean = verdict_logits(model, batch.images).argmax(1)
-        attacked = clean.clone()
-        right = clean == batch.labels
-        if attack is not None and right.any():
-            adversarial = attack(model, batch.images[right], batch.labels[right])
-            attacked[right] = verdict_logits(model, adversarial).argmax(1)
-        rows.append([batch.index.cpu(), batch.labels.cpu(), clean.cpu(), attacked.cpu()])
+        row = [batch.index, batch.labels, clean]
+        if attack is not None:
+            row.append(_attacked(model, batch, clean, attack, done))
+        rows.append([column.cpu() for column in row])
+        done += len(batch.labels)
         if progress is not None:
             progress(len(batch.labels))
     return Evaluation(*(torch.cat(column) for column in zip(*rows, strict=True)))
+
+
+def _attacked(model: nn.Module, batch: Batch, clean: Tensor, attack: Attack, done: int) -> Tensor:
+    """Predictions after the attack, which spares the images that are wrong already."""
+    attacked = clean.clone()
+    right = (clean == batch.labels).nonzero().squeeze(1)
+    if len(right):
+        # An attack may hold something for each image of the data, such as a radius.
+        attack = attack.take(done + right) if isinstance(attack, PGD) else attack
+        adversarial = attack(model, batch.images[right], batch.labels[right])
+        attacked[right] = verdict_logits(model, adversarial).argmax(1)
+    return attacked

@@ -133,6 +133,8 @@ def tradeoff_parts(
     """The same a batch at a time, for those who may have to stop early; `join` puts the parts together."""
     device = next(robust.parameters()).device
     alphas = sorted({*alphas, *mix_alphas})
+    if not 0 <= alphas[0] <= alphas[-1] <= 1:
+        raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")
     settings = {
         "data": data.name,
         "fingerprint": data.fingerprint(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,18 +62,24 @@ def train_base(
     # What is measured is the stored model: half precision, read back.
     stored = zoo.load(str(zoo.save(model, folder, recipe.name, card)), device=device)
     test = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
-    card["figures"] = figures(stored, recipe, val, test)
+    with watcher.measuring(len(val) + len(test)) as progress:
+        card["figures"] = figures(stored, recipe, {"val": val, "test": test}, progress)
     zoo.save(stored, folder, recipe.name, card)
     return card
 
 
-def figures(model: nn.Module, recipe: Recipe, val: ImageData, test: ImageData) -> dict[str, Any]:
-    """Clean and PGD-20 accuracy on both held-out splits, PGD at the recipe's own threat or Linf 8/255."""
+def figures(
+    model: nn.Module, recipe: Recipe, splits: dict[str, ImageData], progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """Clean and PGD-20 accuracy on held-out splits, PGD at the recipe's own threat or Linf 8/255."""
     trained_against = recipe.method.name in ("at", "trades", "iaat")
     threat = recipe.method.threat if trained_against else Linf(8 / 255)
     attack = PGD(threat, steps=20, stop_when_fooled=True)
-    measured = {"val": evaluate(model, val, attack), "test": evaluate(model, test, attack)}
-    return {split: _summary(result) for split, result in measured.items()}
+    size = 1000 if next(model.parameters()).is_cuda else 100
+    return {
+        split: _summary(evaluate(model, data, attack, batch_size=size, progress=progress))
+        for split, data in splits.items()
+    }
 
 
 def _summary(result: Evaluation) -> dict[str, float]:

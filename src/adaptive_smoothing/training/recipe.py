@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,6 +115,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _at_least("evaluate_every", self.evaluate_every, 1)
+        if not re.fullmatch(r"[\w.-]*\w", self.name):
+            raise ValueError(f"expected a name of letters, digits, '.', '_' and '-', got {self.name!r}: it names files")
 
     def lr_factor(self, step: int, total: int) -> float:
         """The learning rate at a step, as a share of the largest one."""

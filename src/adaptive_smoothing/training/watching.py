@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,14 @@ class Watcher:
         finally:
             if self.board is not None:
                 self.board.flush()
+
+    @contextmanager
+    def measuring(self, total: int) -> Iterator[Callable[[int], None]]:
+        """A second bar for what follows the training; yields what is called with each number of images done."""
+        self.progress.update(self.task, visible=False)
+        task = self.progress.add_task(f"measuring {self.title}", total=total, note="")
+        with self.progress:
+            yield lambda images: self.progress.advance(task, images)
 
     def advance(self, done: int) -> None:
         self.progress.update(self.task, completed=done)
