@@ -226,6 +226,13 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         trainer(tmp_path, recipe()).resume()
 
 
+def test_the_number_of_classes_is_the_datas(tmp_path):
+    settings = recipe()
+    settings = replace(settings, model=replace(settings.model, options={**settings.model.options, "num_classes": 3}))
+    with pytest.raises(ValueError, match="leave it out"):
+        trainer(tmp_path, settings)
+
+
 def test_too_few_images_for_a_batch(tmp_path):
     with pytest.raises(ValueError, match=r"lower optimizer\.batch_size"):
         trainer(tmp_path, recipe(), tiny_data(16))

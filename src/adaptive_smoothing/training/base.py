@@ -50,7 +50,7 @@ def train_base(
     model = trainer.run()
     card = {
         "arch": recipe.model.arch,
-        "options": {"num_classes": train.num_classes, **recipe.model.options},
+        "options": recipe.model.options_for(train.num_classes),
         "recipe": asdict(recipe),
         "train_images": len(train),
         "data": train.fingerprint(),

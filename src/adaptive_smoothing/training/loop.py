@@ -57,7 +57,7 @@ class Trainer:
         self.watcher = watcher or Watcher(folder)
         self.cuda = self.device.type == "cuda"
         torch.manual_seed(recipe.seed)
-        model = architectures.build(recipe.model.arch, num_classes=train.num_classes, **recipe.model.options)
+        model = architectures.build(recipe.model.arch, **recipe.model.options_for(train.num_classes))
         # Channels last is twice as fast on CUDA and slower on CPUs.
         self.layout = torch.channels_last if self.cuda else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]

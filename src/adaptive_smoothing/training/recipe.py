@@ -31,6 +31,16 @@ class ModelSettings:
     arch: str
     options: dict[str, Any] = field(default_factory=dict)
 
+    def options_for(self, num_classes: int) -> dict[str, Any]:
+        """The options of `architectures.build` for a data set of so many classes."""
+        options = {"num_classes": num_classes, **self.options}
+        if options["num_classes"] != num_classes:
+            raise ValueError(
+                f"expected model.options.num_classes to be the data's {num_classes}, got {options['num_classes']}: "
+                "leave it out"
+            )
+        return options
+
 
 @dataclass(frozen=True)
 class DataSettings:
