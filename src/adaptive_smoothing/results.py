@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta
 
 
 def intervals(successes: np.ndarray, trials: int, confidence: float = 0.95) -> np.ndarray:
     """Clopper-Pearson bounds of shares of the same number of trials, one row (low, high) each."""
+    from scipy.stats import beta  # a second of importing, which only those who ask for bounds should wait
+
     right = np.asarray(successes)
     wrong, tail = trials - right, (1 - confidence) / 2
     low = np.where(right > 0, beta.ppf(tail, np.maximum(right, 1), wrong + 1), 0.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import demo, sweep
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData, from_tensors
@@ -26,9 +27,24 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = build("wide_resnet", **OPTIONS).eval()
         with torch.no_grad():
             model.head.weight.mul_(30)  # confident enough to be worth mixing
-        figures = {"test": {"clean": 0.9312, "pgd20": 0.5 * seed}}
+        figures = {"test": {"images": 1234, "clean": 0.9312, "pgd20": 0.5 * seed}}
         zoo.save(model, folder, name, {"arch": "wide_resnet", "options": OPTIONS, "figures": figures})
     return folder
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody stops the run at its eleventh attack."""
+    attack, calls = PGD.__call__, 0
+
+    def interrupted(self: PGD, *arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 11:
+            raise KeyboardInterrupt
+        return attack(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PGD, "__call__", interrupted)
 
 
 @pytest.fixture

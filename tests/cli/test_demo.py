@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli.main import app, main
 from adaptive_smoothing.evaluation.budget import Deadline
@@ -23,9 +22,9 @@ def short_attack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "ATTACK", replace(demo.ATTACK, steps=2))
 
 
-def tell(*arguments: str) -> str:
+def tell(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["demo", "--device", "cpu", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     # The terminal of a test is narrow; where lines break is not what is tested.
     return " ".join(result.output.split())
 
@@ -76,26 +75,19 @@ def test_a_slow_machine_gets_fewer_images_but_never_none(monkeypatch: pytest.Mon
         return now
 
     monkeypatch.setattr(demo, "Deadline", lambda seconds: Deadline(seconds, clock))
-    tell("--clean-accuracy", "0.5", "--seconds", "24", "--out", "some")
+    tell("--clean-accuracy", "0.5", "--seconds", "12", "--out", "some")
     tell("--clean-accuracy", "0.5", "--seconds", "1", "--out", "one")
     assert 1 <= load_tradeoff("one").images < load_tradeoff("some").images < 24
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_ctrl_c_reports_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack, calls = PGD.__call__, 0
-
-    def interrupted(self: PGD, *arguments: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == 25:
-            raise KeyboardInterrupt
-        return attack(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(PGD, "__call__", interrupted)
-    said = tell("--clean-accuracy", "0.5")
+@pytest.mark.usefixtures("no_pictures", "ctrl_c")
+def test_ctrl_c_reports_what_was_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, "demo", "--device", "cpu", "--clean-accuracy", "0.5") == 130
+    said = " ".join(capsys.readouterr().out.split())
+    images = load_tradeoff("runs/demo").images
+    assert 0 < images < 24
     assert "stopped: what follows is about the images done until then" in said
-    assert 0 < load_tradeoff("runs/demo").images < 24
+    assert f"This run was interrupted: it is about the {images} images" in said and "no result" not in said
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -120,11 +112,10 @@ def test_ctrl_c_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--clean-accuracy", "250"), "expected a clean accuracy such as 0.9 (or 90, in percent), got 250"),
-        (
-            ("--clean-accuracy", "0.999"),
-            "expected a clean accuracy this pair can reach, got 0.9990: the best is",
-        ),
+        (("--clean-accuracy", "250"), "expected a clean accuracy, got 250: ask for 0.9, or for 90 in percent"),
+        (("--clean-accuracy", "2"), "expected a clean accuracy, got 2: ask for 0.9, or for 90 in percent"),
+        (("--clean-accuracy", "0.999"), "this pair can reach, got 0.999: the best on 24 validation images is 0."),
+        (("--clean-accuracy", "0.999"), "; ask for at most that"),
     ],
 )
 def test_what_cannot_be_had_is_said(
@@ -138,6 +129,23 @@ def test_what_cannot_be_had_is_said(
     monkeypatch.setattr(demo.datasets, "load", lambda *a, **k: replace(flipped, labels=flipped.labels.flip(0)))
     assert run_main(monkeypatch, "demo", *arguments) == 1
     assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_offered_can_be_had(package: Callable) -> None:
+    accuracy = demo.CleanAccuracy(np.array([0.5, -np.inf, -np.inf]), np.array([np.inf, 0.4, np.inf]))
+    with pytest.raises(ValueError, match=r"is 0\.666; ask for at most that"):
+        demo._check_reach(accuracy, 0.9)
+    demo._check_reach(accuracy, 0.666)
+
+
+def test_an_unusable_folder_is_noticed_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "measure_speed", lambda *a, **k: pytest.fail("work was done"))
+    (tmp_path / "file").write_text("mine")
+    assert run_main(monkeypatch, "demo", "--out", "file") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "expected a folder that can be written to, got file (File exists): choose another --out" in said
 
 
 def test_missing_models_are_named(
@@ -157,7 +165,7 @@ def test_the_chosen_alpha_takes_the_place_of_its_neighbour() -> None:
 
 def test_models_lists_cards() -> None:
     said = CliRunner().invoke(app, ["models"], catch_exceptions=False).output
-    assert "compact-standard" in said and "93.12 %" in said and "50.00 %" in said
+    assert "compact-standard" in said and "1,234" in said and "93.12 %" in said and "50.00 %" in said
 
 
 def test_no_traceback_for_markup_in_messages(

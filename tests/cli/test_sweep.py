@@ -1,4 +1,6 @@
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -6,10 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptive_smoothing.cli import demo
+from adaptive_smoothing.cli import sweep as sweep_file
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.sweep import parse_alphas
 from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
+from adaptive_smoothing.report import folder
 
 pytestmark = pytest.mark.usefixtures("package")
 
@@ -41,6 +45,37 @@ def test_batches_and_out_do_not_change_the_result() -> None:
         sweep("--images", "5", "--alphas", "0.6", "--batch-size", size, "--out", size)
     first, second = load_tradeoff("2"), load_tradeoff("5")
     assert all(np.array_equal(first.rows[name], second.rows[name]) for name in ("index", "clean", "std", "mix"))
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_earlier_run_is_not_lost() -> None:
+    sweep("--images", "2", "--alphas", "0.5")
+    assert "which holds one: choose another --out, or replace it with --overwrite" in sweep("--images", "3", code=1)
+    sweep("--images", "3", "--alphas", "0.5", "--overwrite")
+    assert load_tradeoff("runs/sweep-compact-standard-compact-robust").images == 3
+
+
+def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(folder.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(sweep_file, "tradeoff_parts", lambda *a, **k: pytest.fail("work was done"))
+    assert "got theirs (Permission denied): choose another --out" in sweep("--out", "theirs", code=1)
+
+
+def test_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch, package: Callable) -> None:
+    data = replace(package("cifar100"), classes=tuple(map(str, range(100))))
+    monkeypatch.setattr(sweep_file.datasets, "load", lambda *a, **k: data)
+    said = sweep("--data", "cifar100", code=1)
+    assert "expected a model for the 100 classes of cifar100/test, got compact-standard with 10" in said
+
+
+@pytest.mark.usefixtures("no_pictures", "ctrl_c")
+def test_ctrl_c_reports_and_ends_as_stopped() -> None:
+    said = sweep("--alphas", "0.5", "--batch-size", "2", code=130)
+    assert "stopped: the result is about the 6 images done until then" in said
+    assert load_facts("runs/sweep-compact-standard-compact-robust")["interrupted"]
 
 
 @pytest.mark.usefixtures("no_pictures")

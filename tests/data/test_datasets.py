@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import tarfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from adaptive_smoothing.data import cifar, from_dataset, from_tensors, load
 from adaptive_smoothing.data.datasets import ImageData, to_floats, validation_positions
@@ -529,3 +530,58 @@ def test_a_sheet_gives_its_images_back() -> None:
     assert sheet.shape == (64, 96, 3)
     assert np.array_equal(sheet[32:, 64:], images[5].transpose(1, 2, 0))
     assert np.array_equal(from_sheet(sheet, 6), images)
+
+
+# -- what a new user does -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_channels_last_is_refused(dtype: type) -> None:
+    with pytest.raises(ValueError, match=r"got \(2, 8, 8, 3\), which looks like \(N, H, W, C\): .*permute"):
+        from_tensors(np.zeros((2, 8, 8, 3), dtype), [0, 1])
+
+
+def test_a_name_in_capitals() -> None:
+    with pytest.raises(FileNotFoundError, match=r"got 'CIFAR10', .*did you mean 'cifar10'"):
+        load("CIFAR10")
+
+
+def test_a_loader_is_not_a_dataset() -> None:
+    with pytest.raises(TypeError, match=r"expected a dataset, got a DataLoader: pass loader\.dataset"):
+        from_dataset(DataLoader(TensorDataset(torch.zeros(2, 3, 4, 4), torch.zeros(2))))
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (TensorDataset(torch.zeros(2, 3, 4, 4)), r"expected items \(image, label\), got a tuple of 1: .*from_tensors"),
+        (list(torch.zeros(2, 3, 4, 4)), "got a Tensor of 3"),
+        ([{"image": torch.zeros(3, 4, 4), "label": 0}], "got a dict of 2"),
+        (TensorDataset(torch.zeros(2, 3, 4, 4), torch.eye(2)), r"got torch.float32 of shape \(2,\): .*label.argmax"),
+        (TensorDataset(torch.zeros(2, 3, 4, 4), torch.rand(2)), r"expected a whole number as label, got torch.float32"),
+        ([(torch.zeros(3, 4, 4), "cat")], "expected a whole number as label, got 'cat'"),
+    ],
+)
+def test_items_without_a_class(items: Dataset, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        from_dataset(items)
+
+
+def test_labels_in_arrays_of_one() -> None:
+    assert from_dataset([(torch.zeros(3, 4, 4), np.array([2]))]).labels.tolist() == [2]
+
+
+def test_a_damaged_npz_says_so(tmp_path: Path) -> None:
+    whole = save(tmp_path / "whole.npz", **npz_arrays()).read_bytes()
+    (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"expected a NumPy .npz file at .*short.npz, got something else"):
+        load(tmp_path / "short.npz")
+    for position in range(0, 2 * len(whole) // 3, len(whole) // 50):
+        (tmp_path / "flipped.npz").write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+        with suppress(ValueError):
+            load(tmp_path / "flipped.npz", "train")
+            load(tmp_path / "flipped.npz", "test")
+    middle = whole.index(npz_arrays()["test_images"].tobytes()[:16])
+    (tmp_path / "flipped.npz").write_bytes(whole[:middle] + bytes([whole[middle] ^ 16]) + whole[middle + 1 :])
+    with pytest.raises(ValueError, match=r"expected an array under test_images in .*, got a damaged file: Bad CRC"):
+        load(tmp_path / "flipped.npz")

@@ -81,6 +81,9 @@ def test_speed_and_plan(pair: tuple, data: ImageData) -> None:
     assert Speed(0.1, 1.0).per_image(20, (0, 1)) == pytest.approx(20.1)
     assert Speed(0.1, 1.0).per_image(20, (0, 0.5, 1)) >= 30
     assert plan(100, 2.0, 1000).images == 50 and plan(100, 2.0, 1000).batch_size == 8
+    assert plan(24, 2.0, 1000).images == 12 and plan(24, 2.0, 1000).batch_size == 8
+    assert plan(10, 2.0, 1000).images == plan(10, 2.0, 1000).batch_size == 5
+    assert plan(1000, 2.0, 1000).batch_size == 83
     assert plan(100, 1e-3, 1000).images == 1000
     assert plan(-5, 2.0, 1000).images == plan(1, 2.0, 1000).batch_size == 1
 

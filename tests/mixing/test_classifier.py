@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier, Mixture
-from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.models.contract import check_eval, check_logits
 
 
 def network(seed: int, classes: int = 4) -> nn.Module:
@@ -261,3 +261,41 @@ def test_hardmax_mixes():
 def test_a_soft_hardmax_is_refused():
     with pytest.raises(ValueError, match="softmax is not one-hot"):
         Hardmax(G, scale=10.0)
+
+
+def test_hardmax_has_a_gradient_of_zero():
+    batch = images().requires_grad_()
+    gradient = torch.autograd.grad(Hardmax(G)(batch).logsumexp(1).sum(), batch)[0]
+    assert torch.equal(gradient, torch.zeros_like(batch))
+
+
+def test_hardmax_keeps_its_model_in_eval_mode():
+    check_eval(Hardmax(network(0)).train())
+
+
+def test_declared_classes_must_agree():
+    g, h = network(0, 4), network(1, 5)
+    MixedClassifier(g, h, 0.5)  # declares nothing, so only a batch can tell
+    g.num_classes, h.num_classes = 4, 5
+    with pytest.raises(ValueError, match="got 4 from the standard and 5 from the robust one"):
+        MixedClassifier(g, h, 0.5)
+
+
+@pytest.mark.parametrize("alpha", [None, "0.5"])
+def test_an_alpha_that_is_no_number(alpha):
+    with pytest.raises(TypeError, match=f"expected alpha as numbers or a tensor, got {alpha!r}"):
+        MixedClassifier(G, H, alpha)
+
+
+@pytest.mark.parametrize("alpha_range", [0.5, (0.1, 0.2, 0.3), ((0.0, 1.0),)])
+def test_an_alpha_range_that_is_no_pair(alpha_range):
+    with pytest.raises(ValueError, match=r"expected alpha_range as \(low, high\), got"):
+        MixedClassifier(G, H, 0.5, alpha_range=alpha_range)
+    with pytest.raises(TypeError, match="expected alpha_range as numbers or a tensor, got None"):
+        MixedClassifier(G, H, 0.5, alpha_range=None)
+
+
+def test_an_alpha_module_outside_the_range_is_named():
+    mixed = MixedClassifier(G, H, Returns(torch.full((6,), 1.5)))
+    with pytest.raises(ValueError, match=r"an alpha module that leaves \[0, 1\]"):
+        check_logits(mixed(images()), images())

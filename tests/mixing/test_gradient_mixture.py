@@ -105,3 +105,15 @@ def test_gamma_is_part_of_the_state():
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         GradientMixedClassifier(G, H, **{"gamma": 1.0} | settings)
+
+
+def test_a_threat_stands_for_its_norm():
+    given = GradientMixedClassifier(G, H, GAMMA, trust="standard_gradient", norm=L2(0.5))
+    expected = GradientMixedClassifier(G, H, GAMMA, trust="standard_gradient", norm=L2)
+    assert torch.equal(given(images()), expected(images()))
+
+
+@pytest.mark.parametrize("norm", ["Linf", 2, int])
+def test_a_norm_that_is_no_threat(norm):
+    with pytest.raises(TypeError, match=r"expected norm as a threat, got .*: pass ads.Linf or ads.L2"):
+        GradientMixedClassifier(G, H, GAMMA, norm=norm)

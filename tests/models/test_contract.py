@@ -20,6 +20,7 @@ from adaptive_smoothing.models.contract import (
     freeze,
     guard_images,
     trusted_images,
+    with_zero_gradient,
 )
 from adaptive_smoothing.models.wrapping import Classifier, Resize, num_classes, pick_logits, wrap
 
@@ -418,3 +419,23 @@ def test_number_of_classes(linear):
     assert num_classes(bare, shape=SHAPE) == 7
     with pytest.raises(ValueError, match=r"pass ads.wrap the images= or shape="):
         num_classes(bare)
+
+
+@pytest.mark.parametrize("size", [(3, 224, 224), "224", "22", 0, (8, -8), (8,), 8.0, (8.0, 8.0)])
+def test_a_size_is_one_or_two_whole_numbers(linear, size):
+    with pytest.raises(ValueError, match=r"expected size as one positive whole number or as \(height, width\), got"):
+        wrap(linear, size=size, shape=(3, 16, 16))
+
+
+def test_nan_logits_may_come_from_alpha(images):
+    with pytest.raises(ValueError, match=r"an alpha module that leaves \[0, 1\]"):
+        check_logits(torch.full((len(images), 2), math.nan), images)
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
+def test_a_zero_gradient_changes_no_logit(images, value):
+    x = images.clone().requires_grad_()
+    logits = torch.full((len(images), 2), value)
+    anchored = with_zero_gradient(logits, x)
+    assert torch.equal(anchored.nan_to_num(7.0), logits.nan_to_num(7.0))
+    assert torch.equal(torch.autograd.grad(anchored.sum(), x)[0], torch.zeros_like(x))

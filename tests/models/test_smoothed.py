@@ -1,6 +1,8 @@
 """Smoothing a linear model, where the answer is known; and the promises: deterministic, differentiable."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -160,3 +162,24 @@ def test_compiles(linear, images):
 def test_wrong_settings(linear, options, words):
     with pytest.raises(ValueError, match=words):
         SmoothedClassifier(linear, **options)
+
+
+def test_a_base_in_train_mode_is_refused():
+    with pytest.raises(ValueError, match=r"expected a model in eval mode, got its layer '0' \(BatchNorm2d\)"):
+        SmoothedClassifier(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()), 0.5)
+
+
+def test_votes_have_a_gradient_of_zero(linear, images):
+    x = images.clone().requires_grad_()
+    logits = SmoothedClassifier(linear, 0.3, samples=4, hard=True)(x)
+    assert torch.equal(torch.autograd.grad(logits[:, 0].sum(), x)[0], torch.zeros_like(x))
+
+
+def test_draws_inside_a_graph_are_those_outside(linear, images):
+    compiled = torch.compile(SmoothedClassifier(linear, 0.3, samples=4), backend="eager")
+    assert torch.equal(compiled(images), SmoothedClassifier(linear, 0.3, samples=4)(images))
+
+
+def test_import_leaves_the_compiler_alone():
+    code = "import sys, adaptive_smoothing.models.smoothed; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

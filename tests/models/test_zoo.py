@@ -14,7 +14,9 @@ from torch import nn
 
 from adaptive_smoothing.models import foreign, zoo
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.models.wrapping import Classifier
+from adaptive_smoothing.models.resnet import CIFAR10_MEAN, CIFAR10_STD
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.wrapping import Classifier, wrap
 
 CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes": 5}, "clean": 0.9}
 
@@ -300,7 +302,7 @@ class Evil:
 def test_pickles_are_not_executed(tmp_path, capsys):
     path = describe(tmp_path / "evil.pt")
     torch.save({"state_dict": Evil()}, path)
-    with pytest.raises(ValueError, match=r"expected a checkpoint of tensors only in .*, got what weights_only=True"):
+    with pytest.raises(ValueError, match=r"of tensors only in .*, got one that also holds print: save"):
         zoo.load(str(path))
     assert "executed" not in capsys.readouterr().out
 
@@ -466,3 +468,90 @@ def test_imports_without_the_optional_libraries():
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- what a new user does
+
+
+def test_a_zoo_model_guards_its_images(folder, images):
+    zoo.save(make(), folder, "tiny", CARD)
+    model = zoo.load("tiny")
+    with pytest.raises(TypeError, match=r"got torch.uint8.*images.float\(\) / 255"):
+        model((images * 255).to(torch.uint8))
+    with pytest.raises(ValueError, match="expected images with 3 channels, got 1: for gray ones"):
+        model(images[:, :1])
+    with pytest.raises(ValueError, match="divide them by 255"):
+        model(images * 255)
+    with pytest.raises(ValueError, match="got NaN"):
+        model(images * float("nan"))
+    assert model(images.requires_grad_()).requires_grad
+
+
+def test_noise_passes_where_it_is_meant(images):
+    model, noisy = make(), images + torch.randn(images.shape)
+    assert SmoothedClassifier(model, 1.0, samples=2)(images).isfinite().all()
+    assert torch.compile(model, backend="eager", fullgraph=True)(noisy).isfinite().all()
+    assert torch.compile(model.train(), backend="eager", fullgraph=True)(noisy).isfinite().all()
+    assert model(noisy).isfinite().all()
+    with pytest.raises(ValueError, match="expected images with 3 channels, got 1"):
+        model(noisy[:, :1])
+
+
+def test_normalisation_outside_an_architecture_is_no_wrong_range(images):
+    inside = make()
+    outside = build(CARD["arch"], **CARD["options"], mean=[0.0] * 3, std=[1.0] * 3)
+    outside.load_state_dict(inside.state_dict())
+    wrapped = wrap(outside, mean=CIFAR10_MEAN, std=CIFAR10_STD)
+    assert torch.equal(wrapped(images), inside(images))
+    assert wrapped.logits(images + 1).isfinite().all()
+
+
+def test_an_unknown_option_of_an_architecture_is_named():
+    with pytest.raises(ValueError, match="expected an option of wide_resnet, got 'dept': did you mean 'depth'"):
+        build("wide_resnet", dept=10)
+    with pytest.raises(ValueError, match="got 'stem': it takes width, activation, num_classes, mean, std"):
+        build("preact_resnet18", stem=3)
+
+
+def test_options_that_are_no_table(tmp_path):
+    (tmp_path / "a.json").write_text('{"arch": "wide_resnet", "options": [10]}')
+    with pytest.raises(ValueError, match=r"expected \"options\" in .*a.json to be a table, got \[10\]"):
+        zoo.load(tmp_path / "a.safetensors")
+
+
+def test_loads_a_path(folder, images):
+    path = zoo.save(make(), folder, "tiny", CARD)
+    assert torch.equal(zoo.load(path)(images), zoo.load("tiny")(images))
+
+
+@pytest.mark.parametrize("junk", [b"hello junk " * 100, bytes(range(256)) * 10, b"\x80\x02"])
+def test_a_junk_checkpoint(tmp_path, junk):
+    path = describe(tmp_path / "junk.pt")
+    path.write_bytes(junk)
+    with pytest.raises(ValueError, match=r"of tensors only in .*junk.pt, got something else, or a damaged one: save"):
+        zoo.load(path)
+
+
+def test_a_refused_checkpoint_is_one_plain_line(tmp_path):
+    path = describe(tmp_path / "evil.pt")
+    torch.save({"state_dict": Evil()}, path)
+    with pytest.raises(ValueError) as caught:
+        zoo.load(path)
+    assert str(caught.value).isprintable()
+
+
+def test_wrong_weights_are_told_in_a_line(tmp_path):
+    path = describe(tmp_path / "other.pt")
+    torch.save(build("wide_resnet", depth=16, width=2).state_dict(), path)
+    with pytest.raises(ValueError, match=r"got others in .*other.pt: .* \.\.\. \(and \d+ more\)$") as caught:
+        zoo.load(path)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
+
+
+def test_a_broken_zoo_leaves_the_builtin_models_alone(folder, images):
+    zoo.save(make(), zoo.BUILTIN, "own", CARD)
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{")
+    assert zoo.load("own")(images).shape == (4, 5)
+    with pytest.raises(ValueError, match="expected JSON in"):
+        zoo.load("other")

@@ -38,6 +38,24 @@ def test_live_points_carry_their_intervals(report: Report) -> None:
         assert np.isclose(ends, low_high).all(1).any()
 
 
+def test_a_run_that_stands_alone_carries_its_intervals(make: Callable[..., Tradeoff]) -> None:
+    run = make(40, mix_alphas=(0, 0.5, 1))
+    left = tradeoff_figure(run).axes[0]
+    ends = np.concatenate([np.array(bars[2][0].get_segments())[:, :, 1] for bars in left.containers])
+    assert len(ends) == 12
+    for low_high in run.intervals("mix"):
+        assert np.isclose(ends, low_high).all(1).any()
+
+
+@pytest.mark.parametrize(
+    ("alphas", "words", "style"), [((0.5,), "α = 0.5", "None"), ((0.5, 0.9), "α from 0.5 to 0.9", "-")]
+)
+def test_the_frontier_names_its_alphas(make: Callable, alphas: tuple, words: str, style: str) -> None:
+    right = tradeoff_figure(make(40, mix_alphas=alphas)).axes[1]
+    (drawn,) = [line for line in right.get_lines() if line.get_label() == f"the mixture, {words}"]
+    assert drawn.get_linestyle() == style
+
+
 def test_the_papers_models_are_left_out_where_they_do_not_belong(run: Tradeoff) -> None:
     legends = [
         [text.get_text() for text in tradeoff_figure(run, paper=paper).axes[1].get_legend().get_texts()]

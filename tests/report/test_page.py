@@ -1,3 +1,5 @@
+from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -5,10 +7,11 @@ import numpy as np
 import pytest
 
 from adaptive_smoothing.evaluation.stored import load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.report.folder import write_run
-from adaptive_smoothing.report.page import like_the_paper
+from adaptive_smoothing.report.page import like_the_paper, page
 from adaptive_smoothing.report.story import Report, at, sentences, threat_words
-from adaptive_smoothing.report.tables import gap_table, markdown, models_table, tables
+from adaptive_smoothing.report.tables import cost_table, gap_table, markdown, models_table, tables
 
 VOID = {"meta", "img", "source", "link", "br"}
 
@@ -100,6 +103,33 @@ def test_sentences_say_when_mix_is_not_the_strongest(report: Report) -> None:
     assert "MIX is not the strongest" in " ".join(sentences(report))
 
 
+def test_few_images_give_numbers_and_no_quotient(make: Callable[..., Tradeoff], report: Report) -> None:
+    few, many = make(40, mix_alphas=(0, 0.753, 1)), make(400, mix_alphas=(0, 0.753, 1))
+    h = few.rows["clean_h"].mean(), (few.rows["clean_h"] & few.rows["rob_h"]).mean()
+    told = " ".join(sentences(replace(report, main=few, live=None)))
+    assert f"h has {100 * h[0]:.1f} % and {100 * h[1]:.1f} %; on so few images" in told
+    assert "h's robustness" not in told
+    assert "% of h's robustness" in " ".join(sentences(replace(report, main=many, live=None)))
+    for curve in ("std", "rob", "mix"):
+        many.rows[curve][:] = True
+    assert "That is all of h's robustness" in " ".join(sentences(replace(report, main=many, live=None)))
+
+
+def test_sentences_name_the_split(report: Report) -> None:
+    for data, words in (("cifar10/val", "validation images"), ("cifar10/test", "test images"), ("mine", "images")):
+        report.main.settings["data"] = data
+        told = list(sentences(report))
+        assert told[0].startswith(f"On 2,000 {words}, g") and f"On the {words} it is right" in told[1]
+        assert f"on 2,000 {words}" in markdown(cost_table(report.main, report.choice))
+
+
+def test_an_interruption_is_on_the_page(report: Report) -> None:
+    cut = replace(report, facts={"interrupted": True})
+    assert "<p>The live run was interrupted: it is about the 40 images done until then.</p>" in page(cut)
+    assert next(sentences(replace(cut, live=None))).startswith("This run was interrupted")
+    assert "interrupted" not in " ".join(sentences(report))
+
+
 def test_sentences_survive_a_run_that_explains_nothing(report: Report) -> None:
     report.main.rows["rob_h"][:] = False
     assert "cannot tell why" in " ".join(sentences(report))
@@ -119,9 +149,10 @@ def test_threats_in_words() -> None:
 
 
 def test_the_paper_is_compared_where_it_measured_the_same() -> None:
-    same = {"data": "cifar10/test", "norm": "Linf", "eps": 8 / 255}
+    same = {"data": "cifar10/test", "norm": "Linf", "eps": 8 / 255, "steps": 20}
     assert like_the_paper(same) and like_the_paper({**same, "data": "builtin/test"})
     assert not like_the_paper({**same, "eps": 4 / 255}) and not like_the_paper({**same, "data": "cifar100/test"})
+    assert not like_the_paper({**same, "steps": 10})
 
 
 def test_markdown(report: Report) -> None:

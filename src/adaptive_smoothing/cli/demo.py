@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +13,8 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.printing import TimeBar, say_where, screen, show
-from adaptive_smoothing.cli.train import pick_device
+from adaptive_smoothing.cli.devices import pick_device
+from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.budget import Deadline, Plan, Speed, measure_speed, plan, timed_tradeoff
@@ -46,9 +47,10 @@ def demo(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     out: Annotated[Path, typer.Option(help="Run folder")] = Path("runs/demo"),
 ) -> None:
-    """Tell the whole story on the models and images inside the package, in about two minutes."""
+    """Tell the whole story on the models and images inside the package, in under three minutes."""
     target, console = as_share(wanted), screen()
     pair = Pair.load(pick_device(device))
+    run_folder.make_folder(out, overwrite=True)
     console.print(_opening(pair), markup=False)
     deadline = Deadline(seconds)
     with TimeBar(console) as bar:
@@ -63,16 +65,16 @@ def demo(
     facts = {"seconds": round(deadline.gone(), 1), "interrupted": interrupted, **environment(pair.device)}
     report = _report(live, choice, facts, console)
     show(console, report)
-    say_where(console, run_folder.write_run(out, report))
+    finish(console, run_folder.write_run(out, report), interrupted)
 
 
 def as_share(wanted: float) -> float:
-    """0.9 and 90 mean the same: nobody wants to be right on 1 % of the images or less."""
+    """0.9 and 90 mean the same: nobody wants to be right on 10 % of the images, as a guess is."""
     if 0 < wanted <= 1:
         return wanted
-    if 1 < wanted <= 100:
+    if 10 < wanted <= 100:
         return wanted / 100
-    raise ValueError(f"expected a clean accuracy such as 0.9 (or 90, in percent), got {wanted:g}")
+    raise ValueError(f"expected a clean accuracy, got {wanted:g}: ask for 0.9, or for 90 in percent")
 
 
 def attacked_alphas(chosen: float, device: str) -> list[float]:
@@ -120,6 +122,7 @@ def _choose(pair: Pair, wanted: float, speed: Speed, deadline: Deadline, bar: Ti
         bar.say(f"predicting {len(data):,} validation images", deadline.left())
         parts.append(clean_accuracy(pair.standard, pair.robust, data.take(slice(start, start + 50))))
     accuracy = CleanAccuracy(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("low", "high")))
+    _check_reach(accuracy, wanted)
     alpha = accuracy.largest_alpha(wanted)
     choice = Choice(wanted, alpha, accuracy(alpha), len(data))
     bar.console.print(
@@ -127,6 +130,16 @@ def _choose(pair: Pair, wanted: float, speed: Speed, deadline: Deadline, bar: Ti
         f"{percent(choice.accuracy)} on {len(data):,} validation images.\n"
     )
     return choice
+
+
+def _check_reach(accuracy: CleanAccuracy, wanted: float) -> None:
+    best = float(accuracy.steps()[1].max())
+    if wanted > best:
+        # Rounded down: what is said here has to work when it is asked for.
+        raise ValueError(
+            f"expected a clean accuracy this pair can reach, got {wanted:.4g}: the best on {len(accuracy.low):,} "
+            f"validation images is {math.floor(1000 * best) / 1000:.3f}; ask for at most that"
+        )
 
 
 def _measure(

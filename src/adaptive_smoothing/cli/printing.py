@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.report.story import Report, sentences
 from adaptive_smoothing.report.tables import rich_table, tables
 
@@ -50,6 +52,13 @@ def show(console: Console, report: Report) -> None:
     for table in tables(report):
         console.print()
         console.print(rich_table(table))
+
+
+def finish(console: Console, page: Path, interrupted: bool) -> None:
+    """Say where the run is; one that Ctrl-C cut short ends like any command that was stopped."""
+    say_where(console, page)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def say_where(console: Console, page: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.printing import TimeBar, say_where, screen, show
-from adaptive_smoothing.cli.train import pick_device
+from adaptive_smoothing.cli.devices import pick_device
+from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.budget import Deadline, gather
 from adaptive_smoothing.evaluation.tradeoff import (
     ALPHAS,
@@ -23,8 +25,9 @@ from adaptive_smoothing.evaluation.tradeoff import (
     tradeoff_parts,
 )
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.wrapping import num_classes
 from adaptive_smoothing.report.facts import environment, model_facts
-from adaptive_smoothing.report.folder import write_run
+from adaptive_smoothing.report.folder import make_folder, write_run
 from adaptive_smoothing.report.story import Report
 from adaptive_smoothing.threat import parse_number, parse_threat
 
@@ -39,6 +42,7 @@ def sweep(
     steps: Annotated[int, typer.Option(min=1, help="Steps of PGD")] = 20,
     alphas: Annotated[str | None, typer.Option(help="Where the mixture is attacked, for example 0,0.5,0.9,1")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/sweep-G-H")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in the folder")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Default 1000; on a CPU 50")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
@@ -52,6 +56,8 @@ def sweep(
     )
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     everything = datasets.load(data, split, root=data_root, download=download)
+    _check_classes({standard: g, robust: h}, everything)
+    folder = make_folder(out or Path("runs") / f"sweep-{_short(standard)}-{_short(robust)}", overwrite=overwrite)
     chosen = everything.take(min(images or len(everything), len(everything)))
     size = batch_size or (50 if where == "cpu" else 1000)
     console, clock = screen(), Deadline(float("inf"))
@@ -77,8 +83,7 @@ def sweep(
     }
     report = Report(run, facts=facts)
     show(console, report)
-    folder = out or Path("runs") / f"sweep-{_short(standard)}-{_short(robust)}"
-    say_where(console, write_run(folder, report, f"Mixing {standard} and {robust}"))
+    finish(console, write_run(folder, report, f"Mixing {standard} and {robust}"), interrupted)
 
 
 class AttackCount:
@@ -105,6 +110,17 @@ def parse_alphas(text: str | None) -> list[float]:
     if not 0 <= found[0] <= found[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
     return found
+
+
+def _check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
+    """A model of other classes would be wrong on every image, or right by chance."""
+    shape = data.images.shape[1:]
+    for name, model in models.items():
+        if (count := num_classes(model, (shape[0], shape[1], shape[2]))) != data.num_classes:
+            raise ValueError(
+                f"expected a model for the {data.num_classes} classes of {data.name}, got {name} with {count}: "
+                "choose the data it was trained for with --data, or another model"
+            )
 
 
 def _collect(parts: Iterable[Tradeoff], console: Console) -> tuple[Tradeoff, bool]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
+from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.training.base import train_base
 from adaptive_smoothing.training.recipe import Recipe
-
-
-def pick_device(name: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def train(

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from adaptive_smoothing.data import cifar
 from adaptive_smoothing.data.sources import Builtin, ImageFolder, NpzFile, Part, Source, pixels_of
@@ -107,6 +107,12 @@ def to_floats(images: Tensor) -> Tensor:
     """uint8 levels -> float32 in [0, 1], the same bits on every device."""
     # Dividing by a Python number is multiplication by its reciprocal on CUDA, one bit off the CPU's division.
     return images.float().div_(torch.full((), 255.0, device=images.device))
+
+
+def looks_channels_last(shape: Sequence[int]) -> bool:
+    """Whether four-dimensional images are probably (N, H, W, C)."""
+    _, channels, rows, columns = shape
+    return columns in (1, 3) and channels not in (1, 3) and rows > columns
 
 
 def _check_images(images: Tensor) -> None:
@@ -205,7 +211,7 @@ def _open_path(path: Path, size: tuple[int, int] | None) -> Source:
         return cifar.open_folder(path) or ImageFolder(path, size)
     if path.is_file():
         return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
-    near = difflib.get_close_matches(str(path), NAMES, n=1)
+    near = difflib.get_close_matches(str(path).lower(), NAMES, n=1)
     raise FileNotFoundError(
         f"expected one of {', '.join(NAMES)}, or a path to a .npz file, a CIFAR archive or an image folder, "
         f"got {str(path)!r}, which does not exist" + (f": did you mean {near[0]!r}?" if near else "")
@@ -258,7 +264,13 @@ def from_tensors(
     index: Tensor | np.ndarray | Sequence[int] | None = None,
 ) -> ImageData:
     """Images you already have: NCHW, uint8 or floats in [0, 1] that stand for the 256 levels of a pixel."""
-    pixels = to_levels(torch.as_tensor(images))
+    given = torch.as_tensor(images)
+    if given.dim() == 4 and looks_channels_last(given.shape):
+        raise ValueError(
+            f"expected images of shape (N, C, H, W), got {tuple(given.shape)}, which looks like (N, H, W, C): "
+            "pass torch.as_tensor(images).permute(0, 3, 1, 2)"
+        )
+    pixels = to_levels(given)
     target = torch.as_tensor(labels, device=pixels.device)
     if not _is_whole(target):
         raise ValueError(f"expected whole numbers as labels, got {target.dtype}: pass class positions, not scores")
@@ -274,17 +286,19 @@ def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Seq
     An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. Classes come from
     `dataset.classes` where it has them. For a `Subset`, `index` holds the positions in what it was cut from.
     """
+    if isinstance(dataset, DataLoader):
+        raise TypeError("expected a dataset, got a DataLoader: pass loader.dataset")
     if not isinstance(dataset, Sized):
         raise ValueError(f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first")
-    pairs = [dataset[i] for i in range(len(dataset))]
-    images = [_chw(pair[0]) for pair in pairs]
+    pairs = [_pair(dataset[i]) for i in range(len(dataset))]
+    images = [_chw(image) for image, _ in pairs]
     if len({image.shape for image in images}) != 1:
         shapes = sorted({tuple(image.shape) for image in images})
         raise ValueError(f"expected images of one shape, got {shapes}: resize them in the dataset's transform")
     positions, origin = _origin(dataset)
     return from_tensors(
         torch.stack(images),
-        [int(pair[1]) for pair in pairs],
+        [_label(label) for _, label in pairs],
         name=name or type(origin).__name__,
         classes=classes or getattr(origin, "classes", None),
         index=positions,
@@ -297,6 +311,27 @@ def _origin(dataset: Dataset[Any]) -> tuple[list[int], Dataset[Any]]:
         return list(range(len(cast(Sized, dataset)))), dataset
     positions, origin = _origin(dataset.dataset)
     return [positions[i] for i in dataset.indices], origin
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        what = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
+        raise ValueError(
+            f"expected items (image, label), got a {what}: return both from the dataset's __getitem__, "
+            "or pass images and labels to from_tensors"
+        )
+    return item[0], item[1]
+
+
+def _label(label: Any) -> int:
+    try:
+        number = torch.as_tensor(label)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"expected a whole number as label, got {label!r}: pass the position of its class") from error
+    if number.numel() != 1 or not _is_whole(number):
+        hint = "for one-hot labels pass label.argmax()" if number.numel() > 1 else "pass the position of its class"
+        raise ValueError(f"expected a whole number as label, got {number.dtype} of shape {tuple(number.shape)}: {hint}")
+    return int(number)
 
 
 def _chw(image: Any) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -67,7 +68,7 @@ class NpzFile:
         try:
             arrays = np.load(self.path, allow_pickle=False)
             arrays.files  # noqa: B018  a bare .npy under this name loads too, and has no files
-        except (ValueError, OSError, AttributeError, EOFError) as error:
+        except (ValueError, OSError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"expected a NumPy .npz file at {self.path}, got something else: {error}") from error
         return arrays
 
@@ -99,7 +100,11 @@ class NpzFile:
         except KeyError:
             held = ", ".join(self.arrays.files)
             raise ValueError(f"expected the key {key} in {self.path}, got only {held}: add it") from None
-        except ValueError as error:
+        except Exception as error:  # a damaged file can raise nearly anything
+            if "allow_pickle" not in str(error):
+                raise ValueError(
+                    f"expected an array under {key} in {self.path}, got a damaged file: {error}; fetch it again"
+                ) from error
             raise ValueError(
                 f"expected plain numbers under {key} in {self.path}, got Python objects, which are not read "
                 f"because a pickle can run code: save it with a numeric dtype"

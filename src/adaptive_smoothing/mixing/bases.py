@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.models.contract import check_eval, check_logit_form, guard_images
+from adaptive_smoothing.models.contract import check_eval, check_logit_form, guard_images, trusted_images
 
 
 class BaseClassifiers(nn.Module):
@@ -22,6 +22,7 @@ class BaseClassifiers(nn.Module):
         super().__init__()
         check_eval(standard)
         check_eval(robust)
+        _check_same_classes(standard, robust)
         self.standard = standard
         self.robust = robust
         self.training = False
@@ -35,7 +36,8 @@ class BaseClassifiers(nn.Module):
     def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """g(x) and h(x), or an error when they are not logits over the same classes."""
         guard_images(images)
-        g, h = self.standard(images), self.robust(images)
+        with trusted_images():
+            g, h = self.standard(images), self.robust(images)
         check_logit_form(g, images)
         check_logit_form(h, images)
         if g.shape != h.shape:
@@ -51,13 +53,17 @@ class BaseClassifiers(nn.Module):
         self.robust.eval()
         return self
 
-    def settle(self, number: float | tuple[float, ...] | Tensor) -> Tensor:
-        """A number as a tensor on the device of the base classifiers, in their precision or float32."""
+    def settle(self, number: float | tuple[float, ...] | Tensor, name: str) -> Tensor:
+        """The number of this name as a tensor on the device of the base classifiers, in their precision or float32."""
         weights = chain(self.standard.parameters(), self.robust.parameters())
         beside = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
         if isinstance(number, Tensor) and number.is_floating_point():
             return number.to(beside.device)
-        return torch.as_tensor(number, dtype=torch.promote_types(beside.dtype, torch.float32), device=beside.device)
+        dtype = torch.promote_types(beside.dtype, torch.float32)
+        try:
+            return torch.as_tensor(number, dtype=dtype, device=beside.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"expected {name} as numbers or a tensor, got {number!r}: pass a float") from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`.half()` and `.bfloat16()` are for the networks: in bfloat16 an alpha of 0.999 would become 1."""
@@ -68,3 +74,12 @@ class BaseClassifiers(nn.Module):
             if after.dtype != buffer.dtype:
                 setattr(self, name, buffer.to(after.device))
         return self
+
+
+def _check_same_classes(standard: nn.Module, robust: nn.Module) -> None:
+    g, h = getattr(standard, "num_classes", None), getattr(robust, "num_classes", None)
+    if isinstance(g, int) and isinstance(h, int) and g != h:
+        raise ValueError(
+            f"expected two classifiers over the same classes, got {g} from the standard and {h} from the robust one; "
+            "class i must mean the same in both"
+        )

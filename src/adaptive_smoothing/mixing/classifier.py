@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.models.contract import check_eval, check_logit_form
+from adaptive_smoothing.models.contract import check_eval, check_logit_form, with_zero_gradient
 
 
 class Mixture(NamedTuple):
@@ -43,13 +43,13 @@ class MixedClassifier(BaseClassifiers):
         alpha_range: tuple[float, float] | Tensor = (0.0, 1.0),
     ) -> None:
         super().__init__(standard, robust)
-        self.register_buffer("alpha_range", self.settle(alpha_range))
-        self.register_buffer("standard_scale", self.settle(standard_scale))
-        self.register_buffer("robust_scale", self.settle(robust_scale))
+        self.register_buffer("alpha_range", self.settle(alpha_range, "alpha_range"))
+        self.register_buffer("standard_scale", self.settle(standard_scale, "standard_scale"))
+        self.register_buffer("robust_scale", self.settle(robust_scale, "robust_scale"))
         if isinstance(alpha, nn.Module | nn.Parameter):
             self.alpha = alpha
         else:
-            self.register_buffer("alpha", self.settle(alpha))
+            self.register_buffer("alpha", self.settle(alpha, "alpha"))
         self._check_numbers()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -113,6 +113,8 @@ class MixedClassifier(BaseClassifiers):
     def _check_numbers(self) -> None:
         if not isinstance(self.alpha, nn.Module):
             _check_alpha(self.alpha.detach())
+        if self.alpha_range.shape != (2,):
+            raise ValueError(f"expected alpha_range as (low, high), got {self.alpha_range.tolist()}: pass two numbers")
         low, high = self.alpha_range.tolist()
         if not 0 <= low <= high <= 1:
             raise ValueError(f"expected an alpha_range with 0 <= low <= high <= 1, got ({low:g}, {high:g})")
@@ -138,7 +140,8 @@ class Detached(nn.Module):
 class Hardmax(nn.Module):
     """A classifier that is certain of its prediction: logit `scale` for that class and 0 for the others.
 
-    Finite, and yet its softmax is one-hot to the last bit. On a tie the prediction is argmax's. No gradient.
+    Finite, and yet its softmax is one-hot to the last bit. On a tie the prediction is argmax's. The gradient is zero,
+    so attack what it is part of, never this alone. `train()` leaves `model` in eval mode.
     """
 
     def __init__(self, model: nn.Module, scale: float = 1e4) -> None:
@@ -163,7 +166,13 @@ class Hardmax(nn.Module):
         check_logit_form(logits, images)
         hard = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), self.scale)
         # argmax would make a confident prediction of a NaN.
-        return hard.masked_fill(logits.isnan().any(1, keepdim=True), torch.nan)
+        hard = hard.masked_fill(logits.isnan().any(1, keepdim=True), torch.nan)
+        return with_zero_gradient(hard, images)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.model.eval()
+        return self
 
 
 def _check_shape(alpha: Tensor, images: Tensor, hint: str) -> None:

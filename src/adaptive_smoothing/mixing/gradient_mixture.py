@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.formula import Mixed, check_mixed, log_probabilities, mix_normalised, mix_sum
-from adaptive_smoothing.mixing.trust import TRUSTS, Scores, TrustName
+from adaptive_smoothing.mixing.trust import TRUSTS, Scores, TrustName, norm_of
 from adaptive_smoothing.threat import Linf, Threat
 
 FormName = Literal["normalised", "sum"]
@@ -36,10 +36,10 @@ class GradientMixedClassifier(BaseClassifiers):
         trust: TrustName = "one",
         on: Mixed = "probabilities",
         form: FormName = "normalised",
-        norm: type[Threat] = Linf,
+        norm: type[Threat] | Threat = Linf,
     ) -> None:
         super().__init__(standard, robust)
-        self.register_buffer("gamma", self.settle(gamma))
+        self.register_buffer("gamma", self.settle(gamma, "gamma"))
         check_gamma(self.gamma)
         check_mixed(on)
         for name, value, known in (("trust", trust, TRUSTS), ("form", form, FORMS)):
@@ -48,7 +48,7 @@ class GradientMixedClassifier(BaseClassifiers):
         self.trust = trust
         self.on = on
         self.form = form
-        self.norm = norm
+        self.norm = norm_of(norm)
 
     def forward(self, images: Tensor) -> Tensor:
         g, h = self.base_logits(images)

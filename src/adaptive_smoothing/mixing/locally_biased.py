@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.gradient_mixture import check_gamma
-from adaptive_smoothing.mixing.trust import value_and_gradient
+from adaptive_smoothing.mixing.trust import norm_of, value_and_gradient
 from adaptive_smoothing.models.contract import check_eval, check_image_form, check_logit_form, guard_images
 from adaptive_smoothing.threat import Linf, Threat
 
@@ -65,14 +65,16 @@ class LocallyBiasedSmoothing(nn.Module):
 
     gamma: Tensor
 
-    def __init__(self, standard: nn.Module, oracle: nn.Module, gamma: float, *, norm: type[Threat] = Linf) -> None:
+    def __init__(
+        self, standard: nn.Module, oracle: nn.Module, gamma: float, *, norm: type[Threat] | Threat = Linf
+    ) -> None:
         super().__init__()
         check_eval(standard)
         self.standard = standard
         self.oracle = oracle
         self.register_buffer("gamma", torch.as_tensor(gamma, dtype=torch.get_default_dtype()))
         check_gamma(self.gamma)
-        self.norm = norm
+        self.norm = norm_of(norm)
         self.training = False
 
     def score(self, images: Tensor) -> Tensor:

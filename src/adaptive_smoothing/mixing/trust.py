@@ -55,6 +55,14 @@ TRUSTS: dict[str, Trust] = {
 }
 
 
+def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
+    """The norm of a threat, whatever its radius."""
+    kind = norm if isinstance(norm, type) else type(norm)
+    if not issubclass(kind, Threat):
+        raise TypeError(f"expected norm as a threat, got {norm!r}: pass ads.Linf or ads.L2, the class itself")
+    return kind
+
+
 def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
     """A score per image [N] and its gradient with respect to that image.
 

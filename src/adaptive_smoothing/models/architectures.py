@@ -1,6 +1,8 @@
 """Architectures by name, so that a recipe or a weights file can say what it is in one word and a few numbers."""
 
+import difflib
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any
 
 from torch import nn
@@ -41,4 +43,16 @@ def build(arch: str, **options: Any) -> nn.Module:
     """A fresh model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"expected an architecture among {sorted(ARCHITECTURES)}, got {arch!r}")
+    for option in options:
+        if option not in (known := _options(arch)):
+            nearest = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(known)}"
+            raise ValueError(f"expected an option of {arch}, got {option!r}: {hint}")
     return ARCHITECTURES[arch](**options)
+
+
+def _options(arch: str) -> list[str]:
+    """Its own, and those that it hands on to the network."""
+    parameters = [*signature(ARCHITECTURES[arch]).parameters.values(), *signature(PreActResNet).parameters.values()]
+    decided = ("blocks", "widths", "stem", "block")
+    return [part.name for part in parameters if part.kind != Parameter.VAR_KEYWORD and part.name not in decided]

@@ -48,6 +48,10 @@ def read_card(weights: Path) -> Card:
         raise ValueError(
             f"unknown key {unknown[0]!r} in {path}" + (f": did you mean {nearest[0]!r}?" if nearest else "")
         )
+    if not isinstance(content.get("options", {}), dict):
+        raise ValueError(
+            f'expected "options" in {path} to be a table, got {content["options"]!r}: write {{"width": 64}} or {{}}'
+        )
     return Card(name=weights.stem, path=weights, **known)
 
 

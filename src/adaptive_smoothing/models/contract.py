@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from adaptive_smoothing.data.datasets import looks_channels_last
 
 # Resizing and colour conversion round; an image 1e-6 outside the box is not a normalised one.
 SLACK = 1e-6
@@ -49,7 +51,7 @@ def check_image_form(images: Tensor) -> None:
     if images.dim() != 4:
         hint = "add the batch dimension with images.unsqueeze(0)" if images.dim() == 3 else "reshape them"
         raise ValueError(f"expected images of shape (N, C, H, W), got {tuple(images.shape)}: {hint}")
-    if _looks_channels_last(images.shape):
+    if looks_channels_last(images.shape):
         raise ValueError(
             f"expected images of shape (N, C, H, W), got {tuple(images.shape)}, "
             "which looks like (N, H, W, C): pass images.permute(0, 3, 1, 2)"
@@ -80,19 +82,19 @@ def guard_images(images: Tensor) -> None:
     _check_range(low, high)
 
 
+def trusted_images() -> AbstractContextManager[None]:
+    """No value checks inside: for images that were checked already, or that leave [0, 1] on purpose."""
+    # A context variable cannot be set inside a compiled graph, and no guard reads values there.
+    return nullcontext() if torch.compiler.is_compiling() else _trusted()
+
+
 @contextmanager
-def trusted_images() -> Iterator[None]:
-    """No value checks inside: for images that were checked already, or that are noisy on purpose."""
+def _trusted() -> Iterator[None]:
     token = _TRUSTED.set(True)
     try:
         yield
     finally:
         _TRUSTED.reset(token)
-
-
-def _looks_channels_last(shape: torch.Size) -> bool:
-    _, channels, rows, columns = shape
-    return columns in (1, 3) and channels not in (1, 3) and rows > columns
 
 
 def _value_range(images: Tensor) -> tuple[float, float]:
@@ -157,7 +159,8 @@ def check_logits(logits: Tensor, images: Tensor) -> None:
         kind = "NaN" if logits.isnan().any() else "infinite values"
         raise ValueError(
             f"expected finite logits, got {kind} for {int((~finite).sum())} of {len(finite)} images: "
-            "look for a log of zero or a division by zero, or run the model in float32"
+            "look for a log of zero, a division by zero or an alpha module that leaves [0, 1], "
+            "or run the model in float32"
         )
 
 
@@ -173,6 +176,12 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
             f"got {tuple(logits.shape)}: a classifier gives one row of scores per image; "
             "to reshape or select them, pass output=<function> to ads.wrap"
         )
+
+
+def with_zero_gradient(logits: Tensor, images: Tensor) -> Tensor:
+    """The same logits, whose gradient for the images is zero instead of missing: autograd refuses a missing one."""
+    anchor = images.flatten(1)[:, :1].to(logits.dtype)
+    return torch.where(torch.ones_like(logits, dtype=torch.bool), logits, anchor)
 
 
 def _structured_message(output: object, images: Tensor) -> str:

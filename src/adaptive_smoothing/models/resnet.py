@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.models.contract import check_image_form, guard_images
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU}
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -113,10 +115,20 @@ class PreActResNet(nn.Module):
         _initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
+        self._check(images)
         features = self.stem(self.normalize(images))
         for stage in self.stages:
             features = getattr(self, stage)(features)
         return self.head(self.activation(self.norm(features)).mean((2, 3)))
+
+    def _check(self, images: Tensor) -> None:
+        # Training may add noise on purpose, and its steps must not wait for the device.
+        (check_image_form if self.training else guard_images)(images)
+        if images.shape[1] != self.stem.in_channels:
+            raise ValueError(
+                f"expected images with {self.stem.in_channels} channels, got {images.shape[1]}: "
+                "for gray ones pass images.expand(-1, 3, -1, -1)"
+            )
 
 
 def _initialize(model: nn.Module) -> None:

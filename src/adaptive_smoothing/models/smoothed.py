@@ -7,14 +7,18 @@ which draws fresh noise for each image.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adaptive_smoothing.models.contract import check_logit_form, guard_images, trusted_images
-from adaptive_smoothing.models.wrapping import num_classes
+from adaptive_smoothing.models.contract import (
+    check_eval,
+    check_logit_form,
+    guard_images,
+    trusted_images,
+    with_zero_gradient,
+)
 from adaptive_smoothing.noise import generator
 
 
@@ -22,8 +26,8 @@ class SmoothedClassifier(nn.Module):
     """Images -> log of the mean, over `samples` draws of N(0, sigma^2), of `base`'s softmax or of its votes.
 
     The draws are fixed by `seed`, the same for every image, batch and device, so that this is an ordinary
-    deterministic classifier. `hard` counts votes for the top class instead of averaging softmax, and has no
-    gradient. About `batch` noisy images go through `base` at once; gradients recompute each such chunk
+    deterministic classifier. `hard` counts votes for the top class instead of averaging softmax; its
+    gradient is zero. About `batch` noisy images go through `base` at once; gradients recompute each such chunk
     instead of keeping it, so that memory does not grow with `samples`.
     """
 
@@ -42,6 +46,7 @@ class SmoothedClassifier(nn.Module):
             raise ValueError(f"expected sigma >= 0, got {sigma}; for images in [0, 1] try 0.25, 0.5 or 1")
         if samples < 1 or batch < 1:
             raise ValueError(f"expected samples and batch of at least 1, got {samples} and {batch}")
+        check_eval(base)
         self.base = base
         self.sigma = sigma
         self.samples = samples
@@ -51,8 +56,8 @@ class SmoothedClassifier(nn.Module):
         self._bank: tuple[object, Tensor] | None = None
 
     @property
-    def num_classes(self) -> int:
-        return num_classes(self.base)
+    def num_classes(self) -> int | None:
+        return getattr(self.base, "num_classes", None)
 
     def extra_repr(self) -> str:
         return f"sigma={self.sigma}, samples={self.samples}, seed={self.seed}, hard={self.hard}"
@@ -64,7 +69,9 @@ class SmoothedClassifier(nn.Module):
     def logits(self, images: Tensor) -> Tensor:
         """The same without the guard on the values of images."""
         noise = self._noise(images).split(max(1, self.batch // max(1, images.shape[0])))
-        return self._votes(images, noise) if self.hard else self._mean(images, noise)
+        if self.hard:
+            return with_zero_gradient(self._votes(images, noise), images)
+        return self._mean(images, noise)
 
     def _mean(self, images: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
         """log mean softmax, summed in the log domain, where a probability of 1e-40 keeps its gradient."""
@@ -98,8 +105,7 @@ class SmoothedClassifier(nn.Module):
     def _base_logits(self, images: Tensor, draws: Tensor) -> Tensor:
         """(draws, images, classes). Noisy images leave [0, 1], and clipping them would void the theory."""
         noisy = (images.unsqueeze(0) + self.sigma * draws.unsqueeze(1)).flatten(0, 1)
-        # A context variable cannot be set inside a compiled graph, and no guard reads values there.
-        with nullcontext() if torch.compiler.is_compiling() else trusted_images():
+        with trusted_images():
             logits = self.base(noisy)
         check_logit_form(logits, noisy)
         # Sums of a hundred softmax values need more digits than half precision has.
@@ -110,11 +116,12 @@ class SmoothedClassifier(nn.Module):
         """(samples, C, H, W) standard normal numbers, kept because an attack asks for them at every step."""
         key = (self.seed, self.samples, tuple(images.shape[1:]), images.device, images.dtype)
         if self._bank is None or self._bank[0] != key:
-            self._bank = (key, _draw(self.seed, self.samples, images))
+            # A decorator would do the same, and import torch._dynamo (1.5 s) for those who never compile.
+            draw = torch.compiler.disable(_draw) if torch.compiler.is_compiling() else _draw
+            self._bank = (key, draw(self.seed, self.samples, images))
         return self._bank[1]
 
 
-@torch.compiler.disable
 def _draw(seed: int, samples: int, images: Tensor) -> Tensor:
     """On the CPU, so that every device smooths alike; outside of vmap and inference mode, so that the numbers
     can be kept for calls of any kind.

@@ -20,6 +20,7 @@ from adaptive_smoothing.models.contract import (
     freeze,
     guard_images,
     output_fields,
+    trusted_images,
 )
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.noise import generator
@@ -35,12 +36,22 @@ class Resize(nn.Module):
 
     def __init__(self, size: int | tuple[int, int]) -> None:
         super().__init__()
-        self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.size = _height_and_width(size)
 
     def forward(self, images: Tensor) -> Tensor:
         if tuple(images.shape[-2:]) == self.size:
             return images
         return F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def _height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(
+            f"expected size as one positive whole number or as (height, width), got {size!r}: "
+            "leave the channels out, for example size=224"
+        )
+    return sides[0], sides[1]
 
 
 class Classifier(nn.Module):
@@ -59,7 +70,9 @@ class Classifier(nn.Module):
 
     def logits(self, images: Tensor) -> Tensor:
         """The same without the guard, for inputs that leave [0, 1] on purpose, such as noisy ones."""
-        logits = pick_logits(self.model(self.first(images)), self.output)
+        with trusted_images():
+            output = self.model(self.first(images))
+        logits = pick_logits(output, self.output)
         check_logit_form(logits, images)
         return logits
 
@@ -188,7 +201,7 @@ def _probe(classifier: Classifier, images: Tensor) -> int:
 
 def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), trusted_images():
             return model(images)
     except Exception as error:
         raise ValueError(

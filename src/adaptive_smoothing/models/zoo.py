@@ -10,7 +10,8 @@ import copy
 import difflib
 import hashlib
 import os
-import pickle
+import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ PREFIXES = ("module.", "_orig_mod.")
 # --- loading --------------------------------------------------------------------------------------
 
 
-def load(name: str, *, device: torch.device | str = "cpu") -> nn.Module:
+def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
     """A model in eval mode with frozen weights: [0, 1] images -> logits.
 
     `NAME` of the package or of the zoo (see `names`), `timm:NAME`, `torchvision:NAME`, `hf:REPO`,
@@ -45,7 +46,7 @@ def load(name: str, *, device: torch.device | str = "cpu") -> nn.Module:
     `{"arch": ..., "options": {...}}`. Options of a source follow a question mark:
     `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
     """
-    model = _find(name).to(device)
+    model = _find(str(name)).to(device)
     if torch.device(device).type == "cuda":
         # Twice as fast there, and slower on CPUs.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -58,7 +59,10 @@ def _find(name: str) -> nn.Module:
         return SOURCES[source](rest)
     if Path(name).suffix in (".safetensors", ".pt", ".pth"):
         return freeze(_restore(read_card(Path(name))))
-    stored = names()
+    # The package's own come first: a broken zoo somewhere above the working folder is no concern of theirs.
+    stored = _cards(BUILTIN)
+    if name not in stored:
+        stored = names()
     if name not in stored:
         raise ValueError(_unknown_name(name, list(stored)))
     return freeze(_restore(stored[name]))
@@ -66,11 +70,13 @@ def _find(name: str) -> nn.Module:
 
 def names() -> dict[str, Card]:
     """Cards of the models of the package and of the zoo, by name; the package's win."""
-    cards: dict[str, Card] = {}
-    for folder in (zoo_folder(), BUILTIN):
-        if folder is not None and (folder / MANIFEST).is_file():
-            cards |= {name: manifest_card(folder, name, entry) for name, entry in read_manifest(folder).items()}
-    return dict(sorted(cards.items()))
+    return dict(sorted((_cards(zoo_folder()) | _cards(BUILTIN)).items()))
+
+
+def _cards(folder: Path | None) -> dict[str, Card]:
+    if folder is None or not (folder / MANIFEST).is_file():
+        return {}
+    return {name: manifest_card(folder, name, entry) for name, entry in read_manifest(folder).items()}
 
 
 def is_builtin(card: Card) -> bool:
@@ -106,9 +112,16 @@ def _restore(card: Card) -> nn.Module:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(
-            f"expected weights for {card.arch} with {card.options}, got others in {card.path}: {error}"
+            f"expected weights for {card.arch} with {card.options}, got others in {card.path}: {_complaint(error)}"
         ) from error
     return model
+
+
+def _complaint(error: RuntimeError) -> str:
+    """The first thing that load_state_dict complains of: it would list every layer."""
+    first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+    more = f" (and {len(others)} more)" if others else ""
+    return textwrap.shorten(first, 200, placeholder=" ...") + more
 
 
 def _read_weights(card: Card) -> dict[str, Tensor]:
@@ -148,10 +161,12 @@ def file_sha256(path: Path) -> str:
 def _unpickle_tensors(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        found = f"one that also holds {refused[1]}" if refused else "something else, or a damaged one"
         raise ValueError(
-            f"expected a checkpoint of tensors only in {path}, got what weights_only=True refuses: "
-            f"{str(error).splitlines()[0]} Save model.state_dict() as safetensors where you trust the file"
+            f"expected a checkpoint of tensors only in {path}, got {found}: "
+            "save model.state_dict() as safetensors where you trust the file"
         ) from error
 
 
@@ -249,7 +264,9 @@ def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any], ten
     try:
         rebuilt.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ValueError(f"expected weights of {arch} with options {dict(options)}, got others: {error}") from error
+        raise ValueError(
+            f"expected weights of {arch} with options {dict(options)}, got others: {_complaint(error)}"
+        ) from error
     images = torch.rand(4, 3, 32, 32, generator=generator(0, "zoo"))
     with torch.no_grad():
         expected = freeze(copy.deepcopy(model)).cpu().float()(images)

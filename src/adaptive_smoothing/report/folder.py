@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from adaptive_smoothing.evaluation.stored import save_tradeoff
+from adaptive_smoothing.evaluation.stored import RESULT, save_tradeoff
 from adaptive_smoothing.report.figures import gap_figure, png, svg, tradeoff_figure
 from adaptive_smoothing.report.page import TITLE, like_the_paper, write_page
 from adaptive_smoothing.report.story import Report
 from adaptive_smoothing.results import atomic
+
+
+def make_folder(folder: Path, *, overwrite: bool) -> Path:
+    """Make the folder before the run: what is wrong with it should not come out after an hour of work."""
+    if not overwrite and (folder / RESULT).exists():
+        raise FileExistsError(
+            f"expected a folder without a run, got {folder}, which holds one: choose another --out, or replace it "
+            "with --overwrite"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(
+            f"expected a folder that can be written to, got {folder} ({error.strerror}): choose another --out"
+        ) from error
+    return folder
 
 
 def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:

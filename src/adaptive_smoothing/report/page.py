@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from adaptive_smoothing.report.figures import side_by_side, svg
-from adaptive_smoothing.report.panels import Panel, curves_panel, frontier_panel, gap_panel
+from adaptive_smoothing.report.panels import Panel, alpha_words, curves_panel, frontier_panel, gap_panel
 from adaptive_smoothing.report.story import Report, Share, alone, at, percent, sentences, threat_words
 from adaptive_smoothing.report.style import DARK, LIGHT, Style
 from adaptive_smoothing.report.tables import Table, tables
@@ -68,7 +68,7 @@ def _figures(report: Report) -> list[str]:
         "Accuracy against the mixing weight α: clean, and under the STD, ROB and MIX attacks": (
             lambda style: curves_panel(main, report.live, alpha, style)
         ),
-        "Clean accuracy against accuracy under all three attacks, for α from 0 to 1": (
+        f"Clean accuracy against accuracy under all three attacks, for {alpha_words(main)}": (
             lambda style: frontier_panel(main, alpha, style, paper=like_the_paper(main.settings))
         ),
         "How sure h is: right answers under attack, and wrong answers on clean images": (
@@ -82,9 +82,10 @@ def _figures(report: Report) -> list[str]:
 
 
 def like_the_paper(settings: dict[str, Any]) -> bool:
-    """Whether the paper's own models belong in the same figure: CIFAR-10 at Linf 8/255."""
+    """Whether the paper's own models belong in the same figure: CIFAR-10 at Linf 8/255, PGD-20."""
     same_images = settings["data"].split("/")[0] in ("builtin", "cifar10")
-    return same_images and settings["norm"] == "Linf" and abs(settings["eps"] - 8 / 255) < 1e-6
+    same_ball = settings["norm"] == "Linf" and abs(settings["eps"] - 8 / 255) < 1e-6
+    return same_images and same_ball and settings["steps"] == 20
 
 
 def _figure(caption: str, panel: Callable[[Style], Panel]) -> str:
@@ -105,7 +106,7 @@ def _table(table: Table) -> str:
     body = "\n".join(_row(row) for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     return (
-        f'<section><h2>{escape(table.title)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f'<section><h2>{escape(table.title)}</h2><div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>\n{body}\n</tbody></table></div>{note}</section>"
     )
 

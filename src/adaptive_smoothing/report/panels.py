@@ -27,15 +27,17 @@ PAPER = {"g": (0.9528, 0.0010), "h": (0.8353, 0.4417)}
 def curves_panel(
     stored: Tradeoff, live: Tradeoff | None = None, chosen_alpha: float | None = None, style: Style = LIGHT
 ) -> Panel:
-    """Accuracy against alpha: clean and under the three attacks; `live` as points with 95 % intervals."""
+    """Accuracy against alpha: clean and under the three attacks; `live` as points.
+
+    The 95 % intervals are those of the run made just now: of `live`, or of a run that stands alone.
+    """
 
     def draw(axes: Axes) -> None:
         for curve, (label, line) in CURVES.items():
             alphas = stored.alphas_of(curve)
             color = getattr(style, curve)
             axes.plot(alphas, stored.accuracy(curve), line, color=color, label=label, markersize=3.5)
-            if live is not None:
-                _points(axes, live, curve, color)
+            _intervals(axes, live or stored, curve, color, "s" if live else "none")
         _chosen_line(axes, chosen_alpha, style)
         axes.set_xticks(np.linspace(0, 1, 6), ["0\ng alone", "0.2", "0.4", "0.6", "0.8", "1\nh alone"])
         axes.set_yticks(np.linspace(0, 1, 6))
@@ -54,7 +56,8 @@ def frontier_panel(
 
     def draw(axes: Axes) -> None:
         clean, mix = _frontier(tradeoff)
-        axes.plot(clean, mix, "o-", color=style.mix, markersize=4, label="the mixture, α from 0 to 1")
+        line = "o-" if len(mix) > 1 else "o"
+        axes.plot(clean, mix, line, color=style.mix, markersize=4, label=f"the mixture, {alpha_words(tradeoff)}")
         # Whoever tosses a coin between g and h gets this; a mixture has to be above it to be of use.
         coin = {"color": style.faint, "linewidth": 1.2, "label": "g or h by a coin"}
         axes.plot(*_ends(tradeoff), ":", **coin)  # type: ignore[arg-type]
@@ -102,18 +105,24 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
     return draw
 
 
+def alpha_words(tradeoff: Tradeoff) -> str:
+    """Where the mixture was attacked."""
+    first, last = tradeoff.mix_alphas[0], tradeoff.mix_alphas[-1]
+    return f"α = {first:.3g}" if first == last else f"α from {first:.3g} to {last:.3g}"
+
+
 def _legend_below(axes: Axes, columns: int = 2) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)
 
 
 def _count(stored: Tradeoff, live: Tradeoff | None) -> str:
     if live is None:
-        return f"Accuracy on {stored.images:,} images"
+        return f"Accuracy on {stored.images:,} images, with 95 % intervals"
     return f"Lines: {stored.images:,} images, stored. Points: {live.images:,}, live"
 
 
-def _points(axes: Axes, live: Tradeoff, curve: str, color: str) -> None:
-    """The live run at the alphas of its MIX attack: at all 101 it would hide the lines."""
+def _intervals(axes: Axes, live: Tradeoff, curve: str, color: str, marker: str) -> None:
+    """The run made now at the alphas of its MIX attack: at all 101 it would hide the lines."""
     alphas = live.alphas_of(curve)
     keep = [int(np.abs(alphas - alpha).argmin()) for alpha in live.mix_alphas]
     right = live.rows[curve][keep]
@@ -122,7 +131,7 @@ def _points(axes: Axes, live: Tradeoff, curve: str, color: str) -> None:
     # Side by side, so that intervals of curves that meet can be told apart.
     shift = {"clean": -0.009, "rob": -0.003, "std": 0.003, "mix": 0.009}[curve]
     below_above = np.stack([accuracy - bounds[:, 0], bounds[:, 1] - accuracy]).clip(0)
-    look = {"fmt": "s", "color": color, "markersize": 4.5, "elinewidth": 1.1, "capsize": 2}
+    look = {"fmt": marker, "color": color, "markersize": 4.5, "elinewidth": 1.1, "capsize": 2}
     axes.errorbar(alphas[keep] + shift, accuracy, yerr=below_above, **look)  # type: ignore[arg-type]
 
 

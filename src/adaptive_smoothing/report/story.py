@@ -12,6 +12,9 @@ import numpy as np
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.results import interval
 
+# With fewer images a 95 % interval is wider than 20 points: a quotient of two such accuracies means nothing.
+FEW = 100
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -84,8 +87,16 @@ def threat_words(settings: dict[str, Any]) -> str:
     return f"change the image by a vector of {settings['norm']} length up to {radius}"
 
 
+def images_word(settings: dict[str, Any]) -> str:
+    """What the images are, from the split at the end of the data's name: `cifar10/val`."""
+    split = settings["data"].rpartition("/")[2]
+    return {"test": "test images", "val": "validation images"}.get(split, "images")
+
+
 def sentences(report: Report) -> Iterator[str]:
     """The story, one paragraph at a time."""
+    if report.facts.get("interrupted"):
+        yield _the_interruption(report)
     yield _the_pair(report.main)
     if report.choice is not None:
         yield _the_mixture(report.main, report.choice)
@@ -95,27 +106,39 @@ def sentences(report: Report) -> Iterator[str]:
         yield _the_live_run(report.main, report.live, report.alpha)
 
 
+def _the_interruption(report: Report) -> str:
+    what = "The live run" if report.live else "This run"
+    return f"{what} was interrupted: it is about the {(report.live or report.main).images:,} images done until then."
+
+
 def _the_pair(run: Tradeoff) -> str:
     (g_clean, g_attacked), (h_clean, h_attacked) = alone(run, "g"), alone(run, "h")
     return (
-        f"On {run.images:,} test images, g, the standard classifier, is right on {percent(g_clean.value)}. "
-        f"Against an attacker who may {threat_words(run.settings)} (PGD, {run.settings['steps']} steps), it "
-        f"is right on {percent(g_attacked.value)}. h, the robust classifier, is right on "
-        f"{percent(h_clean.value)}, and on {percent(h_attacked.value)} under the same attack."
+        f"On {run.images:,} {images_word(run.settings)}, g, the standard classifier, is right on "
+        f"{percent(g_clean.value)}. Against an attacker who may {threat_words(run.settings)} (PGD, "
+        f"{run.settings['steps']} steps), it is right on {percent(g_attacked.value)}. h, the robust classifier, is "
+        f"right on {percent(h_clean.value)}, and on {percent(h_attacked.value)} under the same attack."
     )
 
 
 def _the_mixture(run: Tradeoff, choice: Choice) -> str:
     clean, worst = at(run, "clean", choice.alpha).value, at(run, "worst", choice.alpha).value
-    h_clean, h_attacked = (part.value for part in alone(run, "h"))
-    kept = f"{percent(worst / h_attacked)} of h's robustness" if h_attacked else "no robustness, as h has none"
     return (
         f"The mixture (1 − α) g + α h of their probabilities needs no training. α = {choice.alpha:.3f} is "
         f"the largest weight of h that reaches the wanted clean accuracy of {percent(choice.wanted)} on "
-        f"{choice.images:,} validation images ({percent(choice.accuracy)}). On the test images it is right "
-        f"on {percent(clean)}, and on {percent(worst)} under every attack that was tried. "
-        f"That is {kept}, with {_points(clean - h_clean)} clean accuracy than h."
+        f"{choice.images:,} validation images ({percent(choice.accuracy)}). On the {images_word(run.settings)} it "
+        f"is right on {percent(clean)}, and on {percent(worst)} under every attack that was tried. "
+        f"{_beside_h(run, clean, worst)}"
     )
+
+
+def _beside_h(run: Tradeoff, clean: float, worst: float) -> str:
+    h_clean, h_attacked = (part.value for part in alone(run, "h"))
+    if run.images < FEW:
+        return f"h has {percent(h_clean)} and {percent(h_attacked)}; on so few images the difference says little."
+    kept = f"{percent(worst / h_attacked)} of h's robustness" if h_attacked else "no robustness, as h has none"
+    kept = "all of h's robustness" if worst >= h_attacked > 0 else kept
+    return f"That is {kept}, with {_points(clean - h_clean)} clean accuracy than h."
 
 
 def _points(difference: float) -> str:

@@ -8,7 +8,7 @@ import rich.box
 import rich.table
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.story import Choice, Report, Share, alone, at, percent
+from adaptive_smoothing.report.story import Choice, Report, Share, alone, at, images_word, percent
 
 # Table tab:confidence of the paper: accuracy, mean gap where right, mean gap where wrong.
 PAPER_GAPS = {
@@ -99,7 +99,7 @@ def cost_table(run: Tradeoff, choice: Choice) -> Table:
     rows = [
         (f"wanted, on {choice.images:,} validation images", percent(choice.wanted), ""),
         ("reached there", percent(choice.accuracy), ""),
-        (f"on {run.images:,} test images", percent(clean.value), percent(worst.value)),
+        (f"on {run.images:,} {images_word(run.settings)}", percent(clean.value), percent(worst.value)),
     ]
     for name, model in (("against g", "g"), ("against h", "h")):
         other_clean, other_worst = alone(run, model)
