@@ -160,3 +160,7 @@ def test_markdown(report: Report) -> None:
     assert lines[0].startswith("**Accuracy on 2,000 images") and lines[3] == "| --- | ---: | ---: |"
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     assert [table.title for table in tables(report)][-1] == "The live run: 40 images"
+
+
+def test_every_table_can_be_scrolled(full_page: str) -> None:
+    assert full_page.count('<div class="wide" tabindex="0"><table>') == full_page.count("<table>") > 3
