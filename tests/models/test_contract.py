@@ -125,9 +125,12 @@ def test_guard_inside_function_transforms(images):
 
 
 def test_guard_without_values(images):
-    guard_images(images.to("meta"))
+    outside = images + 9
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        guard_images(outside)
+    guard_images(outside.to("meta"))  # no values, nothing to refuse
     with FakeTensorMode() as mode:
-        guard_images(mode.from_tensor(images))
+        guard_images(mode.from_tensor(outside))
 
 
 def test_guard_compiles_into_one_graph(linear, images):
@@ -404,7 +407,8 @@ def test_wrong_normalisation(linear, mean, std, words):
 def test_declared_normalisation_that_is_not_passed(linear):
     linear.pretrained_cfg = {"mean": (0.5,), "std": (0.2,)}
     with pytest.warns(UserWarning, match=r"declares mean=\(0.5,\) and std=\(0.2,\), ads.wrap got neither"):
-        wrap(linear, shape=SHAPE)
+        wrapped = wrap(linear, shape=SHAPE)
+    assert wrapped.num_classes == 4
 
 
 def test_wrap_without_warnings_when_told(linear, recwarn):
