@@ -100,23 +100,12 @@ def _gap_cell(right: np.ndarray, gap: np.ndarray) -> dict[str, float | None]:
     }
 
 
-def tradeoff(
-    standard: nn.Module,
-    robust: nn.Module,
-    data: ImageData,
-    attack: PGD,
-    *,
-    alphas: Sequence[float] = ALPHAS,
-    mix_alphas: Sequence[float] = MIX_ALPHAS,
-    batch_size: int = 1000,
-    progress: Callable[[int], None] | None = None,
-) -> Tradeoff:
+def tradeoff(standard: nn.Module, robust: nn.Module, data: ImageData, attack: PGD, **options: Any) -> Tradeoff:
     """Measure the mixture of `standard` and `robust` at every alpha, clean and under STD, ROB, MIX attacks.
 
-    `progress` is called with 1 each time an attack on a batch is done; `attack_count` tells how many.
+    The options are those of `tradeoff_parts`: alphas, mix_alphas, batch_size, progress.
     """
-    options = {"alphas": alphas, "mix_alphas": mix_alphas, "batch_size": batch_size, "progress": progress}
-    return join(list(tradeoff_parts(standard, robust, data, attack, **options)))  # type: ignore[arg-type]
+    return join(list(tradeoff_parts(standard, robust, data, attack, **options)))
 
 
 def tradeoff_parts(
@@ -130,7 +119,10 @@ def tradeoff_parts(
     batch_size: int = 1000,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Tradeoff]:
-    """The same a batch at a time, for those who may have to stop early; `join` puts the parts together."""
+    """The same a batch at a time, for those who may have to stop early; `join` puts the parts together.
+
+    `progress` is called with 1 each time an attack on a batch is done; `attack_count` tells how many.
+    """
     device = next(robust.parameters()).device
     alphas = sorted({*alphas, *mix_alphas})
     if not 0 <= alphas[0] <= alphas[-1] <= 1:
