@@ -55,7 +55,7 @@ def seconds_per_epoch(recipe: Recipe, data: ImageData, device: str, compiled: bo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=["resnet18-standard", "resnet18-robust"])
+    parser.add_argument("recipes", nargs="*", default=["resnet18-standard", "resnet18-at"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=45_000)
     parser.add_argument("--epochs", type=int, default=3)
