@@ -1,9 +1,10 @@
-"""Seconds an epoch of standard and adversarial training, eager and compiled.
+"""Seconds an epoch of standard and adversarial training, eager and compiled, and of what comes between epochs.
 
     python benchmarks/train.py --out benchmarks/results/train.json
 
 Images are random: speed does not depend on what is on them. An epoch is 45,000 images; the first one, with the
-compilation, is reported apart; "epoch" is the median of the others.
+compilation, is reported apart; "epoch" is the median of the others. "checkpoint" is one save, "validation" one look at
+the averaged weights, as training does every `evaluate_every` epochs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,19 +40,28 @@ def random_data(images: int) -> ImageData:
     )
 
 
-def seconds_per_epoch(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs: int) -> dict[str, float]:
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def measure(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         watcher = Watcher(Path(folder), quiet=True, tensorboard=False)
-        trainer = Trainer(recipe, data, data, Path(folder), device=device, compiled=compiled, watcher=watcher)
-        times = []
-        for epoch in range(epochs + 1):
-            began = time.perf_counter()
+        val = data.take(slice(5000))
+        trainer = Trainer(recipe, data, val, Path(folder), device=device, compiled=compiled, watcher=watcher)
+
+        def train(epoch: int) -> None:
             for batch in trainer.batches(epoch):
                 trainer.train_step(batch)
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
-    return {"first": round(times[0], 2), "epoch": round(statistics.median(times[1:]), 2)}
+
+        first, *others = (seconds(lambda epoch=epoch: train(epoch)) for epoch in range(epochs + 1))
+        times = {"first": first, "epoch": statistics.median(others)}
+        times |= {"checkpoint": seconds(trainer.save), "validation": seconds(trainer.validate)}
+    return {name: round(value, 2) for name, value in times.items()}
 
 
 def main() -> None:
@@ -70,7 +81,7 @@ def main() -> None:
             if arguments.only in (None, mode):
                 recipe = read_toml(RECIPES / f"{name}.toml", Recipe, arguments.change)
                 torch._dynamo.reset()
-                row = seconds_per_epoch(recipe, data, arguments.device, mode == "compiled", arguments.epochs)
+                row = measure(recipe, data, arguments.device, mode == "compiled", arguments.epochs)
                 rows.append({"recipe": name, "mode": mode, "images": arguments.images, **row})
                 print(json.dumps(rows[-1]), flush=True)
     if arguments.out:

@@ -19,7 +19,7 @@ class CheckpointError(RuntimeError):
 
 def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Write tensors and JSON-able facts as one file; a crash leaves the old file or the new one."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     with atomic(path) as partial:
         save_file(plain, partial, metadata={"facts": json.dumps(facts)})
 

@@ -37,9 +37,9 @@ def recipe(method="standard", epochs=4, **changes):
     return from_table(Recipe, table)
 
 
-def trainer(folder, settings, data=None):
-    data = data or tiny_data()
-    return Trainer(settings, data, data.take(slice(32)), folder, watcher=Watcher(folder, quiet=True, tensorboard=False))
+def trainer(folder, settings, data=None, save_every=0.0):
+    data, watcher = data or tiny_data(), Watcher(folder, quiet=True, tensorboard=False)
+    return Trainer(settings, data, data.take(slice(32)), folder, watcher=watcher, save_every=save_every)
 
 
 def weights(model):
@@ -96,6 +96,23 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):
         run.run()
     tensors, facts = checkpoints.load(run.checkpoint)
     assert facts["step"] == 3 and all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_checkpoints_are_made_as_often_as_asked_and_at_both_ends(tmp_path):
+    run = trainer(tmp_path, recipe(epochs=4), save_every=3600.0)
+    save, saves = run.save, []
+    run.save = lambda: (saves.append(run.step), save())
+    run.run()
+    assert saves == [3, 12]
+
+
+def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path):
+    first = trainer(tmp_path, recipe(epochs=4), save_every=3600.0)
+    stop_after(first, steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = trainer(tmp_path, recipe(epochs=4))
+    assert second.resume() and second.step == 6
 
 
 def test_a_killed_run_logs_no_epoch_twice(tmp_path):

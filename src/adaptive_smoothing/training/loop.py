@@ -51,7 +51,9 @@ class Trainer:
         device: str = "cpu",
         compiled: bool | None = None,
         watcher: Watcher | None = None,
+        save_every: float = 30.0,
     ) -> None:
+        """`save_every`: seconds between checkpoints, which are made at the end of an epoch and when interrupted."""
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
         self.train_data, self.val_data = train.to(device), val.to(device)
         self.watcher = watcher or Watcher(folder)
@@ -83,6 +85,7 @@ class Trainer:
         self.total_steps = self.steps_per_epoch * settings.epochs
         self.step = 0
         self.seconds = 0.0
+        self.save_every, self.saved_at = save_every, float("-inf")
         self.sums = torch.zeros(2, device=self.device)  # loss and accuracy of the epoch so far
 
     # -- running ---------------------------------------------------------------------------------------------
@@ -94,8 +97,7 @@ class Trainer:
             while self.step < self.total_steps:
                 self._epoch(interrupt)
                 if interrupt.raised:
-                    if self.step % self.steps_per_epoch:
-                        self.save()
+                    self.save()
                     raise KeyboardInterrupt
         return self.finish()
 
@@ -139,7 +141,8 @@ class Trainer:
         if (epoch + 1) % self.recipe.evaluate_every == 0 and self.step < self.total_steps:
             row |= self.validate()
         self.watcher.log(row)
-        self.save()
+        if self.step == self.total_steps or time.perf_counter() - self.saved_at >= self.save_every:
+            self.save()
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """One step of SGD on one batch; returns the loss and the share of examples classified right."""
@@ -248,6 +251,7 @@ class Trainer:
         tensors["epoch.sums"] = self.sums
         facts = {"step": self.step, "seconds": self.seconds, **self._identity()}
         checkpoints.save(self.checkpoint, tensors, facts)
+        self.saved_at = time.perf_counter()
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be gone on from, as JSON says it."""
