@@ -34,8 +34,13 @@ def test_largest_alpha_is_the_last_that_reaches_the_target():
     assert curve(0.1) == 0.5 and curve(0.3) == 0.75 and curve(0.55) == 0.5 and curve(0.9) == 0.75
     assert curve.largest_alpha(0.75) == 1.0
     assert curve.largest_alpha(0.5) == 1.0
-    with pytest.raises(ValueError, match=r"the best is 0\.7500"):
-        curve.largest_alpha(0.8)
+
+
+def test_what_is_offered_can_be_had():
+    curve = CleanAccuracy(np.array([0.5, -np.inf, -np.inf]), np.array([np.inf, 0.4, np.inf]))
+    with pytest.raises(ValueError, match=r"on 3 images is 0\.666, at alpha .*; ask for at most that"):
+        curve.largest_alpha(0.9)
+    curve.largest_alpha(0.666)
 
 
 def test_tune_reaches_the_wanted_accuracy(linear):

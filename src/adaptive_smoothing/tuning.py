@@ -6,6 +6,7 @@ intervals give the clean accuracy at every alpha exactly, from one pass over the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,9 +46,10 @@ class CleanAccuracy:
         enough = np.flatnonzero(accuracy >= target)
         if not len(enough):
             best = int(accuracy.argmax())
+            offer = math.floor(1000 * accuracy[best]) / 1000  # down: what is offered has to work when it is asked for
             raise ValueError(
-                f"expected a clean accuracy this pair can reach, got {target:.4f}: the best is {accuracy[best]:.4f}, "
-                f"at alpha {alphas[best]:.3f}; ask for at most that"
+                f"expected a clean accuracy this pair can reach, got {target:.4g}: the best on {len(self.low):,} "
+                f"images is {offer:.3f}, at alpha {alphas[best]:.3f}; ask for at most that"
             )
         return float(alphas[enough[-1]])
 

@@ -40,6 +40,20 @@ def test_a_sweep_writes_its_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_alpha_by_its_target_is_chosen_on_validation_images_and_attacked() -> None:
+    said = sweep("--images", "4", "--alphas", "0,1", "--clean-accuracy", "70", "--out", "tuned")
+    choice = load_facts("tuned")["choice"]
+    assert choice["wanted"] == 0.7 and choice["accuracy"] >= 0.7
+    assert f"{choice['images']} validation images" in said and f"{choice['alpha']:.3f} (chosen)" in said
+    assert load_tradeoff("tuned").mix_alphas.tolist() == sorted({0, choice["alpha"], 1})
+
+
+def test_alpha_is_not_reported_on_what_it_was_chosen_on() -> None:
+    said = sweep("--images", "4", "--split", "val", "--clean-accuracy", "0.9", code=1)
+    assert "expected --split test with --clean-accuracy, got val" in said
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_batches_and_out_do_not_change_the_result() -> None:
     for size in ("2", "5"):
         sweep("--images", "5", "--alphas", "0.6", "--batch-size", size, "--out", size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.cli.choosing import as_share, choose
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
@@ -23,7 +23,7 @@ from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report import folder as run_folder
 from adaptive_smoothing.report.facts import environment, model_facts
-from adaptive_smoothing.report.story import Choice, Report, percent
+from adaptive_smoothing.report.story import Choice, Report
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning import CleanAccuracy, clean_accuracy
 
@@ -66,15 +66,6 @@ def demo(
     report = _report(live, choice, facts, console)
     show(console, report)
     finish(console, run_folder.write_run(out, report), interrupted)
-
-
-def as_share(wanted: float) -> float:
-    """0.9 and 90 mean the same: nobody wants to be right on 10 % of the images, as a guess is."""
-    if 0 < wanted <= 1:
-        return wanted
-    if 10 < wanted <= 100:
-        return wanted / 100
-    raise ValueError(f"expected a clean accuracy, got {wanted:g}: ask for 0.9, or for 90 in percent")
 
 
 def attacked_alphas(chosen: float, device: str) -> list[float]:
@@ -122,24 +113,7 @@ def _choose(pair: Pair, wanted: float, speed: Speed, deadline: Deadline, bar: Ti
         bar.say(f"predicting {len(data):,} validation images", deadline.left())
         parts.append(clean_accuracy(pair.standard, pair.robust, data.take(slice(start, start + 50))))
     accuracy = CleanAccuracy(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("low", "high")))
-    _check_reach(accuracy, wanted)
-    alpha = accuracy.largest_alpha(wanted)
-    choice = Choice(wanted, alpha, accuracy(alpha), len(data))
-    bar.console.print(
-        f"For a clean accuracy of {percent(wanted)}, the largest α is {alpha:.3f}: it gives "
-        f"{percent(choice.accuracy)} on {len(data):,} validation images.\n"
-    )
-    return choice
-
-
-def _check_reach(accuracy: CleanAccuracy, wanted: float) -> None:
-    best = float(accuracy.steps()[1].max())
-    if wanted > best:
-        # Rounded down: what is said here has to work when it is asked for.
-        raise ValueError(
-            f"expected a clean accuracy this pair can reach, got {wanted:.4g}: the best on {len(accuracy.low):,} "
-            f"validation images is {math.floor(1000 * best) / 1000:.3f}; ask for at most that"
-        )
+    return choose(accuracy, wanted, bar.console)
 
 
 def _measure(

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.cli.choosing import as_share, choose
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
@@ -30,6 +31,7 @@ from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.report.folder import make_folder, write_run
 from adaptive_smoothing.report.story import Report
 from adaptive_smoothing.threat import parse_number, parse_threat
+from adaptive_smoothing.tuning import clean_accuracy
 
 
 def sweep(
@@ -40,6 +42,10 @@ def sweep(
     images: Annotated[int | None, typer.Option(min=1, help="The first so many images; default all")] = None,
     threat: Annotated[str, typer.Option(help="Linf:8/255, L2:0.5, ...")] = "Linf:8/255",
     steps: Annotated[int, typer.Option(min=1, help="Steps of PGD")] = 20,
+    wanted: Annotated[
+        float | None,
+        typer.Option("--clean-accuracy", help="Report the alpha that has it on validation images: 0.9, or 90"),
+    ] = None,
     alphas: Annotated[str | None, typer.Option(help="Where the mixture is attacked, for example 0,0.5,0.9,1")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/sweep-G-H")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in the folder")] = False,
@@ -49,11 +55,8 @@ def sweep(
     download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
 ) -> None:
     """Measure the mixture of two models at every alpha, clean and under three attacks."""
-    attack, mix_alphas, where = (
-        PGD(parse_threat(threat), steps=steps),
-        parse_alphas(alphas),
-        pick_device(device),
-    )
+    attack, mix_alphas, where = PGD(parse_threat(threat), steps=steps), parse_alphas(alphas), pick_device(device)
+    target = None if wanted is None else as_share(wanted)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     everything = datasets.load(data, split, root=data_root, download=download)
     _check_classes({standard: g, robust: h}, everything)
@@ -61,6 +64,11 @@ def sweep(
     chosen = everything.take(min(images or len(everything), len(everything)))
     size = batch_size or (50 if where == "cpu" else 1000)
     console, clock = screen(), Deadline(float("inf"))
+    choice = None
+    if target is not None:
+        val = _validation(data, split, data_root)
+        choice = choose(clean_accuracy(g, h, val, batch_size=size), target, console)
+        mix_alphas = sorted({*mix_alphas, choice.alpha})
     with TimeBar(console) as bar:
         watch = AttackCount(bar, clock, attack_count(len(chosen), size, mix_alphas))
         parts = tradeoff_parts(
@@ -81,7 +89,7 @@ def sweep(
         "batch_size": size,
         **environment(where),
     }
-    report = Report(run, facts=facts)
+    report = Report(run, choice=choice, facts=facts)
     show(console, report)
     finish(console, write_run(folder, report, f"Mixing {standard} and {robust}"), interrupted)
 
@@ -110,6 +118,15 @@ def parse_alphas(text: str | None) -> list[float]:
     if not 0 <= found[0] <= found[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
     return found
+
+
+def _validation(data: str, split: str, root: Path | None) -> ImageData:
+    """The images alpha is chosen on, which must not be those it is reported on."""
+    if split != "test":
+        raise ValueError(
+            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
+        )
+    return datasets.load(data, "val", root=root)
 
 
 def _check_classes(models: dict[str, nn.Module], data: ImageData) -> None:

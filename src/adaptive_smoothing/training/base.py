@@ -29,6 +29,7 @@ def train_base(
     *,
     device: str = "cpu",
     root: str | Path | None = None,
+    download: bool = False,
     resume: bool = False,
     compiled: bool | None = None,
     quiet: bool = False,
@@ -38,7 +39,7 @@ def train_base(
 
     `test_images` limits the final measurement on the test split; None takes all of it.
     """
-    train, val = (datasets.load(recipe.data.name, split, root=root) for split in ("train", "val"))
+    train, val = (datasets.load(recipe.data.name, split, root=root, download=download) for split in ("train", "val"))
     if (folder / "checkpoint.safetensors").exists() and not resume:
         raise FileExistsError(
             f"{folder} holds a run already: go on with --resume, choose another --out, or delete it to start again"
