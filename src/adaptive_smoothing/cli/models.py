@@ -9,7 +9,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import parameters
 from adaptive_smoothing.report.tables import Table, rich_table
 
-COLUMNS = ("name", "from", "architecture", "weights", "images", "clean", "PGD-20")
+COLUMNS = ("name", "from", "architecture", "weights", "clean", "PGD-20")
 
 
 def models() -> None:
@@ -19,7 +19,7 @@ def models() -> None:
     if not cards:
         console.print("No models are stored here: neither inside the package nor in a zoo/ folder.")
     else:
-        note = "Measured on these many test images after training; PGD-20 at the model's own threat, or Linf 8/255."
+        note = "Measured on test images after training; PGD-20 at the model's own threat, or Linf 8/255."
         table = Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), note)
         console.print(rich_table(table))
     sources = ", ".join(f"{source}:NAME" for source in zoo.SOURCES)
@@ -29,15 +29,8 @@ def models() -> None:
 def _row(card: zoo.Card) -> tuple[str, ...]:
     figures = card.card.get("figures", {}).get("test", {})
     source = "package" if zoo.is_builtin(card) else "zoo"
-    options = ", ".join(f"{key} {value}" for key, value in card.options.items() if key != "num_classes")
     size = f"{parameters(card) / 1e6:.1f} M"
-    arch = f"{card.arch} ({options})" if options else card.arch
-    images, clean, attacked = (figures.get(key) for key in ("images", "clean", "pgd20"))
-    return card.name, source, arch, size, _count(images), _percent(clean), _percent(attacked)
-
-
-def _count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else "–"
+    return card.name, source, card.architecture, size, _percent(figures.get("clean")), _percent(figures.get("pgd20"))
 
 
 def _percent(value: Any) -> str:

@@ -25,6 +25,13 @@ class Card:
     key: str | None = None
     card: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def architecture(self) -> str:
+        """The architecture in words: `preact_resnet18 (width 36, silu)`."""
+        chosen = {key: value for key, value in self.options.items() if key != "num_classes"}
+        words = ", ".join(str(value) if isinstance(value, str) else f"{key} {value}" for key, value in chosen.items())
+        return f"{self.arch} ({words})" if words else self.arch
+
 
 def manifest_card(folder: Path, name: str, entry: Any) -> Card:
     card = read_card(folder / f"{name}.safetensors")

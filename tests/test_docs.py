@@ -1,0 +1,30 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "tables.py"
+
+
+@pytest.fixture(scope="module")
+def tables():
+    spec = importlib.util.spec_from_file_location("tables", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_the_results_are_those_of_the_result_files(tables):
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert "<!-- table: models -->" in text
+    assert tables.rewritten(text) == text, "run: python docs/tables.py"
+
+
+def test_a_number_changed_by_hand_is_noticed(tables):
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.rewritten(text.replace("| compact-robust |", "| compact-robust, better |")) == text
+
+
+def test_an_unknown_mark_is_named(tables):
+    with pytest.raises(KeyError, match=r"training, curve.* got the mark 'curvs compact'"):
+        tables.rewritten("<!-- table: curvs compact -->\n<!-- end -->")
