@@ -107,6 +107,12 @@ def test_alphas_are_checked() -> None:
             parse_alphas(wrong)
 
 
+def test_a_wrong_zoo_is_noticed_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ADAPTIVE_SMOOTHING_ZOO", str(tmp_path / "none"))
+    monkeypatch.setattr(sweep_file, "tradeoff_parts", lambda *a, **k: pytest.fail("work was done"))
+    assert "expected a folder with manifest.json in $ADAPTIVE_SMOOTHING_ZOO" in sweep("--images", "2", code=1)
+
+
 def test_an_unknown_model_is_named() -> None:
     result = CliRunner().invoke(app, ["sweep", "compact-standart", demo.ROBUST])
     assert result.exit_code == 1 and "did you mean 'compact-standard'" in str(result.exception)

@@ -62,8 +62,8 @@ def demo(
     if interrupted:
         console.print("[yellow]stopped[/]: what follows is about the images done until then")
     console.print(f"{live.images:,} images in {deadline.gone():.0f} s.")
-    facts = {"seconds": round(deadline.gone(), 1), "interrupted": interrupted, **environment(pair.device)}
-    report = _report(live, choice, facts, console)
+    facts = {"models": pair.facts, "seconds": round(deadline.gone(), 1), "interrupted": interrupted}
+    report = _report(live, choice, {**facts, **environment(pair.device)}, console)
     show(console, report)
     finish(console, run_folder.write_run(out, report), interrupted)
 
@@ -83,6 +83,7 @@ class Pair:
     val: ImageData
     test: ImageData
     device: str
+    facts: dict[str, Any]
 
     @property
     def probe(self) -> int:
@@ -93,7 +94,8 @@ class Pair:
     def load(cls, device: str) -> Pair:
         standard, robust = (zoo.load(name, device=device) for name in (STANDARD, ROBUST))
         val, test = (datasets.load("builtin", split) for split in ("val", "test"))
-        return cls(standard, robust, val, test, device)
+        facts = {letter: model_facts(name) for letter, name in (("g", STANDARD), ("h", ROBUST))}
+        return cls(standard, robust, val, test, device, facts)
 
 
 def _opening(pair: Pair) -> str:
@@ -160,14 +162,13 @@ def _announcement(planned: Plan, available: int, per_image: float, deadline: Dea
 
 def _report(live: Tradeoff, choice: Choice, facts: dict[str, Any], console: Console) -> Report:
     """The stored run of these very models carries the numbers; without one, the live run does."""
-    models = {letter: model_facts(name) for letter, name in (("g", STANDARD), ("h", ROBUST))}
-    report = Report(live, None, choice, {"models": models, **facts})
+    report = Report(live, None, choice, facts)
     if not has_tradeoff(STORED):
         console.print("This installation holds no stored run of these models: the live run stands alone.")
         return report
     stored = load_facts(STORED)
     theirs = stored.get("models", {})
-    if any(theirs.get(letter, {}).get("sha256") != model["sha256"] for letter, model in models.items()):
+    if any(theirs.get(letter, {}).get("sha256") != model["sha256"] for letter, model in facts["models"].items()):
         console.print("The stored run is of other weights than these and is left out: the live run stands alone.")
         return report
     beside = {**report.facts, "stored run": stored}

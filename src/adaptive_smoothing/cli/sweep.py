@@ -58,6 +58,7 @@ def sweep(
     attack, mix_alphas, where = PGD(parse_threat(threat), steps=steps), parse_alphas(alphas), pick_device(device)
     target = None if wanted is None else as_share(wanted)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
+    models = {"g": model_facts(standard), "h": model_facts(robust)}
     everything = datasets.load(data, split, root=data_root, download=download)
     _check_classes({standard: g, robust: h}, everything)
     folder = make_folder(out or Path("runs") / f"sweep-{_short(standard)}-{_short(robust)}", overwrite=overwrite)
@@ -83,7 +84,7 @@ def sweep(
         )
         run, interrupted = _collect(parts, console)
     facts = {
-        "models": {"g": model_facts(standard), "h": model_facts(robust)},
+        "models": models,
         "seconds": round(clock.gone(), 1),
         "interrupted": interrupted,
         "batch_size": size,
