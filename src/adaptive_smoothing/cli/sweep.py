@@ -18,7 +18,6 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.budget import Deadline, gather
 from adaptive_smoothing.evaluation.tradeoff import (
-    ALPHAS,
     MIX_ALPHAS,
     Tradeoff,
     attack_count,
@@ -77,7 +76,6 @@ def sweep(
             h,
             chosen,
             attack,
-            alphas=sorted({*ALPHAS, *mix_alphas}),
             mix_alphas=mix_alphas,
             batch_size=size,
             progress=watch,

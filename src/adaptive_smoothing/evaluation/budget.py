@@ -12,7 +12,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import verdict_logits
-from adaptive_smoothing.evaluation.tradeoff import ALPHAS, Tradeoff, attack_count, join, tradeoff_parts
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff_parts
 
 Clock = Callable[[], float]
 
@@ -127,7 +127,6 @@ def timed_tradeoff(
         robust,
         data,
         attack,
-        alphas=sorted({*ALPHAS, *mix_alphas}),
         mix_alphas=mix_alphas,
         batch_size=batch_size,
         progress=tell,

@@ -67,8 +67,8 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
 def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Set batch-norm statistics to their plain mean over `batches`.
 
-    Averaged weights have never seen a batch: with the running statistics of the weights they came from, a
-    robust ResNet-18 scores 39.6 % under PGD-20 instead of 51.7 %. The iterator may use the model in evaluation
+    Averaged weights have never seen a batch: with the running statistics of the weights they came from, they lose
+    much of their accuracy. The iterator may use the model in evaluation
     mode to make its batches, so the training mode lasts for one forward pass at a time.
     """
     norms = batch_norms(model)
