@@ -23,7 +23,9 @@ def train(
     data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
     compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: on CUDA")] = None,
-    test_images: Annotated[int | None, typer.Option(help="Measure on so many test images; default all")] = None,
+    test_images: Annotated[
+        int | None, typer.Option(min=0, help="Measure on so many test images; 0 for a candidate; default all")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar")] = False,
 ) -> None:
     """Train a base classifier: standard, at, trades, iaat or gaussian."""

@@ -37,7 +37,8 @@ def train_base(
 ) -> dict[str, Any]:
     """Train `recipe` into `folder`; returns the card that is stored beside the weights.
 
-    `test_images` limits the final measurement on the test split; None takes all of it.
+    `test_images` limits the final measurement on the test split: None takes all of it, 0 leaves it alone, for a
+    candidate that is still to be compared with others on the validation split.
     """
     train, val = (datasets.load(recipe.data.name, split, root=root, download=download) for split in ("train", "val"))
     if (folder / "checkpoint.safetensors").exists() and not resume:
@@ -62,9 +63,11 @@ def train_base(
     }
     # What is measured is the stored model: half precision, read back.
     stored = zoo.load(str(zoo.save(model, folder, recipe.name, card)), device=device)
-    test = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
-    with watcher.measuring(len(val) + len(test)) as progress:
-        card["figures"] = figures(stored, recipe, {"val": val, "test": test}, progress)
+    held_out = {"val": val}
+    if test_images != 0:
+        held_out["test"] = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
+    with watcher.measuring(sum(map(len, held_out.values()))) as progress:
+        card["figures"] = figures(stored, recipe, held_out, progress)
     zoo.save(stored, folder, recipe.name, card)
     return card
 
