@@ -4,7 +4,7 @@
     python docs/tables.py --check    # only say whether it is up to date
 
 No figure in those tables is typed by hand: cards stand beside the weights, runs of `adaptive-smoothing sweep` in
-results/, benchmarks in benchmarks/results/.
+results/ (that of the demo inside the package), benchmarks in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
+from adaptive_smoothing.cli.demo import STORED
+from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import parameters
 from adaptive_smoothing.report.story import Choice
@@ -55,7 +56,7 @@ def models() -> Table:
 def curve(pair: str) -> Table:
     """Accuracy against alpha."""
     choice = _choice(pair)
-    return alpha_table(load_tradeoff(ROOT / "results" / pair), choice.alpha if choice else None)
+    return alpha_table(load_tradeoff(_folder(pair)), choice.alpha if choice else None)
 
 
 def chosen(pair: str) -> Table:
@@ -63,12 +64,12 @@ def chosen(pair: str) -> Table:
     choice = _choice(pair)
     if choice is None:
         raise ValueError(f"expected results/{pair} to be a run with --clean-accuracy, got one without")
-    return cost_table(load_tradeoff(ROOT / "results" / pair), choice)
+    return cost_table(load_tradeoff(_folder(pair)), choice)
 
 
 def gaps(pair: str) -> Table:
     """The paper's tab:confidence."""
-    return gap_table(load_tradeoff(ROOT / "results" / pair))
+    return gap_table(load_tradeoff(_folder(pair)))
 
 
 def training() -> Table:
@@ -80,8 +81,13 @@ def training() -> Table:
     return Table(f"Training on one {measured['device']}, torch {measured['torch']}", columns, rows)
 
 
+def _folder(pair: str) -> Path:
+    inside = STORED.with_name(pair)
+    return inside if has_tradeoff(inside) else ROOT / "results" / pair
+
+
 def _choice(pair: str) -> Choice | None:
-    found = load_facts(ROOT / "results" / pair).get("choice")
+    found = load_facts(_folder(pair)).get("choice")
     return Choice(**found) if found else None
 
 
