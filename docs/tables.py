@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md from the result files of this repository.
+"""Write the tables of docs/results.md and README.md from the result files of this repository.
 
     python docs/tables.py            # rewrite what stands between <!-- table: NAME --> and <!-- end -->
     python docs/tables.py --check    # only say whether it is up to date
@@ -17,12 +17,20 @@ from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import parameters
-from adaptive_smoothing.report.story import Choice
-from adaptive_smoothing.report.tables import PAPER_GAPS, Table, alpha_table, cost_table, gap_table, markdown
+from adaptive_smoothing.report.story import Choice, at
+from adaptive_smoothing.report.tables import (
+    PAPER_GAPS,
+    Table,
+    alpha_table,
+    cost_table,
+    gap_table,
+    markdown,
+    models_table,
+)
 from adaptive_smoothing.results import read_json
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "results.md"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 MARKED = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -55,21 +63,51 @@ def models() -> Table:
 
 def curve(pair: str) -> Table:
     """Accuracy against alpha."""
-    choice = _choice(pair)
-    return alpha_table(load_tradeoff(_folder(pair)), choice.alpha if choice else None)
+    return alpha_table(load_tradeoff(_folder(pair)), _chosen(pair).alpha)
+
+
+def pair(name: str) -> Table:
+    """g, h and their mixture at the chosen alpha."""
+    return models_table(load_tradeoff(_folder(name)), _chosen(name).alpha)
 
 
 def chosen(pair: str) -> Table:
     """The alpha for a wanted clean accuracy, and what it costs."""
-    choice = _choice(pair)
-    if choice is None:
-        raise ValueError(f"expected results/{pair} to be a run with --clean-accuracy, got one without")
-    return cost_table(load_tradeoff(_folder(pair)), choice)
+    return cost_table(load_tradeoff(_folder(pair)), _chosen(pair))
 
 
-def gaps(pair: str) -> Table:
-    """The paper's tab:confidence."""
-    return gap_table(load_tradeoff(_folder(pair)))
+def gaps(*pairs: str) -> Table:
+    """The paper's tab:confidence, and our pairs below it."""
+    rows = [_paper_gaps(key, *PAPER_GAPS[key]) for key in PAPER_GAPS]
+    for pair in pairs:
+        table = gap_table(load_tradeoff(_folder(pair)))
+        rows += [(f"{pair} {name}", *cells) for name, *cells in table.rows]
+    return Table("Confidence gaps", table.columns, tuple(rows))
+
+
+def _paper_gaps(key: str, accuracy: float, right: float, wrong: float) -> tuple[str, ...]:
+    """A row of the paper; medians are in its text, for h alone."""
+    medians = {"h pgd": ("0.933", "–"), "h clean": ("–", "0.378")}.get(key, ("–", "–"))
+    model, images = key.split()
+    name = f"*the paper's {model}, {images.replace('pgd', 'PGD-20')}*"
+    return name, f"{100 * accuracy:.1f} %", f"{right:.3f}", medians[0], f"{wrong:.3f}", medians[1]
+
+
+def held(*pairs: str) -> Table:
+    """What h holds by its confidence alone, beside what stands all three attacks."""
+    runs = [load_tradeoff(_folder(pair)) for pair in pairs]
+    columns = ["α", "(1 − α) / α"]
+    for pair in pairs:
+        columns += [f"{pair}: h right, gap above it", "stands all three"]
+    rows = []
+    for alpha in (0.5, 0.55, 0.6, 0.7, 0.8, 0.9):
+        line = (1 - alpha) / alpha
+        row = [f"{alpha:g}", f"{line:.2f}"]
+        for run in runs:
+            sure = run.rows["clean_h"] & run.rows["rob_h"] & (run.rows["rob_h_gap"] > line)
+            row += [f"{100 * sure.mean():.1f} %", f"{100 * at(run, 'worst', alpha).value:.1f} %"]
+        rows.append(tuple(row))
+    return Table("What h's confidence explains", tuple(columns), tuple(rows))
 
 
 def training() -> Table:
@@ -86,12 +124,14 @@ def _folder(pair: str) -> Path:
     return inside if has_tradeoff(inside) else ROOT / "results" / pair
 
 
-def _choice(pair: str) -> Choice | None:
+def _chosen(pair: str) -> Choice:
     found = load_facts(_folder(pair)).get("choice")
-    return Choice(**found) if found else None
+    if found is None:
+        raise ValueError(f"expected the run of {pair} to have a chosen alpha, got none: sweep with --clean-accuracy")
+    return Choice(**found)
 
 
-TABLES = {"models": models, "training": training, "curve": curve, "chosen": chosen, "gaps": gaps}
+TABLES = {table.__name__: table for table in (models, training, pair, curve, chosen, held, gaps)}
 
 
 def rewritten(text: str) -> str:
@@ -101,19 +141,23 @@ def rewritten(text: str) -> str:
         begin, name, _, end = found.groups()
         kind, *pair = name.split()
         if kind not in TABLES:
-            raise KeyError(f"expected one of {', '.join(TABLES)} in {PAGE.name}, got the mark {name!r}")
+            raise KeyError(f"expected one of {', '.join(TABLES)}, got the mark {name!r}")
         return f"{begin}{markdown(TABLES[kind](*pair))}{end}"
 
     return MARKED.sub(table, text)
 
 
 def main() -> int:
-    before = PAGE.read_text(encoding="utf-8")
-    after = rewritten(before)
+    old = {}
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        if (after := rewritten(before)) != before:
+            old[page] = after
     if "--check" in sys.argv[1:]:
-        print("up to date" if before == after else f"{PAGE.name} is out of date: python docs/tables.py")
-        return int(before != after)
-    PAGE.write_text(after, encoding="utf-8")
+        print(f"out of date: {', '.join(page.name for page in old)}: python docs/tables.py" if old else "up to date")
+        return int(bool(old))
+    for page, after in old.items():
+        page.write_text(after, encoding="utf-8")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from smooth_networks import CLASSES, images, network
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -9,17 +10,7 @@ from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.mixing.trust import TRUSTS
 from adaptive_smoothing.threat import L2, Linf
 
-CLASSES, GAMMA = 4, 0.7
-
-
-def network(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Softplus(), nn.Flatten(), nn.Linear(12, CLASSES)]
-    return nn.Sequential(*layers).double().eval()
-
-
-def images(count: int = 3) -> Tensor:
-    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+GAMMA = 0.7
 
 
 G, H = network(0), network(1)

@@ -2,22 +2,11 @@
 
 import pytest
 import torch
+from smooth_networks import CLASSES, images, network
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.trust import TRUSTS, class_gradient_norms, gradient_ratio, predicted_gradient
 from adaptive_smoothing.threat import L2, Linf, Threat
-
-CLASSES = 5
-
-
-def network(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Softplus(), nn.Flatten(), nn.Linear(12, CLASSES)]
-    return nn.Sequential(*layers).double().eval()
-
-
-def images(count: int = 3) -> Tensor:
-    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def slow_norms(model: nn.Module, batch: Tensor, norm: type[Threat]) -> Tensor:

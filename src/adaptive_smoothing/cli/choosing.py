@@ -23,6 +23,6 @@ def choose(accuracy: CleanAccuracy, wanted: float, console: Console) -> Choice:
     choice = Choice(wanted, alpha, accuracy(alpha), images)
     console.print(
         f"For a clean accuracy of {percent(wanted)}, the largest α is {alpha:.3f}: it gives "
-        f"{percent(choice.accuracy)} on {images:,} validation images.\n"
+        f"{choice.reached} on {images:,} validation images.\n"
     )
     return choice

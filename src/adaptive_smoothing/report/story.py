@@ -17,6 +17,20 @@ FEW = 100
 
 
 @dataclass(frozen=True)
+class Share:
+    """An accuracy with its 95 % bounds; without bounds where it lies between two measured alphas."""
+
+    value: float
+    bounds: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        if self.bounds is None:
+            return f"≈{percent(self.value)}"
+        low, high = self.bounds
+        return f"{percent(self.value)} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+@dataclass(frozen=True)
 class Choice:
     """An alpha chosen on validation images for a wanted clean accuracy, and the accuracy it has there."""
 
@@ -24,6 +38,11 @@ class Choice:
     alpha: float
     accuracy: float
     images: int
+
+    @property
+    def reached(self) -> Share:
+        """How far the target can be trusted on other images: the fewer alpha was chosen on, the less."""
+        return Share(self.accuracy, interval(round(self.accuracy * self.images), self.images))
 
 
 @dataclass(frozen=True)
@@ -38,20 +57,6 @@ class Report:
     @property
     def alpha(self) -> float | None:
         return self.choice.alpha if self.choice else None
-
-
-@dataclass(frozen=True)
-class Share:
-    """An accuracy with its 95 % bounds; without bounds where it lies between two measured alphas."""
-
-    value: float
-    bounds: tuple[float, float] | None = None
-
-    def __str__(self) -> str:
-        if self.bounds is None:
-            return f"≈ {percent(self.value)}"
-        low, high = self.bounds
-        return f"{percent(self.value)} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def percent(value: float) -> str:
@@ -126,7 +131,7 @@ def _the_mixture(run: Tradeoff, choice: Choice) -> str:
     return (
         f"The mixture (1 − α) g + α h of their probabilities needs no training. α = {choice.alpha:.3f} is "
         f"the largest weight of h that reaches the wanted clean accuracy of {percent(choice.wanted)} on "
-        f"{choice.images:,} validation images ({percent(choice.accuracy)}). On the {images_word(run.settings)} it "
+        f"{choice.images:,} validation images: {choice.reached} there. On the {images_word(run.settings)} it "
         f"is right on {percent(clean)}, and on {percent(worst)} under every attack that was tried. "
         f"{_beside_h(run, clean, worst)}"
     )

@@ -98,20 +98,20 @@ def cost_table(run: Tradeoff, choice: Choice) -> Table:
     clean, worst = at(run, "clean", choice.alpha), at(run, "worst", choice.alpha)
     rows = [
         (f"wanted, on {choice.images:,} validation images", percent(choice.wanted), ""),
-        ("reached there", percent(choice.accuracy), ""),
+        ("reached there", str(choice.reached), ""),
         (f"on {run.images:,} {images_word(run.settings)}", percent(clean.value), percent(worst.value)),
     ]
     for name, model in (("against g", "g"), ("against h", "h")):
         other_clean, other_worst = alone(run, model)
         rows.append((name, _points(clean.value - other_clean.value), _points(worst.value - other_worst.value)))
-    columns = ("", "clean", f"{_attack(run)}, all three attacks")
-    return Table(f"The chosen α = {choice.alpha:.3f}, and what it costs", columns, tuple(rows), "")
+    title, columns = f"The chosen α = {choice.alpha:.3f}, and what it costs", ("", "clean", _attack(run))
+    return Table(title, columns, tuple(rows), f"{_attack(run)}: the share that stands all three attacks.")
 
 
 def rich_table(table: Table) -> rich.table.Table:
     drawn = rich.table.Table(
         title=table.title, caption=table.note or None, box=rich.box.SIMPLE_HEAD, title_justify="left",
-        caption_justify="left", title_style="bold",
+        caption_justify="left", title_style="bold", pad_edge=False,
     )  # fmt: skip
     for position, column in enumerate(table.columns):
         drawn.add_column(column, justify="right" if position else "left", no_wrap=position == 0)
