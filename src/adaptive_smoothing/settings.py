@@ -84,7 +84,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return from_table(typing.cast(type[Any], hint), value, where)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         (hint,) = [option for option in typing.get_args(hint) if option is not type(None)]
-        return _convert(hint, value, where)
+        # TOML has no word for None, a recipe stored as JSON does.
+        return None if value is None else _convert(hint, value, where)
     if hint is float and isinstance(value, str | int | float) and not isinstance(value, bool):
         return _number(value, where)
     origin = typing.get_origin(hint) or hint
