@@ -1,40 +1,36 @@
-"""The stored runs are of the stored models: retraining one without sweeping again is noticed here."""
-
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
-from adaptive_smoothing.cli.demo import STORED
-from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
-from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import model_facts
-
-RESNET18 = Path(__file__).parents[1] / "results" / "resnet18"
+from adaptive_smoothing.results import atomic, interval, read_json, read_rows, write_json, write_rows
 
 
-@pytest.mark.parametrize("folder", [STORED, RESNET18], ids=["compact", "resnet18"])
-def test_the_run_is_of_the_models_that_are_stored(folder):
-    models = load_facts(folder)["models"]
-    assert {letter: model_facts(model["name"])["sha256"] for letter, model in models.items()} == {
-        letter: model["sha256"] for letter, model in models.items()
-    }
-    run = load_tradeoff(folder)
-    for letter, column in (("g", "std_g"), ("h", "rob_h")):
-        card = zoo.names()[models[letter]["name"]].card["figures"]["test"]
-        clean = run.rows[f"clean_{letter}"]
-        assert clean.mean() == pytest.approx(card["clean"])
-        # The same attack by an older version of it: a few images of 10,000 may differ.
-        assert (clean & run.rows[column]).mean() == pytest.approx(card["pgd20"], abs=1e-3)
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "deep" / "file"
+    with atomic(target) as partial:
+        partial.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), atomic(target) as partial:
+        partial.write_bytes(b"ne")
+        raise KeyboardInterrupt
+    assert target.read_bytes() == b"old"
+    assert [file.name for file in target.parent.iterdir()] == ["file"]
 
 
-def test_the_stored_answers_are_those_the_models_give_here():
-    run, images = load_tradeoff(STORED), datasets.load("builtin", "test").take(60)
-    at = [list(run.rows["index"]).index(position) for position in images.index.tolist()]
-    assert (run.rows["label"][at] == images.labels.numpy()).all()
-    for letter, name in (("g", "compact-standard"), ("h", "compact-robust")):
-        with torch.no_grad():
-            right = zoo.load(name)(images.floats()).argmax(1) == images.labels
-        np.testing.assert_array_equal(run.rows[f"clean_{letter}"][at], right.numpy())
+def test_json_refuses_what_json_cannot_say(tmp_path):
+    write_json(tmp_path / "a.json", {"x": [1.5, None]})
+    assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
+
+
+def test_rows_come_back(tmp_path):
+    rows = {"right": np.array([True, False]), "gap": np.array([0.5, 0.25], dtype=np.float16)}
+    write_rows(tmp_path / "rows.npz", rows)
+    back = read_rows(tmp_path / "rows.npz")
+    assert back.keys() == rows.keys() and all((back[key] == rows[key]).all() for key in rows)
+
+
+def test_clopper_pearson_known_values():
+    low, high = interval(50, 100)
+    assert (low, high) == (pytest.approx(0.3983, abs=1e-4), pytest.approx(0.6017, abs=1e-4))
+    assert interval(0, 10) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))

@@ -1,0 +1,40 @@
+"""The stored runs are of the stored models: retraining one without sweeping again is noticed here."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from adaptive_smoothing.cli.demo import STORED
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.report.facts import model_facts
+
+RESNET18 = Path(__file__).parents[1] / "results" / "resnet18"
+
+
+@pytest.mark.parametrize("folder", [STORED, RESNET18], ids=["compact", "resnet18"])
+def test_the_run_is_of_the_models_that_are_stored(folder):
+    models = load_facts(folder)["models"]
+    assert {letter: model_facts(model["name"])["sha256"] for letter, model in models.items()} == {
+        letter: model["sha256"] for letter, model in models.items()
+    }
+    run = load_tradeoff(folder)
+    for letter, column in (("g", "std_g"), ("h", "rob_h")):
+        card = zoo.names()[models[letter]["name"]].card["figures"]["test"]
+        clean = run.rows[f"clean_{letter}"]
+        assert clean.mean() == pytest.approx(card["clean"])
+        # The same attack by an older version of it: a few images of 10,000 may differ.
+        assert (clean & run.rows[column]).mean() == pytest.approx(card["pgd20"], abs=1e-3)
+
+
+def test_the_stored_answers_are_those_the_models_give_here():
+    run, images = load_tradeoff(STORED), datasets.load("builtin", "test").take(60)
+    at = [list(run.rows["index"]).index(position) for position in images.index.tolist()]
+    assert (run.rows["label"][at] == images.labels.numpy()).all()
+    for letter, name in (("g", "compact-standard"), ("h", "compact-robust")):
+        with torch.no_grad():
+            right = zoo.load(name)(images.floats()).argmax(1) == images.labels
+        np.testing.assert_array_equal(run.rows[f"clean_{letter}"][at], right.numpy())
