@@ -63,7 +63,7 @@ def models() -> Table:
 
 def curve(pair: str) -> Table:
     """Accuracy against alpha."""
-    return alpha_table(load_tradeoff(_folder(pair)), _chosen(pair).alpha)
+    return alpha_table(load_tradeoff(_folder(pair)), _chosen(pair).alpha, every=True)
 
 
 def pair(name: str) -> Table:

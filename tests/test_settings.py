@@ -93,6 +93,8 @@ def test_stored_models_were_made_by_the_recipes_in_the_repository():
         ({"optimizer": {"batch_size": 0}}, "batch_size of at least 1"),
         ({"optimizer": {"ema": 1.0}}, r"decay in \[0, 1\)"),
         ({"method": {"steps": 0}}, "steps of at least 1"),
+        ({"method": {"beta": -1.0}}, "beta of at least 0"),
+        ({"optimizer": {"lr": -0.1}}, "lr of at least 0"),
     ],
 )
 def test_numbers_that_cannot_be_meant(table, message):

@@ -63,6 +63,8 @@ def test_a_wrong_threat_says_what_was_expected(text):
 def test_pixel_units_are_refused():
     with pytest.raises(ValueError, match="did you mean 8/255"):
         Linf(8)
+    with pytest.raises(ValueError, match="did you mean 8/255"):
+        Linf(torch.tensor([0.1, 8]))
     assert L2(8).eps == 8
 
 

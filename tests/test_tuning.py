@@ -43,6 +43,11 @@ def test_what_is_offered_can_be_had():
     curve.largest_alpha(0.666)
 
 
+def test_tune_wants_images_with_labels(linear):
+    with pytest.raises(TypeError, match=r"expected ImageData, got tuple: .*ads.from_tensors"):
+        ads.tune(ads.MixedClassifier(linear, linear, 0.5), (torch.rand(2, 3, 8, 8), [0, 1]), clean_accuracy=0.8)
+
+
 def test_tune_reaches_the_wanted_accuracy(linear):
     robust = type(linear)(seed=1).eval()
     pixels = torch.randint(0, 256, (300, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -12,6 +12,7 @@ from adaptive_smoothing.data.datasets import load as load_data
 from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
 from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier, Mixture
+from adaptive_smoothing.mixing.formula import alpha_from_gamma, gamma_from_alpha
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.mixing.locally_biased import LocallyBiasedSmoothing, NearestNeighbors
 from adaptive_smoothing.mixing.oracle import OracleAlpha, oracle_mixture
@@ -44,9 +45,11 @@ __all__ = [
     "Threat",
     "Tradeoff",
     "__version__",
+    "alpha_from_gamma",
     "evaluate",
     "from_dataset",
     "from_tensors",
+    "gamma_from_alpha",
     "load_data",
     "load_model",
     "oracle_mixture",

@@ -32,13 +32,16 @@ class Threat(ABC):
     eps: float | Tensor
 
     def __post_init__(self) -> None:
-        if isinstance(self.eps, Tensor):
-            # Reading a value off an accelerator would make every attack step wait for it.
-            smallest = self.eps.min().item() if self.eps.device.type == "cpu" and self.eps.numel() else 0.0
-        else:
-            smallest = self.eps
-        if not smallest >= 0:
+        if not (smallest := self._extremes()[0]) >= 0:
             raise ValueError(f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255")
+
+    def _extremes(self) -> tuple[float, float]:
+        """The smallest and the largest radius; zeros on an accelerator, where every attack step would wait for them."""
+        if not isinstance(self.eps, Tensor):
+            return self.eps, self.eps
+        if self.eps.device.type != "cpu" or not self.eps.numel():
+            return 0.0, 0.0
+        return self.eps.min().item(), self.eps.max().item()
 
     @property
     def norm(self) -> str:
@@ -82,8 +85,8 @@ class Linf(Threat):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.eps, Tensor) and self.eps > 1:
-            raise ValueError(f"expected eps in [0, 1], as images are, got {self.eps:g}; did you mean {self.eps:g}/255?")
+        if (largest := self._extremes()[1]) > 1:
+            raise ValueError(f"expected eps in [0, 1], as images are, got {largest:g}; did you mean {largest:g}/255?")
 
     def clip(self, delta: Tensor) -> Tensor:
         eps = per_image(self.eps, delta)

@@ -7,7 +7,9 @@ intervals give the clean accuracy at every alpha exactly, from one pass over the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import verdict_logits
+from adaptive_smoothing.evaluation.accuracy import check_data, verdict_logits
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.results import read_rows, write_rows
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,14 @@ class CleanAccuracy:
 
     def __call__(self, alpha: float) -> float:
         return float(((self.low < alpha) & (alpha < self.high)).mean())
+
+    def save(self, path: Path) -> None:
+        """From this file the alpha for any clean accuracy can be read without the models."""
+        write_rows(path, {"low": self.low, "high": self.high})
+
+    @classmethod
+    def load(cls, path: Path) -> CleanAccuracy:
+        return cls(**read_rows(path))
 
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Alphas, one inside each stretch of constant accuracy, and the accuracy there."""
@@ -78,14 +89,21 @@ def clean_accuracy(
     standard_scale: float | Tensor = 1.0,
     robust_scale: float | Tensor = 1.0,
     batch_size: int = 500,
+    progress: Callable[[int], None] | None = None,
 ) -> CleanAccuracy:
-    """Clean accuracy of the mixture of two classifiers at every alpha, measured on `data`."""
+    """Clean accuracy of the mixture of two classifiers at every alpha, measured on `data`.
+
+    `progress` is called with the number of images of each finished batch.
+    """
+    check_data(data)
     device = next(robust.parameters()).device
     bases = ((standard, standard_scale), (robust, robust_scale))
     ends = []
     for batch in batches(data, batch_size, device=device):
         g, h = ((verdict_logits(model, batch.images).double() * scale).softmax(1) for model, scale in bases)
         ends.append(torch.stack(right_interval(g, h, batch.labels)).cpu())
+        if progress is not None:
+            progress(len(batch.labels))
     low, high = torch.cat(ends, dim=1).numpy()
     return CleanAccuracy(low, high)
 

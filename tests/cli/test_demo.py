@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptive_smoothing.cli import demo
+from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.main import app, main
 from adaptive_smoothing.evaluation.budget import Deadline
 from adaptive_smoothing.evaluation.stored import load_tradeoff, save_tradeoff
 from adaptive_smoothing.report.facts import model_facts
+from adaptive_smoothing.tuning import CleanAccuracy
 
 pytestmark = pytest.mark.usefixtures("package")
 
@@ -59,6 +61,11 @@ def test_the_stored_run_is_drawn_beside_the_live_one() -> None:
     said = tell("--clean-accuracy", "0.5", "--images", "4", "--out", "second")
     assert "run made just now on 4 images; the lines are the stored run of the same models on 8" in said
     assert load_tradeoff("second").images == 4
+
+    # Of the validation images only what the stored run knows is needed: here, that all are right up to alpha 0.625.
+    CleanAccuracy(np.full(77, -np.inf), np.full(77, 0.625)).save(demo.STORED / VALIDATION)
+    assert "on 77 validation images" in tell("--clean-accuracy", "0.5", "--images", "4", "--out", "third")
+    assert 0 < json.loads(Path("third/result.json").read_text())["facts"]["choice"]["alpha"] < 0.625
 
     models["h"]["sha256"] = "0" * 64
     save_tradeoff(demo.STORED, load_tradeoff("first"), {"models": models})

@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli import sweep as sweep_file
+from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.sweep import parse_alphas
 from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
 from adaptive_smoothing.report import folder
+from adaptive_smoothing.tuning import CleanAccuracy
 
 pytestmark = pytest.mark.usefixtures("package")
 
@@ -46,11 +48,15 @@ def test_alpha_by_its_target_is_chosen_on_validation_images_and_attacked() -> No
     assert choice["wanted"] == 0.7 and choice["accuracy"] >= 0.7
     assert f"{choice['images']} validation images" in said and f"{choice['alpha']:.3f} (chosen)" in said
     assert load_tradeoff("tuned").mix_alphas.tolist() == sorted({0, choice["alpha"], 1})
+    # The alpha of any other target can be read off what was kept.
+    kept = CleanAccuracy.load(Path("tuned") / VALIDATION)
+    assert len(kept.low) == choice["images"] and kept.largest_alpha(0.7) == choice["alpha"]
 
 
 def test_alpha_is_not_reported_on_what_it_was_chosen_on() -> None:
     said = sweep("--images", "4", "--split", "val", "--clean-accuracy", "0.9", code=1)
     assert "expected --split test with --clean-accuracy, got val" in said
+    assert not Path("runs").exists()
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -212,6 +212,20 @@ def test_a_tuple_is_not_logits():
         MixedClassifier(G, Returns((torch.zeros(6, 4), torch.zeros(6))), 0.5)(images())
 
 
+def test_probabilities_are_not_logits():
+    soft = nn.Sequential(network(1), nn.Softmax(1)).eval()
+    with pytest.raises(ValueError, match="expected logits, got probabilities"):
+        MixedClassifier(G, soft, 0.5)(images())
+    # An attack checked its images when it began and must not wait at every step.
+    assert MixedClassifier(G, soft, 0.5)(images().requires_grad_()).shape == (6, 4)
+
+
+@pytest.mark.parametrize("model", ["compact-standard", lambda x: x, None])
+def test_a_classifier_is_a_module(model):
+    with pytest.raises(TypeError, match=r"expected the robust classifier as a torch module, got .*ads.load_model"):
+        MixedClassifier(G, model, 0.5)
+
+
 def test_images_outside_the_box_are_refused():
     with pytest.raises(ValueError, match=r"expected images in \[0, 1\]"):
         MixedClassifier(G, H, 0.5)(images() * 5 - 2)

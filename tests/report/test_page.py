@@ -164,3 +164,11 @@ def test_markdown(report: Report) -> None:
 
 def test_every_table_can_be_scrolled(full_page: str) -> None:
     assert full_page.count('<div class="wide" tabindex="0"><table>') == full_page.count("<table>") > 3
+
+
+def test_no_mean_of_a_handful(make) -> None:
+    run = make(2000)
+    run.rows["std_g"][:] = False
+    run.rows["std_g"][:3] = run.rows["clean_g"][:3] = True
+    rows = {row[0]: row for row in gap_table(run).rows}
+    assert rows["g, PGD-20"][2:4] == ("–", "–") and rows["g, clean"][2] != "–"

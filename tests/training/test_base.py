@@ -61,7 +61,9 @@ def test_the_card_says_what_made_the_model_and_how_good_it_is(train):
 def test_a_candidate_leaves_the_test_images_alone_until_it_is_chosen(train):
     candidate = train("--test-images", "0")
     assert list(candidate["card"]["figures"]) == ["val"]
+    assert candidate["card"]["resumed"] is False
     winner = train("--resume")
+    assert winner["card"] == candidate["card"] | {"figures": winner["card"]["figures"]}
     assert winner["card"]["figures"]["test"]["images"] == 24
     assert winner["sha256"] == candidate["sha256"]
     assert winner["card"]["figures"]["val"] == candidate["card"]["figures"]["val"]

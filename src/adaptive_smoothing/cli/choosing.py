@@ -7,6 +7,9 @@ from rich.console import Console
 from adaptive_smoothing.report.story import Choice, percent
 from adaptive_smoothing.tuning import CleanAccuracy
 
+# In a run folder: between which alphas each validation image is right. Any other target can be read from it.
+VALIDATION = "validation.npz"
+
 
 def as_share(wanted: float) -> float:
     """0.9 and 90 mean the same: nobody wants to be right on 10 % of the images, as a guess is."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.choosing import as_share, choose
+from adaptive_smoothing.cli.choosing import VALIDATION, as_share, choose
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
@@ -52,18 +52,23 @@ def demo(
     pair = Pair.load(pick_device(device))
     run_folder.make_folder(out, overwrite=True)
     console.print(_opening(pair), markup=False)
+    stored = _stored_facts(pair, console)
     deadline = Deadline(seconds)
     with TimeBar(console) as bar:
         bar.say("measuring the speed", seconds)
         speed = measure_speed(pair.standard, pair.robust, pair.test, ATTACK, images=pair.probe)
-        choice = _choose(pair, target, speed, deadline, bar)
+        accuracy = _stored_accuracy() if stored else None
+        choice = choose(accuracy or _clean_accuracy(pair, speed, deadline, bar), target, console)
         live, interrupted = _measure(pair, choice, speed, deadline, bar, images)
         bar.say(f"attacked {live.images} test images", 0)
     if interrupted:
         console.print("[yellow]stopped[/]: what follows is about the images done until then")
     console.print(f"{live.images:,} images in {deadline.gone():.0f} s.")
     facts = {"models": pair.facts, "seconds": round(deadline.gone(), 1), "interrupted": interrupted}
-    report = _report(live, choice, {**facts, **environment(pair.device)}, console)
+    report = Report(live, None, choice, {**facts, **environment(pair.device)})
+    if stored:
+        # The stored run of these very models carries the numbers, the live one shows that they can be had again.
+        report = replace(report, main=load_tradeoff(STORED), live=live, facts={**report.facts, "stored run": stored})
     show(console, report)
     finish(console, run_folder.write_run(out, report), interrupted)
 
@@ -107,15 +112,33 @@ def _opening(pair: Pair) -> str:
     )
 
 
-def _choose(pair: Pair, wanted: float, speed: Speed, deadline: Deadline, bar: TimeBar) -> Choice:
-    """The dial, set on validation images: the test images are for reporting."""
+def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
+    """How the stored run came about, if it is of these very models."""
+    if not has_tradeoff(STORED):
+        console.print("This installation holds no stored run of these models: the live run stands alone.\n")
+        return None
+    facts = load_facts(STORED)
+    theirs = facts.get("models", {})
+    if any(theirs.get(letter, {}).get("sha256") != model["sha256"] for letter, model in pair.facts.items()):
+        console.print("The stored run is of other weights than these and is left out: the live run stands alone.\n")
+        return None
+    console.print("A stored run of these models on the whole test set is drawn beside what is measured now.\n")
+    return facts
+
+
+def _stored_accuracy() -> CleanAccuracy | None:
+    """What the stored run knows of more validation images than the package has room for."""
+    return CleanAccuracy.load(STORED / VALIDATION) if (STORED / VALIDATION).is_file() else None
+
+
+def _clean_accuracy(pair: Pair, speed: Speed, deadline: Deadline, bar: TimeBar) -> CleanAccuracy:
+    """The dial is set on validation images: the test images are for reporting."""
     data = pair.val.take(plan(TUNING_SHARE * deadline.seconds, speed.predict, len(pair.val)).images)
     parts = []
     for start in range(0, len(data), 50):
         bar.say(f"predicting {len(data):,} validation images", deadline.left())
         parts.append(clean_accuracy(pair.standard, pair.robust, data.take(slice(start, start + 50))))
-    accuracy = CleanAccuracy(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("low", "high")))
-    return choose(accuracy, wanted, bar.console)
+    return CleanAccuracy(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("low", "high")))
 
 
 def _measure(
@@ -151,25 +174,9 @@ def _announcement(planned: Plan, available: int, per_image: float, deadline: Dea
         f"{ATTACK.steps} steps of PGD on g (STD), on h (ROB) and on the mixture (MIX) at α = {attacked} take "
         f"about {per_image:.2g} s an image on this machine: "
     )
-    beside = " The stored run of the same models is drawn beside them." if has_tradeoff(STORED) else ""
     if planned.images == available:
         return f"{cost}all {available:,} images fit into the time.\n"
     return (
         f"{cost}about {planned.images} of the {available:,} test images fit into the {deadline.left():.0f} s "
-        f"that are left; --seconds gives more.{beside}\n"
+        f"that are left; --seconds gives more.\n"
     )
-
-
-def _report(live: Tradeoff, choice: Choice, facts: dict[str, Any], console: Console) -> Report:
-    """The stored run of these very models carries the numbers; without one, the live run does."""
-    report = Report(live, None, choice, facts)
-    if not has_tradeoff(STORED):
-        console.print("This installation holds no stored run of these models: the live run stands alone.")
-        return report
-    stored = load_facts(STORED)
-    theirs = stored.get("models", {})
-    if any(theirs.get(letter, {}).get("sha256") != model["sha256"] for letter, model in facts["models"].items()):
-        console.print("The stored run is of other weights than these and is left out: the live run stands alone.")
-        return report
-    beside = {**report.facts, "stored run": stored}
-    return replace(report, main=load_tradeoff(STORED), live=live, facts=beside)

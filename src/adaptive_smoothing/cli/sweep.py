@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.choosing import as_share, choose
+from adaptive_smoothing.cli.choosing import VALIDATION, as_share, choose
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
@@ -56,6 +56,10 @@ def sweep(
     """Measure the mixture of two models at every alpha, clean and under three attacks."""
     attack, mix_alphas, where = PGD(parse_threat(threat), steps=steps), parse_alphas(alphas), pick_device(device)
     target = None if wanted is None else as_share(wanted)
+    if target is not None and split != "test":
+        raise ValueError(
+            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
+        )
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     models = {"g": model_facts(standard), "h": model_facts(robust)}
     everything = datasets.load(data, split, root=data_root, download=download)
@@ -66,11 +70,15 @@ def sweep(
     console, clock = screen(), Deadline(float("inf"))
     choice = None
     if target is not None:
-        val = _validation(data, split, data_root)
-        choice = choose(clean_accuracy(g, h, val, batch_size=size), target, console)
+        val = datasets.load(data, "val", root=data_root)
+        with TimeBar(console) as bar:
+            count = Count(bar, len(val), "validation images predicted")
+            accuracy = clean_accuracy(g, h, val, batch_size=size, progress=count)
+        accuracy.save(folder / VALIDATION)
+        choice = choose(accuracy, target, console)
         mix_alphas = sorted({*mix_alphas, choice.alpha})
     with TimeBar(console) as bar:
-        watch = AttackCount(bar, clock, attack_count(len(chosen), size, mix_alphas))
+        watch = Count(bar, attack_count(len(chosen), size, mix_alphas), "attacks on batches")
         parts = tradeoff_parts(
             g,
             h,
@@ -93,17 +101,17 @@ def sweep(
     finish(console, write_run(folder, report, f"Mixing {standard} and {robust}"), interrupted)
 
 
-class AttackCount:
-    """Moves the bar after each attack on a batch."""
+class Count:
+    """Moves the bar as things of a kind get done."""
 
-    def __init__(self, bar: TimeBar, clock: Deadline, total: int) -> None:
-        self.bar, self.clock, self.total, self.done = bar, clock, total, 0
-        bar.say(f"{total} attacks on batches", None)
+    def __init__(self, bar: TimeBar, total: int, kind: str) -> None:
+        self.bar, self.clock, self.total, self.kind, self.done = bar, Deadline(float("inf")), total, kind, 0
+        bar.say(f"{total:,} {kind}", None)
 
-    def __call__(self, attacks: int) -> None:
-        self.done += attacks
+    def __call__(self, more: int) -> None:
+        self.done += more
         rest = self.clock.gone() / self.done * (self.total - self.done)
-        self.bar.say(f"{self.done} of {self.total} attacks on batches", rest)
+        self.bar.say(f"{self.done:,} of {self.total:,} {self.kind}", rest)
 
 
 def parse_alphas(text: str | None) -> list[float]:
@@ -117,15 +125,6 @@ def parse_alphas(text: str | None) -> list[float]:
     if not 0 <= found[0] <= found[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
     return found
-
-
-def _validation(data: str, split: str, root: Path | None) -> ImageData:
-    """The images alpha is chosen on, which must not be those it is reported on."""
-    if split != "test":
-        raise ValueError(
-            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
-        )
-    return datasets.load(data, "val", root=root)
 
 
 def _check_classes(models: dict[str, nn.Module], data: ImageData) -> None:

@@ -196,9 +196,9 @@ def _open_cifar(layout: cifar.Layout, root: Path, download: bool) -> Source:
     if not archive.is_file() and not download:
         raise FileNotFoundError(
             f"expected {layout.name} in {root}, found none of {packed.name}, {archive.name}, {folder.name}/. "
-            f"Pass download=True to fetch {layout.megabytes} MB from {layout.url}, or put that file into "
-            f"{root}, or set ADAPTIVE_SMOOTHING_DATA (or root=) to the folder that has it, or load it by its "
-            f"path. load('builtin') needs no download."
+            f"Pass download=True (--download) to fetch {layout.megabytes} MB from {layout.url}, or put that file "
+            f"into {root}, or name the folder that has it in ADAPTIVE_SMOOTHING_DATA, root= (--data-root), or load "
+            f"it by its path. The data set 'builtin' needs no download."
         )
     source = cifar.open_archive(archive if archive.is_file() else cifar.download(layout, root))
     if source.layout is not layout:

@@ -94,13 +94,7 @@ def evaluate(
 
     `progress` is called with the number of images of each finished batch.
     """
-    if not isinstance(data, ImageData):
-        raise TypeError(
-            f"expected ImageData, got {type(data).__name__}: ads.from_dataset takes a torch data set, "
-            "ads.from_tensors images and labels"
-        )
-    if not len(data):
-        raise ValueError(f"expected at least one image, got an empty {data.name}")
+    check_data(data)
     check_eval(model)
     device = device or next(iter(model.parameters()), data.images).device
     rows, done = [], 0
@@ -114,6 +108,16 @@ def evaluate(
         if progress is not None:
             progress(len(batch.labels))
     return Evaluation(*(torch.cat(column) for column in zip(*rows, strict=True)))
+
+
+def check_data(data: ImageData) -> None:
+    if not isinstance(data, ImageData):
+        raise TypeError(
+            f"expected ImageData, got {type(data).__name__}: ads.from_dataset takes a torch data set, "
+            "ads.from_tensors images and labels"
+        )
+    if not len(data):
+        raise ValueError(f"expected at least one image, got an empty {data.name}")
 
 
 def _attacked(model: nn.Module, batch: Batch, clean: Tensor, attack: Attack, done: int) -> Tensor:

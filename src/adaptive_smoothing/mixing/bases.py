@@ -9,7 +9,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.models.contract import check_eval, check_logit_form, guard_images, trusted_images
+from adaptive_smoothing.models.contract import (
+    check_eval,
+    check_logit_form,
+    check_not_probabilities,
+    guard_images,
+    trusted_images,
+    values_are_at_hand,
+)
 
 
 class BaseClassifiers(nn.Module):
@@ -20,8 +27,13 @@ class BaseClassifiers(nn.Module):
 
     def __init__(self, standard: nn.Module, robust: nn.Module) -> None:
         super().__init__()
-        check_eval(standard)
-        check_eval(robust)
+        for role, model in (("standard", standard), ("robust", robust)):
+            if not isinstance(model, nn.Module):
+                raise TypeError(
+                    f"expected the {role} classifier as a torch module, got {type(model).__name__}: load one by name "
+                    "with ads.load_model, or wrap your own with ads.wrap"
+                )
+            check_eval(model)
         _check_same_classes(standard, robust)
         self.standard = standard
         self.robust = robust
@@ -38,8 +50,10 @@ class BaseClassifiers(nn.Module):
         guard_images(images)
         with trusted_images():
             g, h = self.standard(images), self.robust(images)
-        check_logit_form(g, images)
-        check_logit_form(h, images)
+        for logits in (g, h):
+            check_logit_form(logits, images)
+            if values_are_at_hand(images):
+                check_not_probabilities(logits)
         if g.shape != h.shape:
             raise ValueError(
                 f"expected two classifiers over the same classes, got {g.shape[1]} from the standard and "

@@ -186,7 +186,7 @@ def _check_alpha(alpha: Tensor) -> None:
     if not ((alpha >= 0) & (alpha <= 1)).all():
         raise ValueError(
             f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got {_describe(alpha)}; "
-            "from a gamma, use alpha_from_gamma"
+            "from a gamma, use ads.alpha_from_gamma"
         )
 
 

@@ -125,7 +125,8 @@ def _recipe(recipe: Mapping[str, Any]) -> str:
         return ""
     optimizer = recipe["optimizer"]
     return (
-        f"`recipes/{recipe['name']}.toml`: {optimizer['epochs']} epochs of {optimizer['batch_size']}, "
+        f"`{recipe['name']}`, in full in the JSON beside this: "
+        f"{optimizer['epochs']} epochs of {optimizer['batch_size']}, "
         f"lr {optimizer['lr']:g} {optimizer['schedule']}, seed {recipe['seed']}"
     )
 

@@ -70,16 +70,22 @@ def guard_images(images: Tensor) -> None:
     checked its images when it began; compiled graphs, CUDA graphs, vmap and fake tensors have no values yet.
     """
     check_image_form(images)
+    if values_are_at_hand(images):
+        check_image_values(images)
+
+
+def values_are_at_hand(images: Tensor) -> bool:
+    """Whether a forward pass of these images may look at values; see `guard_images`."""
     if torch.compiler.is_compiling() or images.requires_grad or _TRUSTED.get():
-        return
+        return False
     # Reading a value while a CUDA graph is recorded would not only fail, it would ruin the recording.
     if images.is_cuda and torch.cuda.is_current_stream_capturing():
-        return
+        return False
     try:
-        low, high = _value_range(images)
+        images.detach().flatten()[:1].tolist()
     except RuntimeError:  # vmap, fake and meta tensors: torch has no public way to ask beforehand
-        return
-    _check_range(low, high)
+        return False
+    return True
 
 
 def trusted_images() -> AbstractContextManager[None]:
@@ -175,6 +181,15 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
             f"expected logits of shape ({images.shape[0]}, classes) for {images.shape[0]} images, "
             f"got {tuple(logits.shape)}: a classifier gives one row of scores per image; "
             "to reshape or select them, pass output=<function> to ads.wrap"
+        )
+
+
+def check_not_probabilities(outputs: Tensor) -> None:
+    """Waits for the device."""
+    if outputs.numel() and (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():
+        raise ValueError(
+            "expected logits, got probabilities (non-negative rows that sum to 1): remove the final softmax, "
+            "or pass output=lambda p: p.clamp_min(1e-30).log() to ads.wrap; gradients of probabilities vanish"
         )
 
 

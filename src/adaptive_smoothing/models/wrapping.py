@@ -17,6 +17,7 @@ from adaptive_smoothing.models.contract import (
     check_images,
     check_logit_form,
     check_logits,
+    check_not_probabilities,
     freeze,
     guard_images,
     output_fields,
@@ -192,7 +193,7 @@ def _probe(classifier: Classifier, images: Tensor) -> int:
             "expected at least two classes, got one logit per image: for a binary model pass "
             "output=lambda z: torch.cat([-z, z], 1) / 2"
         )
-    _check_not_probabilities(logits)
+    check_not_probabilities(logits)
     with torch.no_grad():
         _check_deterministic(logits, classifier(images))
         _check_independent(logits, classifier(images[: len(images) // 2]))
@@ -209,14 +210,6 @@ def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:
             f"got {type(error).__name__}: {error}; pass ads.wrap the images= or shape= it takes, "
             "or size= to resize them"
         ) from error
-
-
-def _check_not_probabilities(outputs: Tensor) -> None:
-    if (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():
-        raise ValueError(
-            "expected logits, got probabilities (non-negative rows that sum to 1): remove the final softmax, "
-            "or pass output=lambda p: p.clamp_min(1e-30).log(); gradients of probabilities vanish"
-        )
 
 
 def _check_deterministic(logits: Tensor, again: Tensor) -> None:

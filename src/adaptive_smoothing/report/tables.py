@@ -17,6 +17,8 @@ PAPER_GAPS = {
     "h clean": (0.8353, 0.854, 0.434),
     "h pgd": (0.4417, 0.768, 0.635),
 }
+# A mean over fewer images than this is not shown.
+FEW_GAPS = 5
 
 
 @dataclass(frozen=True)
@@ -62,22 +64,28 @@ def gap_table(run: Tradeoff) -> Table:
     }
     rows = []
     for key, cell in run.gaps().items():
-        figures = (cell[f"{kind}_{what}"] for kind in ("right", "wrong") for what in ("mean", "median"))
-        accuracy = cell["accuracy"]
-        rows.append((names[key], percent(accuracy or 0.0), *map(_gap, figures)))
+        accuracy = cell["accuracy"] or 0.0
+        figures = []
+        for kind, part in (("right", accuracy), ("wrong", 1 - accuracy)):
+            enough = round(part * run.images) >= FEW_GAPS
+            figures += [_gap(cell[f"{kind}_{what}"] if enough else None) for what in ("mean", "median")]
+        rows.append((names[key], percent(accuracy), *figures))
     columns = ("", "accuracy", "right: mean gap", "median", "wrong: mean gap", "median")
     paper = PAPER_GAPS["h pgd"][1], PAPER_GAPS["h clean"][2]
     note = (
         "Gap: probability of the first class minus that of the second. The mixture lives on h being surer "
         "when right under attack than when wrong on clean images "
-        f"(the paper's h: {paper[0]} and {paper[1]} on average)."
+        f"(the paper's h: {paper[0]} and {paper[1]} on average). –: fewer than {FEW_GAPS} images."
     )
     return Table("Confidence gaps", columns, tuple(rows), note)
 
 
-def alpha_table(run: Tradeoff, alpha: float | None = None, *, name: str = "Accuracy against α") -> Table:
-    """Accuracy at some alphas, clean and under the three attacks."""
-    shown = {float(a) for a in run.mix_alphas if len(run.mix_alphas) < 9 or abs(a * 10 - round(a * 10)) < 1e-9}
+def alpha_table(
+    run: Tradeoff, alpha: float | None = None, *, name: str = "Accuracy against α", every: bool = False
+) -> Table:
+    """Accuracy at the alphas of the MIX attack, or, where they are many, at tenths and the chosen one."""
+    every = every or len(run.mix_alphas) < 9
+    shown = {float(a) for a in run.mix_alphas if every or abs(a * 10 - round(a * 10)) < 1e-9}
     if alpha is not None:
         shown.add(alpha)
     rows = [

@@ -15,6 +15,7 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.loop import Trainer
@@ -48,21 +49,27 @@ def train_base(
     watcher = Watcher(folder, title=recipe.name, quiet=quiet)
     trainer = Trainer(recipe, train, val, folder, device=device, compiled=compiled, watcher=watcher)
     resumed = resume and trainer.resume()
-    write_json(folder / "recipe.json", asdict(recipe))
-    model = trainer.run()
-    card = {
-        "arch": recipe.model.arch,
-        "options": recipe.model.options_for(train.num_classes),
-        "recipe": asdict(recipe),
-        "train_images": len(train),
-        "data": train.fingerprint(),
-        "seconds": round(trainer.seconds, 1),
-        "resumed": resumed,
-        "device": _device_name(trainer.device),
-        "code": code_version(),
-    }
+    weights = folder / f"{recipe.name}.safetensors"
+    if trainer.finished and weights.exists():
+        # Nothing is left to train: a candidate that was chosen comes back to be measured on the test split.
+        card = _card(weights)
+    else:
+        write_json(folder / "recipe.json", asdict(recipe))
+        model = trainer.run()
+        card = {
+            "arch": recipe.model.arch,
+            "options": recipe.model.options_for(train.num_classes),
+            "recipe": asdict(recipe),
+            "train_images": len(train),
+            "data": train.fingerprint(),
+            "seconds": round(trainer.seconds, 1),
+            "resumed": resumed,
+            "device": _device_name(trainer.device),
+            "code": code_version(),
+        }
+        zoo.save(model, folder, recipe.name, card)
     # What is measured is the stored model: half precision, read back.
-    stored = zoo.load(str(zoo.save(model, folder, recipe.name, card)), device=device)
+    stored = zoo.load(str(weights), device=device)
     held_out = {"val": val}
     if test_images != 0:
         held_out["test"] = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
@@ -70,6 +77,11 @@ def train_base(
         card["figures"] = figures(stored, recipe, held_out, progress)
     zoo.save(stored, folder, recipe.name, card)
     return card
+
+
+def _card(weights: Path) -> dict[str, Any]:
+    found = read_card(weights)
+    return {"arch": found.arch, "options": dict(found.options), **found.card}
 
 
 def figures(

@@ -94,12 +94,17 @@ class Trainer:
         """Train to the end, or to an interrupt; returns the averaged model, in evaluation mode."""
         self.watcher.rewind(self.step)
         with self.watcher.watching(self.total_steps, self.step), _interrupts() as interrupt:
-            while self.step < self.total_steps:
+            while not self.finished:
                 self._epoch(interrupt)
                 if interrupt.raised:
                     self.save()
                     raise KeyboardInterrupt
         return self.finish()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every epoch is done."""
+        return self.step >= self.total_steps
 
     def _epoch(self, interrupt: _Interrupt) -> None:
         epoch, first = divmod(self.step, self.steps_per_epoch)
@@ -138,10 +143,10 @@ class Trainer:
             "accuracy": accuracy,
             "seconds": round(seconds, 3),
         }
-        if (epoch + 1) % self.recipe.evaluate_every == 0 and self.step < self.total_steps:
+        if (epoch + 1) % self.recipe.evaluate_every == 0 and not self.finished:
             row |= self.validate()
         self.watcher.log(row)
-        if self.step == self.total_steps or time.perf_counter() - self.saved_at >= self.save_every:
+        if self.finished or time.perf_counter() - self.saved_at >= self.save_every:
             self.save()
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ def _among(what: str, value: str, allowed: Collection[str]) -> None:
         raise ValueError(f"expected {what} to be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _at_least(what: str, value: int, smallest: int) -> None:
+def _at_least(what: str, value: float, smallest: int) -> None:
     if value < smallest:
         raise ValueError(f"expected {what} of at least {smallest}, got {value}")
 
@@ -79,6 +79,8 @@ class MethodSettings:
         _among("method", self.name, METHODS)
         _among("norm", self.norm, NORMS)
         _at_least("steps", self.steps, 1)
+        for name in ("eps", "beta", "sigma", "weight_perturbation"):
+            _at_least(name, getattr(self, name), 0)
 
     @property
     def attack_step(self) -> float:
@@ -107,6 +109,7 @@ class OptimizerSettings:
         _among("schedule", self.schedule, SCHEDULES)
         _at_least("epochs", self.epochs, 1)
         _at_least("batch_size", self.batch_size, 1)
+        _at_least("lr", self.lr, 0)
         if not 0 <= self.ema < 1:
             raise ValueError(f"expected ema to be a decay in [0, 1), got {self.ema}")
         if not 0 <= self.warmup < 1:
