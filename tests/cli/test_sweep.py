@@ -116,9 +116,33 @@ def test_alphas_are_checked() -> None:
 def test_a_wrong_zoo_is_noticed_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ADAPTIVE_SMOOTHING_ZOO", str(tmp_path / "none"))
     monkeypatch.setattr(sweep_file, "tradeoff_parts", lambda *a, **k: pytest.fail("work was done"))
-    assert "expected a folder with manifest.json in $ADAPTIVE_SMOOTHING_ZOO" in sweep("--images", "2", code=1)
+    result = CliRunner().invoke(app, ["sweep", demo.STANDARD, "resnet18-robust", "--device", "cpu"])
+    assert "expected a folder with manifest.json in $ADAPTIVE_SMOOTHING_ZOO" in str(result.exception)
 
 
 def test_an_unknown_model_is_named() -> None:
     result = CliRunner().invoke(app, ["sweep", "compact-standart", demo.ROBUST])
     assert result.exit_code == 1 and "did you mean 'compact-standard'" in str(result.exception)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_weights_file_is_known_by_its_sum(weights: Path) -> None:
+    path = str(weights / f"{demo.ROBUST}.safetensors")
+    command = [
+        "sweep",
+        demo.STANDARD,
+        path,
+        "--device",
+        "cpu",
+        "--steps",
+        "1",
+        "--images",
+        "2",
+        "--alphas",
+        "1",
+        "--out",
+        "x",
+    ]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    facts = load_facts("x")["models"]["h"]
+    assert facts["name"] == path and len(facts["sha256"]) == 64 and facts["parameters"] > 0

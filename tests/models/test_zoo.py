@@ -555,3 +555,11 @@ def test_a_broken_zoo_leaves_the_builtin_models_alone(folder, images):
     assert zoo.load("own")(images).shape == (4, 5)
     with pytest.raises(ValueError, match="expected JSON in"):
         zoo.load("other")
+
+
+def test_a_card_is_found_for_whatever_has_one(folder):
+    path = zoo.save(make(), folder, "tiny", CARD)
+    assert zoo.find_card("tiny").sha256 == zoo.find_card(str(path)).sha256 == zoo.file_sha256(path)
+    assert zoo.find_card("timm:resnet18") is None
+    with pytest.raises(ValueError, match="did you mean 'tiny'"):
+        zoo.find_card("tinny")

@@ -54,18 +54,27 @@ def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
 
 
 def _find(name: str) -> nn.Module:
-    source, colon, rest = name.partition(":")
-    if colon and source in SOURCES:
+    card = find_card(name)
+    if card is None:
+        source, _, rest = name.partition(":")
         return SOURCES[source](rest)
+    return freeze(_restore(card))
+
+
+def find_card(name: str) -> Card | None:
+    """What is known of a model that `load` takes, without reading its weights; None if another library has it."""
+    source, colon, _ = name.partition(":")
+    if colon and source in SOURCES:
+        return None
     if Path(name).suffix in (".safetensors", ".pt", ".pth"):
-        return freeze(_restore(read_card(Path(name))))
+        return read_card(Path(name))
     # The package's own come first: a broken zoo somewhere above the working folder is no concern of theirs.
     stored = _cards(BUILTIN)
     if name not in stored:
         stored = names()
     if name not in stored:
         raise ValueError(_unknown_name(name, list(stored)))
-    return freeze(_restore(stored[name]))
+    return stored[name]
 
 
 def names() -> dict[str, Card]:

@@ -31,11 +31,11 @@ def environment(device: torch.device | str) -> dict[str, Any]:
 
 def model_facts(name: str) -> dict[str, Any]:
     """A model's name, and what its card says where it has one."""
-    card = zoo.names().get(name)
+    card = zoo.find_card(name)
     if card is None:
         return {"name": name}
-    facts = {"name": name, "arch": card.arch, "options": card.options, "sha256": card.sha256}
-    return {**facts, "parameters": parameters(card)}
+    sha256 = card.sha256 or zoo.file_sha256(card.path)
+    return {"name": name, "arch": card.arch, "options": card.options, "sha256": sha256, "parameters": parameters(card)}
 
 
 def parameters(card: zoo.Card) -> int:
