@@ -28,7 +28,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.wrapping import num_classes
 from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.report.folder import make_folder, write_run
-from adaptive_smoothing.report.story import Report
+from adaptive_smoothing.report.story import Choice, Report
 from adaptive_smoothing.threat import parse_number, parse_threat
 from adaptive_smoothing.tuning import clean_accuracy
 
@@ -71,11 +71,7 @@ def sweep(
     choice = None
     if target is not None:
         val = datasets.load(data, "val", root=data_root)
-        with TimeBar(console) as bar:
-            count = Count(bar, len(val), "validation images predicted")
-            accuracy = clean_accuracy(g, h, val, batch_size=size, progress=count)
-        accuracy.save(folder / VALIDATION)
-        choice = choose(accuracy, target, console)
+        choice = _choose(g, h, val, target, size, folder, console)
         mix_alphas = sorted({*mix_alphas, choice.alpha})
     with TimeBar(console) as bar:
         watch = Count(bar, attack_count(len(chosen), size, mix_alphas), "attacks on batches")
@@ -125,6 +121,17 @@ def parse_alphas(text: str | None) -> list[float]:
     if not 0 <= found[0] <= found[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
     return found
+
+
+def _choose(
+    g: nn.Module, h: nn.Module, val: ImageData, target: float, size: int, folder: Path, console: Console
+) -> Choice:
+    """The alpha for a wanted clean accuracy; what it was read from stays in the run folder."""
+    with TimeBar(console) as bar:
+        count = Count(bar, len(val), "validation images predicted")
+        accuracy = clean_accuracy(g, h, val, batch_size=size, progress=count)
+    accuracy.save(folder / VALIDATION)
+    return choose(accuracy, target, console)
 
 
 def _check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
