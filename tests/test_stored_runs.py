@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import model_facts
+from adaptive_smoothing.tuning import CleanAccuracy
 
 RESNET18 = Path(__file__).parents[1] / "results" / "resnet18"
 
@@ -34,6 +36,7 @@ def test_the_stored_answers_are_those_the_models_give_here():
     run, images = load_tradeoff(STORED), datasets.load("builtin", "test").take(60)
     at = [list(run.rows["index"]).index(position) for position in images.index.tolist()]
     assert (run.rows["label"][at] == images.labels.numpy()).all()
+    assert len(CleanAccuracy.load(STORED / VALIDATION).low) == load_facts(STORED)["choice"]["images"]
     for letter, name in (("g", "compact-standard"), ("h", "compact-robust")):
         with torch.no_grad():
             right = zoo.load(name)(images.floats()).argmax(1) == images.labels

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from torch import nn
@@ -57,8 +56,9 @@ def demo(
     with TimeBar(console) as bar:
         bar.say("measuring the speed", seconds)
         speed = measure_speed(pair.standard, pair.robust, pair.test, ATTACK, images=pair.probe)
-        accuracy = _stored_accuracy() if stored else None
-        choice = choose(accuracy or _clean_accuracy(pair, speed, deadline, bar), target, console)
+        # The stored run knows more validation images than the package has room for.
+        accuracy = CleanAccuracy.load(STORED / VALIDATION) if stored else _clean_accuracy(pair, speed, deadline, bar)
+        choice = choose(accuracy, target, console)
         live, interrupted = _measure(pair, choice, speed, deadline, bar, images)
         bar.say(f"attacked {live.images} test images", 0)
     if interrupted:
@@ -126,19 +126,15 @@ def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
     return facts
 
 
-def _stored_accuracy() -> CleanAccuracy | None:
-    """What the stored run knows of more validation images than the package has room for."""
-    return CleanAccuracy.load(STORED / VALIDATION) if (STORED / VALIDATION).is_file() else None
-
-
 def _clean_accuracy(pair: Pair, speed: Speed, deadline: Deadline, bar: TimeBar) -> CleanAccuracy:
     """The dial is set on validation images: the test images are for reporting."""
     data = pair.val.take(plan(TUNING_SHARE * deadline.seconds, speed.predict, len(pair.val)).images)
-    parts = []
-    for start in range(0, len(data), 50):
+
+    def watch(done: int) -> None:
         bar.say(f"predicting {len(data):,} validation images", deadline.left())
-        parts.append(clean_accuracy(pair.standard, pair.robust, data.take(slice(start, start + 50))))
-    return CleanAccuracy(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("low", "high")))
+
+    watch(0)
+    return clean_accuracy(pair.standard, pair.robust, data, batch_size=50, progress=watch)
 
 
 def _measure(

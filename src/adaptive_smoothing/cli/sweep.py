@@ -55,11 +55,7 @@ def sweep(
 ) -> None:
     """Measure the mixture of two models at every alpha, clean and under three attacks."""
     attack, mix_alphas, where = PGD(parse_threat(threat), steps=steps), parse_alphas(alphas), pick_device(device)
-    target = None if wanted is None else as_share(wanted)
-    if target is not None and split != "test":
-        raise ValueError(
-            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
-        )
+    target = _target(wanted, split)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     models = {"g": model_facts(standard), "h": model_facts(robust)}
     everything = datasets.load(data, split, root=data_root, download=download)
@@ -75,24 +71,10 @@ def sweep(
         mix_alphas = sorted({*mix_alphas, choice.alpha})
     with TimeBar(console) as bar:
         watch = Count(bar, attack_count(len(chosen), size, mix_alphas), "attacks on batches")
-        parts = tradeoff_parts(
-            g,
-            h,
-            chosen,
-            attack,
-            mix_alphas=mix_alphas,
-            batch_size=size,
-            progress=watch,
-        )
+        parts = tradeoff_parts(g, h, chosen, attack, mix_alphas=mix_alphas, batch_size=size, progress=watch)
         run, interrupted = _collect(parts, console)
-    facts = {
-        "models": models,
-        "seconds": round(clock.gone(), 1),
-        "interrupted": interrupted,
-        "batch_size": size,
-        **environment(where),
-    }
-    report = Report(run, choice=choice, facts=facts)
+    facts = {"models": models, "seconds": round(clock.gone(), 1), "interrupted": interrupted, "batch_size": size}
+    report = Report(run, choice=choice, facts={**facts, **environment(where)})
     show(console, report)
     finish(console, write_run(folder, report, f"Mixing {standard} and {robust}"), interrupted)
 
@@ -121,6 +103,15 @@ def parse_alphas(text: str | None) -> list[float]:
     if not 0 <= found[0] <= found[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
     return found
+
+
+def _target(wanted: float | None, split: str) -> float | None:
+    """Alpha is chosen on val: it can be reported on other images only."""
+    if wanted is not None and split != "test":
+        raise ValueError(
+            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
+        )
+    return None if wanted is None else as_share(wanted)
 
 
 def _choose(

@@ -50,9 +50,10 @@ class BaseClassifiers(nn.Module):
         guard_images(images)
         with trusted_images():
             g, h = self.standard(images), self.robust(images)
+        readable = values_are_at_hand(images)
         for logits in (g, h):
             check_logit_form(logits, images)
-            if values_are_at_hand(images):
+            if readable:
                 check_not_probabilities(logits)
         if g.shape != h.shape:
             raise ValueError(
