@@ -2,6 +2,7 @@
 
     python docs/tables.py            # rewrite what stands between <!-- table: NAME --> and <!-- end -->
     python docs/tables.py --check    # only say whether it is up to date
+    python docs/tables.py --figures  # draw the figures of results/ again, too
 
 No figure in those tables is typed by hand: cards stand beside the weights, runs of `adaptive-smoothing sweep` in
 results/ (that of the demo inside the package), benchmarks in benchmarks/results/.
@@ -17,6 +18,7 @@ from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import parameters
+from adaptive_smoothing.report.figures import gap_figure, png, tradeoff_figure
 from adaptive_smoothing.report.story import Choice, at
 from adaptive_smoothing.report.tables import (
     PAPER_GAPS,
@@ -30,6 +32,7 @@ from adaptive_smoothing.report.tables import (
 from adaptive_smoothing.results import read_json
 
 ROOT = Path(__file__).parent.parent
+PAIRS = ("resnet18", "compact")
 PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 MARKED = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -110,6 +113,27 @@ def held(*pairs: str) -> Table:
     return Table("What h's confidence explains", tuple(columns), tuple(rows))
 
 
+def candidates(pair: str) -> Table:
+    """The robust halves that were compared on validation images."""
+    measured = read_json(ROOT / "results" / "candidates" / f"{pair}.json")
+    runs = {read_json(path)["sha256"]: path.stem for path in (ROOT / "results" / "training").glob("*.json")}
+    runs |= {card.sha256: f"**{card.name}**" for card in zoo.names().values()}
+    wanted = [f"{100 * each['clean accuracy']:.0f} %" for each in measured["candidates"][0]["at"]]
+    columns = ("h", "clean, %", "PGD-20, %", *(f"mixture at {clean} clean, %" for clean in wanted))
+    rows = []
+    for row in measured["candidates"]:
+        mixture = [percent(each["stands all"]) for each in row["at"]]
+        if row is not measured["candidates"][0]:
+            mixture = [
+                f"{value} ({100 * each['ahead']:+.2f} ± {100 * each['give or take']:.2f})".replace("-", "−")
+                for value, each in zip(mixture, row["at"], strict=True)
+            ]
+        rows.append((runs[row["h"]["sha256"]], percent(row["clean"]), percent(row["pgd"]), *mixture))
+    title = f"Candidates for the robust half of {pair}: {measured['images']:,} validation images"
+    note = "mixture: what stands all three attacks; in brackets against the first row, over the same images."
+    return Table(title, columns, tuple(rows), note)
+
+
 def training() -> Table:
     """Seconds of training, and of what comes between epochs."""
     measured = read_json(ROOT / "benchmarks/results/train.json")
@@ -117,6 +141,14 @@ def training() -> Table:
     keys = ("first", "epoch", "checkpoint", "validation")
     rows = tuple((row["recipe"], row["mode"], *(f"{row[key]:.2f}" for key in keys)) for row in measured["rows"])
     return Table(f"Training on one {measured['device']}, torch {measured['torch']}", columns, rows)
+
+
+def draw(pair: str) -> None:
+    """figure.png and gaps.png of a stored run, as `sweep` draws them."""
+    run, alpha = load_tradeoff(_folder(pair)), _chosen(pair).alpha
+    figures = {"figure": tradeoff_figure(run, None, alpha, paper=True), "gaps": gap_figure(run, alpha)}
+    for name, figure in figures.items():
+        (ROOT / "results" / pair / f"{name}.png").write_bytes(png(figure))
 
 
 def _folder(pair: str) -> Path:
@@ -131,7 +163,7 @@ def _chosen(pair: str) -> Choice:
     return Choice(**found)
 
 
-TABLES = {table.__name__: table for table in (models, training, pair, curve, chosen, held, gaps)}
+TABLES = {table.__name__: table for table in (models, candidates, training, pair, curve, chosen, held, gaps)}
 
 
 def rewritten(text: str) -> str:
@@ -158,6 +190,9 @@ def main() -> int:
         return int(bool(old))
     for page, after in old.items():
         page.write_text(after, encoding="utf-8")
+    if "--figures" in sys.argv[1:]:
+        for pair in PAIRS:
+            draw(pair)
     return 0
 
 

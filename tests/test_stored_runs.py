@@ -28,8 +28,8 @@ def test_the_run_is_of_the_models_that_are_stored(folder):
         card = zoo.names()[models[letter]["name"]].card["figures"]["test"]
         clean = run.rows[f"clean_{letter}"]
         assert clean.mean() == pytest.approx(card["clean"])
-        # The same attack by an older version of it: a few images of 10,000 may differ.
-        assert (clean & run.rows[column]).mean() == pytest.approx(card["pgd20"], abs=1e-3)
+        # The same attack, other batches: an image or two of 10,000 may differ.
+        assert (clean & run.rows[column]).mean() == pytest.approx(card["pgd20"], abs=2e-4)
 
 
 def test_the_stored_answers_are_those_the_models_give_here():
