@@ -42,7 +42,7 @@ def demo(
     images: Annotated[
         int | None, typer.Option(min=1, help="At most so many test images; default: what the time allows")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Time for all that is measured")] = 90,
+    seconds: Annotated[float, typer.Option(min=1, help="Time for all that is measured")] = 80,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     out: Annotated[Path, typer.Option(help="Run folder")] = Path("runs/demo"),
 ) -> None:
