@@ -27,7 +27,7 @@ class Card:
 
     @property
     def architecture(self) -> str:
-        """The architecture in words: `preact_resnet18 (width 36, silu)`."""
+        """The architecture in words: `preact_resnet18 (width 40, silu)`."""
         chosen = {key: value for key, value in self.options.items() if key != "num_classes"}
         words = ", ".join(str(value) if isinstance(value, str) else f"{key} {value}" for key, value in chosen.items())
         return f"{self.arch} ({words})" if words else self.arch

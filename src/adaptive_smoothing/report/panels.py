@@ -167,11 +167,10 @@ def _ends(tradeoff: Tradeoff) -> tuple[list[float], list[float]]:
 def _alpha_labels(axes: Axes, tradeoff: Tradeoff) -> None:
     """Alphas beside some points, those that are far enough from each other to be read.
 
-    Below 0.5 the mixture is hardly more robust than g: its points lie on the axis, one beside the other, and g's
-    name stands to the right of them all.
+    Below 0.5 the mixture is hardly more robust than g: its points lie on the axis, one beside the other. They are
+    rarely less accurate than g, whose name stands to its left.
     """
     clean, mix = _frontier(tradeoff)
-    right_of_g = clean[tradeoff.mix_alphas <= 0.5].max(initial=0)
     width, height = np.ptp(clean) or 1, np.ptp(mix) or 1
     taken: list[tuple[float, float]] = []
     for alpha, x, y in sorted(zip(tradeoff.mix_alphas, clean, mix, strict=True), key=_importance):
@@ -180,8 +179,8 @@ def _alpha_labels(axes: Axes, tradeoff: Tradeoff) -> None:
         if free and not 0 < alpha < 0.5:
             taken.append(place)
             name = {0: "g, α = 0", 1: "h, α = 1"}.get(alpha, f"{alpha:.2g}")
-            beside = right_of_g if alpha == 0 else x
-            axes.annotate(name, (beside, y), (7, 5), textcoords="offset points", va="bottom", fontsize=9)
+            offset, side, above = ((-9, 0), "right", "center") if alpha == 0 else ((7, 3), "left", "bottom")
+            axes.annotate(name, (x, y), offset, textcoords="offset points", ha=side, va=above, fontsize=9)
 
 
 def _importance(point: tuple[float, float, float]) -> tuple[bool, float]:
