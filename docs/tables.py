@@ -18,8 +18,9 @@ from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import parameters
-from adaptive_smoothing.report.figures import gap_figure, png, tradeoff_figure
-from adaptive_smoothing.report.story import Choice, at
+from adaptive_smoothing.report.figures import png
+from adaptive_smoothing.report.folder import figures
+from adaptive_smoothing.report.story import Choice, Report, at
 from adaptive_smoothing.report.tables import (
     PAPER_GAPS,
     Table,
@@ -116,22 +117,22 @@ def held(*pairs: str) -> Table:
 def candidates(pair: str) -> Table:
     """The robust halves that were compared on validation images."""
     measured = read_json(ROOT / "results" / "candidates" / f"{pair}.json")
-    runs = {read_json(path)["sha256"]: path.stem for path in (ROOT / "results" / "training").glob("*.json")}
-    runs |= {card.sha256: f"**{card.name}**" for card in zoo.names().values()}
-    wanted = [f"{100 * each['clean accuracy']:.0f} %" for each in measured["candidates"][0]["at"]]
-    columns = ("h", "clean, %", "PGD-20, %", *(f"mixture at {clean} clean, %" for clean in wanted))
-    rows = []
-    for row in measured["candidates"]:
-        mixture = [percent(each["stands all"]) for each in row["at"]]
-        if row is not measured["candidates"][0]:
-            mixture = [
-                f"{value} ({100 * each['ahead']:+.2f} ± {100 * each['give or take']:.2f})".replace("-", "−")
-                for value, each in zip(mixture, row["at"], strict=True)
-            ]
-        rows.append((runs[row["h"]["sha256"]], percent(row["clean"]), percent(row["pgd"]), *mixture))
+    names = {read_json(path)["sha256"]: path.stem for path in (ROOT / "results" / "training").glob("*.json")}
+    names |= {card.sha256: f"**{card.name}**" for card in zoo.names().values()}
+    rows = tuple(
+        (names[row["h"]["sha256"]], percent(row["clean"]), percent(row["pgd"]), *map(_beside_the_first, row["at"]))
+        for row in measured["candidates"]
+    )
+    wanted = (f"mixture at {100 * each['clean accuracy']:.0f} % clean, %" for each in measured["candidates"][0]["at"])
     title = f"Candidates for the robust half of {pair}: {measured['images']:,} validation images"
     note = "mixture: what stands all three attacks; in brackets against the first row, over the same images."
-    return Table(title, columns, tuple(rows), note)
+    return Table(title, ("h", "clean, %", "PGD-20, %", *wanted), rows, note)
+
+
+def _beside_the_first(mixture: dict[str, float]) -> str:
+    """What stands all attacks, and how far that is from the first candidate; nothing lies between it and itself."""
+    value, ahead, half = (100 * mixture[key] for key in ("stands all", "ahead", "give or take"))
+    return f"{value:.2f} ({ahead:+.2f} ± {half:.2f})".replace("-", "−") if half else f"{value:.2f}"
 
 
 def training() -> Table:
@@ -145,9 +146,7 @@ def training() -> Table:
 
 def draw(pair: str) -> None:
     """figure.png and gaps.png of a stored run, as `sweep` draws them."""
-    run, alpha = load_tradeoff(_folder(pair)), _chosen(pair).alpha
-    figures = {"figure": tradeoff_figure(run, None, alpha, paper=True), "gaps": gap_figure(run, alpha)}
-    for name, figure in figures.items():
+    for name, figure in figures(Report(load_tradeoff(_folder(pair)), choice=_chosen(pair))).items():
         (ROOT / "results" / pair / f"{name}.png").write_bytes(png(figure))
 
 

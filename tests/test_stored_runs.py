@@ -1,5 +1,6 @@
 """The stored runs are of the stored models: retraining one without sweeping again is noticed here."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,13 @@ def test_the_run_is_of_the_models_that_are_stored(folder):
         assert clean.mean() == pytest.approx(card["clean"])
         # The same attack, other batches: an image or two of 10,000 may differ.
         assert (clean & run.rows[column]).mean() == pytest.approx(card["pgd20"], abs=2e-4)
+
+
+def test_every_stored_model_says_which_code_made_it():
+    versions = {name: card.card["code"] for name, card in zoo.names().items()}
+    assert {"compact-robust", "resnet18-robust"} <= versions.keys()
+    for name, version in versions.items():
+        assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{10}", version), name
 
 
 def test_the_stored_answers_are_those_the_models_give_here():

@@ -6,6 +6,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from adaptive_smoothing.evaluation.stored import RESULT, save_tradeoff
 from adaptive_smoothing.report.figures import gap_figure, png, svg, tradeoff_figure
 from adaptive_smoothing.report.page import TITLE, like_the_paper, write_page
@@ -30,6 +32,15 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
     return folder
 
 
+def figures(report: Report) -> dict[str, Figure]:
+    """The figures of a run folder, by the names of their files."""
+    paper = like_the_paper(report.main.settings)
+    return {
+        "figure": tradeoff_figure(report.main, report.live, report.alpha, paper=paper),
+        "gaps": gap_figure(report.main, report.alpha),
+    }
+
+
 def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:
     """Write result.json, rows.npz, figure and gaps as PNG and SVG, and page.html; returns the page's path.
 
@@ -38,12 +49,7 @@ def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:
     folder = Path(folder)
     choice = {"choice": asdict(report.choice)} if report.choice else {}
     save_tradeoff(folder, report.live or report.main, {**choice, **report.facts})
-    paper = like_the_paper(report.main.settings)
-    drawn = {
-        "figure": tradeoff_figure(report.main, report.live, report.alpha, paper=paper),
-        "gaps": gap_figure(report.main, report.alpha),
-    }
-    for name, figure in drawn.items():
+    for name, figure in figures(report).items():
         with atomic(folder / f"{name}.png") as partial:
             partial.write_bytes(png(figure))
         with atomic(folder / f"{name}.svg") as partial:

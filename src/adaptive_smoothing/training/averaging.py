@@ -68,8 +68,8 @@ def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Set batch-norm statistics to their plain mean over `batches`.
 
     Averaged weights have never seen a batch: with the running statistics of the weights they came from, they lose
-    much of their accuracy. The iterator may use the model in evaluation
-    mode to make its batches, so the training mode lasts for one forward pass at a time.
+    much of their accuracy. The iterator may use the model in evaluation mode to make its batches, so the training
+    mode lasts for one forward pass at a time.
     """
     norms = batch_norms(model)
     for norm in norms:
