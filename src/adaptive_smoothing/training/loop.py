@@ -194,7 +194,7 @@ class Trainer:
         """The model as the steps call it: bf16 on CUDA, compiled where asked.
 
         CUDA graphs ("reduce-overhead") pay because a batch of 512 small images is launched slower than it runs:
-        4.4 s an epoch instead of 5.8 s for adversarial training of a ResNet-18 (docs/log.md). Their outputs live in a
+        4.46 s an epoch instead of 5.8 s for adversarial training of a ResNet-18 (docs/log.md). Their outputs live in a
         buffer that the next call overwrites, so what a method keeps from one call to the next, it clones.
         """
         inner = torch.compile(self.model, dynamic=False, mode="reduce-overhead") if compiled else self.model
