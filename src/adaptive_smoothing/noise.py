@@ -1,12 +1,16 @@
 """Random numbers that depend on what they are for, not on when they are drawn.
 
 A generator is made from a seed and a key (a stream's name, an epoch, a step, ...). The same key gives the
-same numbers however the work was batched, interrupted or resumed.
+same numbers however the work was batched, interrupted or resumed. Where each image of a batch has a key of its
+own (`fold`, `uniform`), the numbers are computed from the keys on the device, without a generator.
 """
 
 import hashlib
 
 import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
 
 
 def keyed_seed(seed: int, *key: object) -> int:
@@ -18,3 +22,21 @@ def keyed_seed(seed: int, *key: object) -> int:
 def generator(seed: int, *key: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator on `device` for this seed and key."""
     return torch.Generator(device=device).manual_seed(keyed_seed(seed, *key))
+
+
+def fold(keys: Tensor, value: int | Tensor) -> Tensor:
+    """New 32-bit keys, as int64, from keys and something that tells them apart: an image, a job, a step."""
+    return _scramble((_scramble(keys) + value * 0x9E3779B9) & WORD)
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """[keys, count] numbers in [0, 1), the same on every device and beside any other keys."""
+    which = torch.arange(count, device=keys.device)
+    return (fold(keys[:, None], which) >> 8).float() * 2**-24
+
+
+def _scramble(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words that lets every bit reach every other (a multiply-xorshift hash)."""
+    word = ((word ^ (word >> 16)) * 0x21F0AAAD) & WORD
+    word = ((word ^ (word >> 15)) * 0xD35A2D97) & WORD
+    return word ^ (word >> 15)

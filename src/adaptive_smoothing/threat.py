@@ -78,6 +78,14 @@ class Threat(ABC):
     def random_delta(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A random perturbation inside the ball."""
 
+    @abstractmethod
+    def on_the_surface(self, uniform: Tensor) -> Tensor:
+        """Numbers in [0, 1) shaped like images -> a random perturbation of norm eps."""
+
+    @abstractmethod
+    def pace(self, normal: Tensor) -> Tensor:
+        """How fast each pixel moves along the shortest way to a plane with this normal, up to a common factor."""
+
 
 @dataclass(frozen=True)
 class Linf(Threat):
@@ -108,6 +116,14 @@ class Linf(Threat):
         uniform = torch.rand(images.shape, generator=generator, device=images.device, dtype=images.dtype)
         return (2 * uniform - 1) * per_image(self.eps, images)
 
+    def on_the_surface(self, uniform: Tensor) -> Tensor:
+        delta = 2 * uniform - 1
+        largest = delta.flatten(1).abs().amax(1).clamp_min(torch.finfo(delta.dtype).tiny)
+        return delta / per_image(largest, delta) * per_image(self.eps, delta)
+
+    def pace(self, normal: Tensor) -> Tensor:
+        return (normal != 0).to(normal.dtype)
+
 
 @dataclass(frozen=True)
 class L2(Threat):
@@ -136,6 +152,14 @@ class L2(Threat):
         uniform = torch.rand(images.shape[0], generator=generator, device=images.device, dtype=images.dtype)
         radius = per_image(uniform ** (1 / images[0].numel()), images)
         return self.steepest(direction) * radius * per_image(self.eps, images)
+
+    def on_the_surface(self, uniform: Tensor) -> Tensor:
+        # Halfway between two of the 2^24 numbers, so that neither end becomes infinite.
+        gauss = torch.erfinv(2 * uniform - 1 + 2.0**-24)
+        return self.steepest(gauss) * per_image(self.eps, uniform)
+
+    def pace(self, normal: Tensor) -> Tensor:
+        return normal.abs()
 
 
 def _length(delta: Tensor) -> Tensor:

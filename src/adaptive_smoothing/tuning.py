@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import check_data, verdict_logits
+from adaptive_smoothing.evaluation.accuracy import check_data
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.results import read_rows, write_rows
 

@@ -4,13 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.objectives import (
-    KLDivergence,
-    cross_entropy,
-    kl_divergence,
-    logit_margin,
-    margin,
-)
+from adaptive_smoothing.attacks.losses import kl_divergence, logit_margin
+from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, margin
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate

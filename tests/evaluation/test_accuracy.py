@@ -3,8 +3,9 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.datasets import from_tensors
-from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate, verdict_logits
+from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
 from adaptive_smoothing.threat import Linf
 
 

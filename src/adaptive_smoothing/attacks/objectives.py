@@ -1,34 +1,59 @@
-"""What an attack climbs: `objective(model, images, labels) -> (loss per image, logits)`.
+"""What an attack climbs: `objective(model, images, labels, targets) -> (loss per image, logits)`.
 
 An attack knows nothing of mixing or of training; everything it is after is in its objective.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-Objective = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], tuple[Tensor, Tensor]]
+from adaptive_smoothing.attacks.losses import (
+    Loss,
+    cross_entropy_loss,
+    dlr_loss,
+    kl_divergence,
+    margin_loss,
+    targeted_dlr_loss,
+    targeted_margin_loss,
+)
+
+Objective = Callable[..., tuple[Tensor, Tensor]]
 
 
-def cross_entropy(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    logits = model(images)
-    return F.cross_entropy(logits.float(), labels, reduction="none"), logits
+@dataclass(frozen=True)
+class Climb:
+    """A loss of the model's logits."""
+
+    loss: Loss
+
+    def __call__(
+        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        logits = model(images)
+        return self.loss(logits, labels, targets), logits
 
 
-def margin(model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the best wrong class is above the right one: positive when the image is misclassified."""
-    logits = model(images)
-    return logit_margin(logits, labels), logits
+cross_entropy, margin, dlr = Climb(cross_entropy_loss), Climb(margin_loss), Climb(dlr_loss)
+targeted_margin, targeted_dlr = Climb(targeted_margin_loss), Climb(targeted_dlr_loss)
 
 
-def logit_margin(logits: Tensor, labels: Tensor) -> Tensor:
-    logits = logits.float()
-    right = logits.gather(1, labels[:, None])
-    wrong = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
-    return wrong - right.squeeze(1)
+@dataclass(frozen=True)
+class LowerAlpha:
+    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and push its alpha towards g (setting D)."""
+
+    loss: Loss
+    weight: float
+
+    def __call__(
+        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        logits, alpha = model.mix(images)
+        pushed = -alpha.clamp_min(1e-12).log()
+        return (1 - self.weight) * self.loss(logits, labels, targets) + self.weight * pushed, logits
 
 
 @dataclass(frozen=True)
@@ -37,7 +62,9 @@ class KLDivergence:
 
     reference: Tensor
 
-    def __call__(self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         logits = model(images)
         if len(logits) != len(self.reference):
             raise ValueError(
@@ -45,9 +72,3 @@ class KLDivergence:
                 "leave stop_when_fooled off for this objective"
             )
         return kl_divergence(self.reference, logits), logits
-
-
-def kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
-    """KL(softmax(reference) || softmax(logits)) of each row."""
-    log_p, log_q = reference.float().log_softmax(1), logits.float().log_softmax(1)
-    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.models.contract import check_eval, check_images, check_logits
+from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.results import interval
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -55,30 +54,6 @@ class Evaluation:
     def interval(self) -> tuple[float, float]:
         """95 % Clopper-Pearson interval of the robust accuracy."""
         return interval(int(self.robust_correct.sum()), len(self.labels))
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Verdicts are given in fp32; attacks may use faster arithmetic and can only lose by it."""
-    cudnn: Any = torch.backends.cudnn  # its parts are not in torch's type stubs
-    settings = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
-
-
-def verdict_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """The logits a verdict is read from: full precision, checked to be numbers, of images that are images."""
-    check_images(images)
-    with torch.no_grad(), full_precision(), torch.autocast(images.device.type, enabled=False):
-        logits = model(images)
-    check_logits(logits, images)
-    return logits
 
 
 def evaluate(

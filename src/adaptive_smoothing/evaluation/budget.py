@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import verdict_logits
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff_parts
 
 Clock = Callable[[], float]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import verdict_logits
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
 from adaptive_smoothing.results import intervals

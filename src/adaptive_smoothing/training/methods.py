@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import KLDivergence, kl_divergence
+from adaptive_smoothing.attacks.losses import kl_divergence
+from adaptive_smoothing.attacks.objectives import KLDivergence
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.training.recipe import MethodSettings
 

@@ -1,0 +1,342 @@
+"""The engine: runs the jobs of an attack in full batches until every image has fallen or every job has failed.
+
+Jobs that are done leave the batch and waiting ones take their place. The result is that of trying the jobs of an image
+one after the other until one succeeds, in whatever order they really ran: a job is given up only when an earlier one
+has succeeded, and the earliest success counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
+from adaptive_smoothing.attacks.steps import State, StepAttack, Victim
+from adaptive_smoothing.attacks.verdict import verdict_logits, verdict_margin
+from adaptive_smoothing.noise import WORD, fold, keyed_seed
+from adaptive_smoothing.threat import Threat
+
+# Rows of a batch. A GPU is full with about a thousand small images, two cores with some dozens.
+BATCH = {"cuda": 2048, "cpu": 32}
+# Sizes a batch can have on a GPU, where each has to be recorded once: a third apart.
+SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
+
+
+@dataclass(frozen=True)
+class Shot:
+    """Images with what an attack has to know of them: labels, positions in the data set, logits, radii."""
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+    logits: Tensor
+    threat: Threat
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def eps(self) -> Tensor:
+        return torch.as_tensor(self.threat.eps, dtype=torch.float32, device=self.images.device).expand(len(self))
+
+    def take(self, which: Tensor) -> Shot:
+        parts = (part[which] for part in (self.images, self.labels, self.index, self.logits))
+        return Shot(*parts, self.threat.take(which))
+
+
+@dataclass
+class Outcome:
+    """What an attack made of each image: whether it fell, its worst version and margin, the queries spent on it."""
+
+    fooled: Tensor
+    worst: Tensor
+    margin: Tensor
+    queries: Tensor
+
+
+@dataclass
+class Passes:
+    """Images that went through the model, idle rows of a batch included."""
+
+    forward: int = 0
+    backward: int = 0
+
+    def add(self, attack: StepAttack, rows: int) -> None:
+        self.forward += rows * attack.forwards
+        self.backward += rows * attack.backwards
+
+
+@dataclass
+class Engine:
+    """Attacks `model` on one device. It keeps what it has compiled and recorded, so that the next images go faster."""
+
+    model: nn.Module
+    device: torch.device
+    batch_size: int | None = None
+    compiled: bool = False
+    passes: Passes = field(default_factory=Passes)
+
+    def __post_init__(self) -> None:
+        self.size = self.batch_size or BATCH.get(self.device.type, 256)
+        self._fast: dict[int, FastModel] = {}
+        self._recorded: dict[tuple[str, int], _Batch] = {}
+
+    def run(
+        self,
+        name: str,
+        attack: StepAttack,
+        shot: Shot,
+        *,
+        source: nn.Module | None = None,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> Outcome:
+        """Attack every image of `shot`; `name` is what the random numbers are keyed by.
+
+        `watch` is told after each look how many images have fallen so far, and the share of the work that is done in percent.
+        """
+        while True:
+            try:
+                with frozen(*filter(None, (self.model, source))):
+                    return _Run(self, name, attack, shot, source, watch).run()
+            except torch.OutOfMemoryError:
+                if self.size == 1:
+                    raise
+                self._recorded.clear()
+                torch.cuda.empty_cache()
+                self.size //= 2
+
+    def victim(self, source: nn.Module | None) -> Victim:
+        return Victim(self._fast_model(self.model), None if source is None else self._fast_model(source))
+
+    def _fast_model(self, model: nn.Module) -> FastModel:
+        if id(model) not in self._fast:
+            self._fast[id(model)] = FastModel(model, self.device, compiled=self.compiled)
+        return self._fast[id(model)]
+
+    def batch(self, name: str, attack: StepAttack, source: nn.Module | None, state: State) -> _Batch:
+        """A batch that starts from `state`, with the graph of an earlier one of its size where there is one."""
+        key = (name, len(state["label"]))
+        if self.device.type != "cuda":
+            return _Batch(attack, self.victim(source), state)
+        if key in self._recorded:
+            self._recorded[key].load(state)
+        else:
+            self._recorded[key] = _Batch(attack, self.victim(source), state)
+        return self._recorded[key]
+
+    def rows(self, jobs: int) -> int:
+        """How many rows a batch for so many jobs has: on a GPU one of a few sizes."""
+        if self.device.type != "cuda":
+            return min(jobs, self.size)
+        return min([size for size in SIZES if size >= jobs] + [self.size])
+
+
+class _Batch:
+    """Rows that step together; on CUDA one recorded graph a step, which costs the host nothing."""
+
+    def __init__(self, attack: StepAttack, victim: Victim, state: State) -> None:
+        self.attack, self.victim, self.state = attack, victim, state
+        self.graph: Any = None
+
+    def load(self, state: State) -> None:
+        for name, value in state.items():
+            self.state[name].copy_(value)
+
+    def put(self, rows: Tensor, state: State) -> None:
+        for name, value in state.items():
+            self.state[name][rows] = value
+
+    def advance(self, steps: int) -> None:
+        if self.state["label"].is_cuda and self.graph is None:
+            self._record()
+        for _ in range(steps):
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                self.state |= self._stepped(self.state)
+
+    def _stepped(self, state: State) -> State:
+        return self.attack.step(self.victim, state) | {"step": state["step"] + 1}
+
+    def _record(self) -> None:
+        """Warm up on a copy, as the recording itself computes nothing."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._stepped({name: value.clone() for name, value in self.state.items()})
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.load(self._stepped(self.state))
+
+
+class _Run:
+    """One attack on one set of images. Job k is attempt k // images on image k % images."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        attack: StepAttack,
+        shot: Shot,
+        source: nn.Module | None,
+        watch: Callable[[int, int], None] | None,
+    ) -> None:
+        self.engine, self.name, self.attack, self.shot, self.source = engine, name, attack, shot, source
+        self.watch = watch or (lambda fallen, percent: None)
+        self.targets = attack.targets(shot.logits, shot.labels)
+        self.images, self.attempts = self.targets.shape
+        self.winner = np.full(self.images, self.attempts)
+        self.spent = np.full(self.images, self.attempts * attack.evaluations)
+        self.outcome = Outcome(
+            torch.zeros_like(shot.labels, dtype=torch.bool),
+            shot.images.clone(),
+            torch.full(shot.labels.shape, -torch.inf, device=shot.images.device),
+            torch.zeros_like(shot.labels),
+        )
+
+    def run(self) -> Outcome:
+        waiting = iter(range(self.images * self.attempts))
+        jobs = self._next(waiting, self.engine.rows(self.images * self.attempts))
+        batch = self._batch(jobs)
+        job, done = self._padded(jobs, batch), np.zeros(len(batch.state["label"]), int)
+        checked = np.zeros(len(job))
+        while (job >= 0).any():
+            batch.advance(self.attack.look_every)
+            self.engine.passes.add(self.attack, len(job) * self.attack.look_every)
+            done += self.attack.look_every
+            free = self._look(batch.state, job, done, checked)
+            job[free] = -1
+            idle = np.flatnonzero(job < 0)
+            if new := self._next(waiting, len(idle)):
+                rows = idle[: len(new)]
+                batch.put(self._on_device(rows), self._begin(np.array(new)))
+                job[rows], done[rows], checked[rows] = new, 0, 0
+            batch, job, done, checked = self._shrunk(batch, job, done, checked)
+        self.outcome.queries = self._on_device(self.spent) * self.attack.forwards
+        return self.outcome
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def _next(self, waiting: Iterator[int], count: int) -> list[int]:
+        """Up to `count` jobs on images that no earlier attempt has fooled."""
+        found: list[int] = []
+        while len(found) < count and (job := next(waiting, None)) is not None:
+            if job // self.images < self.winner[job % self.images]:
+                found.append(job)
+        return found
+
+    def _begin(self, jobs: np.ndarray) -> State:
+        number, image = (self._on_device(part) for part in divmod(jobs, self.images))
+        shot = self.shot.take(image)
+        stream = keyed_seed(self.attack.seed, self.name) & WORD
+        state = {
+            "clean": shot.images,
+            "label": shot.labels,
+            "eps": shot.eps.clone(),
+            "target": self.targets[image, number],
+            "key": fold(fold(torch.full_like(number, stream), shot.index), number),
+            "step": torch.zeros_like(number),
+            "worst": shot.images.clone(),
+            "margin": torch.full_like(shot.eps, -torch.inf),
+        }
+        return state | self.attack.begin(state, self.shot.logits.shape[1])
+
+    def _batch(self, jobs: list[int]) -> _Batch:
+        """Idle rows repeat the first job."""
+        rows = self.engine.rows(len(jobs))
+        padded = np.array(jobs + [jobs[0]] * (rows - len(jobs)))
+        return self.engine.batch(self.name, self.attack, self.source, self._begin(padded))
+
+    @staticmethod
+    def _padded(jobs: list[int], batch: _Batch) -> np.ndarray:
+        job = np.full(len(batch.state["label"]), -1)
+        job[: len(jobs)] = jobs
+        return job
+
+    def _shrunk(
+        self, batch: _Batch, job: np.ndarray, done: np.ndarray, checked: np.ndarray
+    ) -> tuple[_Batch, np.ndarray, np.ndarray, np.ndarray]:
+        """A smaller batch, once so many rows are idle that it pays."""
+        running = np.flatnonzero(job >= 0)
+        rows = self.engine.rows(len(running))
+        if not len(running) or rows == len(job):
+            return batch, job, done, checked
+        kept = np.concatenate([running, np.repeat(running[:1], rows - len(running))])
+        which = self._on_device(kept)
+        state = {name: value[which] for name, value in batch.state.items()}
+        job = job[kept].copy()
+        job[len(running) :] = -1
+        return (
+            self.engine.batch(self.name, self.attack, self.source, state),
+            job,
+            done[kept].copy(),
+            checked[kept].copy(),
+        )
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def _look(self, state: State, job: np.ndarray, done: np.ndarray, checked: np.ndarray) -> np.ndarray:
+        """Judge what seems to have fooled the model, keep the worst of what is finished; says which rows are free."""
+        margin = state["margin"].cpu().numpy()
+        running = job >= 0
+        promising = np.flatnonzero(running & (margin > checked))
+        if len(promising):
+            self._judge(state, promising, job, done)
+            checked[promising] = margin[promising]
+        number, image = np.divmod(job, self.images)
+        over = running & (number >= self.winner[image])
+        finished = running & ~over & (done >= self.attack.evaluations)
+        self._keep(state, np.flatnonzero(finished), image, margin)
+        fallen = int((self.winner < self.attempts).sum())
+        self.watch(fallen, 0)
+        return over | finished
+
+    def _judge(self, state: State, rows: np.ndarray, job: np.ndarray, done: np.ndarray) -> None:
+        which = self._on_device(rows)
+        threat = self.shot.threat.with_eps(state["eps"][which])
+        clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
+        margin = verdict_margin(self.engine.model, worst, clean, state["label"][which], threat)
+        self.engine.passes.forward += len(rows)
+        won = (margin > 0).cpu().numpy()
+        number, image = np.divmod(job[rows], self.images)
+        order = np.flatnonzero(won)[np.argsort(number[won], kind="stable")]
+        _, first = np.unique(image[order], return_index=True)
+        new = order[first]
+        new = new[number[new] < self.winner[image[new]]]
+        if not len(new):
+            return
+        self.winner[image[new]] = number[new]
+        self.spent[image[new]] = number[new] * self.attack.evaluations + np.minimum(
+            done[rows[new]], self.attack.evaluations
+        )
+        at, source = self._on_device(image[new]), self._on_device(new)
+        self.outcome.fooled[at] = True
+        self.outcome.worst[at], self.outcome.margin[at] = worst[source], margin[source]
+
+    def _keep(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
+        """Of the finished jobs of an image that still stands, the one that came closest."""
+        order = rows[np.argsort(-margin[rows], kind="stable")]
+        _, first = np.unique(image[order], return_index=True)
+        rows = order[first]
+        rows = rows[self.winner[image[rows]] == self.attempts]
+        if not len(rows):
+            return
+        at, which = self._on_device(image[rows]), self._on_device(rows)
+        closer = state["margin"][which] > self.outcome.margin[at]
+        at, which = at[closer], which[closer]
+        self.outcome.worst[at], self.outcome.margin[at] = state["worst"][which], state["margin"][which]
+
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        return torch.as_tensor(numbers, dtype=torch.int64).to(self.shot.images.device)
+
+
+def shot_at(model: nn.Module, images: Tensor, labels: Tensor, index: Tensor, threat: Threat) -> Shot:
+    """Images as an attack meets them, with the model's logits in full precision."""
+    return Shot(images, labels, index, verdict_logits(model, images), threat)

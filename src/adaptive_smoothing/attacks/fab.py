@@ -1,0 +1,81 @@
+"""The targeted fast adaptive boundary attack (Croce and Hein 2020): the nearest point where the target overtakes the label.
+
+Each step takes the boundary between the two classes for a plane, goes to the plane and a little beyond, drawn back towards
+the clean image. A misclassified iterate is kept when it is nearer than any before, and the next step starts from a point
+on the way back. The plane is that of the iterate itself, whose prediction has to be known anyway: one pass a
+step, where the reference makes another pass on the way back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.attacks.objectives import targeted_margin
+from adaptive_smoothing.attacks.steps import State, StepAttack, Victim, choose, column, keep_worst, most_likely_targets
+from adaptive_smoothing.threat import Threat
+
+# The weight of the clean image at most, how far beyond the plane, and how far back (the reference's numbers).
+TOWARDS_CLEAN, BEYOND, BACK = 0.1, 1.05, 0.9
+# The way to a plane is found by Newton's method on a concave, piecewise linear function.
+NEWTON_STEPS = 12
+
+
+@dataclass(frozen=True)
+class FAB(StepAttack):
+    """Targeted: the most likely wrong classes in turn, each from the clean image itself."""
+
+    threat: Threat
+    steps: int = 100
+    target_classes: int = 9
+    seed: int = 0
+
+    @property
+    def evaluations(self) -> int:
+        return self.steps + 1
+
+    def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return most_likely_targets(logits, labels, self.target_classes)
+
+    def begin(self, state: State, classes: int) -> State:
+        return {"iterate": state["clean"].clone()}
+
+    def step(self, victim: Victim, state: State) -> State:
+        clean, x, threat = state["clean"], state["iterate"], self.threat.with_eps(state["eps"])
+        lead, gradient, logits = victim.climb(targeted_margin, x, state)
+        fooled = logit_margin(logits, state["label"]) > 0
+        here = choose(fooled, clean + BACK * (x - clean), x)
+        offset = (gradient * x).sum((1, 2, 3)) - lead
+        to_plane = way_to_plane(threat, here, gradient, offset)
+        from_clean = way_to_plane(threat, clean, gradient, offset)
+        near, far = (_length(threat, way) for way in (to_plane, from_clean))
+        weight = column((near / (near + far)).clamp(max=TOWARDS_CLEAN), x)
+        ahead = (here + BEYOND * to_plane) * (1 - weight) + (clean + BEYOND * from_clean) * weight
+        inside = threat.distance(x, clean) <= state["eps"]
+        return keep_worst(state, x, logits, inside) | {"iterate": ahead.clamp(0, 1)}
+
+
+def way_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
+    """The shortest way, in the threat's norm, from points in the box to the plane normal . z = offset inside the box.
+
+    Every pixel goes the same way along the normal, until it meets the box; where the plane does not meet the box, all do.
+    """
+    excess = (normal * points).sum((1, 2, 3)) - offset
+    downhill = -normal.sign() * column(excess.sign(), points)
+    room = torch.where(downhill > 0, 1 - points, points)
+    pace, slope, goal = threat.pace(normal), normal.abs(), excess.abs()
+    time = torch.zeros_like(goal)
+    for _ in range(NEWTON_STEPS):
+        moved = column(time, points) * pace
+        free = moved < room
+        gained = (slope * torch.minimum(moved, room)).sum((1, 2, 3))
+        speed = (slope * pace * free).sum((1, 2, 3))
+        time = torch.where(speed > 0, time + (goal - gained) / speed, time)
+    return downhill * torch.minimum(column(time, points) * pace, room)
+
+
+def _length(threat: Threat, way: Tensor) -> Tensor:
+    return threat.distance(way, torch.zeros_like(way)).clamp_min(1e-8)

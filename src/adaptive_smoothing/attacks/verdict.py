@@ -1,0 +1,52 @@
+"""Whether an image fools a model: read in full precision from the model itself, inside the ball and the box."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.models.contract import check_images, check_logits
+from adaptive_smoothing.threat import Threat
+
+# A pixel of 1 moved by eps and back is off by a rounding error of float32.
+ROUNDING = 1e-6
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Verdicts are given in fp32; attacks may use faster arithmetic and can only lose by it."""
+    cudnn: Any = torch.backends.cudnn  # its parts are not in torch's type stubs
+    settings = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
+def verdict_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """The logits a verdict is read from: full precision, checked to be numbers, of images that are images."""
+    check_images(images)
+    with torch.no_grad(), full_precision(), torch.autocast(images.device.type, enabled=False):
+        logits = model(images)
+    check_logits(logits, images)
+    return logits
+
+
+def verdict_margin(model: nn.Module, adversarial: Tensor, images: Tensor, labels: Tensor, threat: Threat) -> Tensor:
+    """By how much each image fools the model; an image outside the ball is an error of the attack, and fools nobody."""
+    if adversarial.isnan().any():
+        raise ValueError(
+            "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
+        )
+    margin = logit_margin(verdict_logits(model, adversarial), labels)
+    inside = threat.distance(adversarial, images) <= torch.as_tensor(threat.eps, device=images.device) + ROUNDING
+    return margin.where(inside, -torch.inf)
