@@ -1,8 +1,8 @@
 """The model as attacks call it: the same function in the fastest arithmetic of the device.
 
 Nothing here is trusted: an attack that succeeds is judged again on the model itself. On CUDA the network runs in
-bfloat16, channels last, compiled where asked. On ARM CPUs its convolutions run by Winograd's algorithm, and the gradient of a
-convolution as a convolution with the weights turned around, twice as fast as torch's own there.
+bfloat16, channels last, compiled where asked. On ARM CPUs its convolutions run by Winograd's algorithm, and the
+gradient of a convolution as a convolution with the weights turned around, twice as fast as torch's own there.
 """
 
 from __future__ import annotations

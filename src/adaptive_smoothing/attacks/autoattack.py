@@ -1,4 +1,4 @@
-"""AutoAttack (Croce and Hein 2020) with the reference's budgets, and a cascade that reaches its verdicts with far less."""
+"""AutoAttack (Croce and Hein 2020) with the reference's budgets, and a cascade that reaches its verdicts with less."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TARGETS = 9
 def AutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """APGD on cross-entropy, 100 steps; APGD on the targeted DLR loss, 9 x 100; FAB, 9 x 100; Square, 5,000 queries."""
     stages = (
-        Stage("apgd-ce", APGD(threat, objective=cross_entropy, seed=seed)),
-        Stage("apgd-t", APGD(threat, objective=targeted_dlr, target_classes=TARGETS, seed=seed)),
+        Stage("apgd-ce", APGD(threat, climb=cross_entropy, seed=seed)),
+        Stage("apgd-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, seed=seed)),
         *boundary_and_square(threat, seed),
     )
     return Cascade("standard", threat, stages)
@@ -26,11 +26,13 @@ def AutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
 
 def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """Short attacks on the margin, targeted ones from diverse starts, APGD on the likeliest targets, and an audit."""
-    diverse = DiversifiedPGD(threat, steps=20, loss=targeted_margin_loss, target_classes=TARGETS, diversify=2, seed=seed)
+    diverse = DiversifiedPGD(
+        threat, steps=20, loss=targeted_margin_loss, target_classes=TARGETS, diversify=2, seed=seed
+    )
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, loss=margin_loss, seed=seed)),
         Stage("diverse-pgd", diverse),
-        Stage("apgd-t", APGD(threat, steps=50, objective=targeted_dlr, target_classes=2, seed=seed)),
+        Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
     )
     return Cascade("fast", threat, stages, audit=boundary_and_square(threat, seed))
 

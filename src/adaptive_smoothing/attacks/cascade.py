@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine import Engine, Outcome, Shot
+from adaptive_smoothing.attacks.engine import Engine, Outcome, Shot, Watch
+from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack
-from adaptive_smoothing.attacks.verdict import verdict_logits, verdict_margin
+from adaptive_smoothing.attacks.verdict import verdict
 from adaptive_smoothing.threat import Threat
 
 # What attack libraries have: an attack on a model's images and labels that returns other images.
@@ -25,6 +26,14 @@ class Stage:
     name: str
     attack: StepAttack | PlainAttack
     source: View | None = None
+
+    @property
+    def cost(self) -> float:
+        """Roughly, in forward passes an image that stands: for estimates of the time left."""
+        if not isinstance(self.attack, StepAttack):
+            return 3.0 * getattr(self.attack, "steps", 20)
+        attempts = max(1, getattr(self.attack, "target_classes", 1)) * getattr(self.attack, "restarts", 1)
+        return attempts * self.attack.evaluations * (1 if isinstance(self.attack, Square) else 3)
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,9 @@ class Standing:
         self.queries[which] += outcome.queries
 
 
-def run_stage(engine: Engine, number: int, stage: Stage, shot: Shot, standing: Standing) -> None:
+def run_stage(
+    engine: Engine, number: int, stage: Stage, shot: Shot, standing: Standing, watch: Watch | None = None
+) -> None:
     """Attack what stands, and note what became of it."""
     which = standing.left()
     if not len(which):
@@ -77,7 +88,7 @@ def run_stage(engine: Engine, number: int, stage: Stage, shot: Shot, standing: S
     source = None if stage.source is None else stage.source(engine.model)
     part = shot.take(which)
     if isinstance(stage.attack, StepAttack):
-        outcome = engine.run(stage.name, stage.attack, part, source=source)
+        outcome = engine.run(stage.name, stage.attack, part, source=source, watch=watch)
     else:
         outcome = plain_outcome(engine, stage.attack, part, source)
     standing.add(number, which, outcome)
@@ -87,11 +98,5 @@ def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Mo
     """An attack that is no engine's: called batch by batch, judged like any other."""
     parts = [shot.take(rows) for rows in torch.arange(len(shot), device=shot.labels.device).split(engine.size)]
     worst = torch.cat([attack(source or engine.model, part.images, part.labels) for part in parts])
-    margin = verdict_margin(engine.model, worst, shot.images, shot.labels, shot.threat)
+    margin, _ = verdict(engine.model, worst, shot.images, shot.labels, shot.threat)
     return Outcome(margin > 0, worst, margin, torch.zeros_like(shot.labels))
-
-
-def final_margin(engine: Engine, shot: Shot, standing: Standing) -> Tensor:
-    """Margins in full precision of the worst versions; what turns out to be misclassified has fallen after all."""
-    margin = verdict_margin(engine.model, standing.worst, shot.images, shot.labels, shot.threat)
-    return torch.where(margin.isinf(), standing.margin, margin)

@@ -6,15 +6,23 @@ says something else, and then the margin, with steps that shrink to nothing.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.losses import Loss, margin_loss
-from adaptive_smoothing.attacks.steps import State, StepAttack, Victim, column, keep_worst, most_likely_targets
+from adaptive_smoothing.attacks.objectives import Objective
+from adaptive_smoothing.attacks.steps import (
+    Answer,
+    State,
+    StepAttack,
+    column,
+    keep_worst,
+    random_start,
+    targets_with_restarts,
+)
 from adaptive_smoothing.noise import fold, uniform
 from adaptive_smoothing.threat import Threat
 
@@ -37,45 +45,43 @@ class DiversifiedPGD(StepAttack):
     diversify: int = 0
     first_step: float = 2.0
     seed: int = 0
-    sizes: tuple[float, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        climbing = [self.first_step * (1 + math.cos(math.pi * step / self.steps)) / 2 for step in range(self.steps)]
-        object.__setattr__(self, "sizes", (*[1.0] * self.diversify, *climbing, 0.0))
 
     @property
     def evaluations(self) -> int:
         return self.diversify + self.steps + 1
 
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
-        classes = most_likely_targets(logits, labels, self.target_classes) if self.target_classes else labels[:, None]
-        return classes.repeat(1, self.restarts)
+        return targets_with_restarts(logits, labels, self.target_classes, self.restarts)
 
-    def begin(self, state: State, classes: int) -> State:
-        clean, threat = state["clean"], self.threat.with_eps(state["eps"])
-        noise = uniform(state["key"], clean[0].numel()).view_as(clean)
-        start = threat.project(clean + threat.on_the_surface(noise), clean)
-        direction = 2 * uniform(fold(state["key"], 1), classes) - 1
-        return {"iterate": start, "previous": start.clone(), "direction": direction}
-
-    def step(self, victim: Victim, state: State) -> State:
-        clean, x, threat = state["clean"], state["iterate"], self.threat.with_eps(state["eps"])
-        _, gradient, logits = victim.climb(self._objective(state), x, state)
-        size = _table(self.sizes, x.device)[state["step"].clamp(max=len(self.sizes) - 1)] * state["eps"]
-        ahead = threat.project(x + column(size, x) * threat.steepest(gradient), clean)
-        kept = column(torch.where(state["step"] <= self.diversify, 0.0, MOMENTUM), x)
-        following = threat.project(x + (1 - kept) * (ahead - x) + kept * (x - state["previous"]), clean)
-        return keep_worst(state, x, logits) | {"iterate": following, "previous": x}
-
-    def _objective(self, state: State):  # type: ignore[no-untyped-def]
-        def objective(model, images, labels, targets):  # type: ignore[no-untyped-def]
+    def objective(self, state: State) -> Objective:
+        def climb(
+            model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor
+        ) -> tuple[Tensor, Tensor]:
             logits = model(images)
             diverse = (logits.float() * state["direction"]).sum(1)
             return torch.where(state["step"] < self.diversify, diverse, self.loss(logits, labels, targets)), logits
 
-        return objective
+        return climb
 
+    def begin(self, state: State, classes: int) -> State:
+        start = random_start(self.threat, state)
+        direction = 2 * uniform(fold(state["key"], 1), classes) - 1
+        return {"iterate": start, "previous": start.clone(), "direction": direction}
 
-@lru_cache
-def _table(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, device=device)
+    def query(self, state: State) -> Tensor:
+        return state["iterate"]
+
+    def update(self, state: State, images: Tensor, answer: Answer) -> State:
+        assert answer.gradient is not None
+        clean, threat = state["clean"], self.threat.with_eps(state["eps"])
+        size = column(self._step_size(state["step"]) * state["eps"], images)
+        ahead = threat.project(images + size * threat.steepest(answer.gradient), clean)
+        kept = column(torch.where(state["step"] <= self.diversify, 0.0, MOMENTUM), images)
+        following = images + (1 - kept) * (ahead - images) + kept * (images - state["previous"])
+        moved = {"iterate": threat.project(following, clean), "previous": images}
+        return keep_worst(state, images, answer.logits) | moved
+
+    def _step_size(self, step: Tensor) -> Tensor:
+        """In units of eps: whole steps first, then half a cosine from `first_step` down to nothing."""
+        gone = ((step - self.diversify) / self.steps).clamp(0, 1)
+        return torch.where(step < self.diversify, 1.0, self.first_step * (1 + torch.cos(torch.pi * gone)) / 2)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
 from adaptive_smoothing.attacks.steps import State, StepAttack, Victim
-from adaptive_smoothing.attacks.verdict import verdict_logits, verdict_margin
+from adaptive_smoothing.attacks.verdict import verdict
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.threat import Threat
 
@@ -25,6 +25,10 @@ from adaptive_smoothing.threat import Threat
 BATCH = {"cuda": 2048, "cpu": 32}
 # Sizes a batch can have on a GPU, where each has to be recorded once: a third apart.
 SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
+
+
+# Told the share of the work that is done, and how many images have fallen.
+Watch = Callable[[float, int], None]
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ class Passes:
     forward: int = 0
     backward: int = 0
 
-    def add(self, attack: StepAttack, rows: int) -> None:
-        self.forward += rows * attack.forwards
-        self.backward += rows * attack.backwards
+    def add(self, images: int, gradient: bool) -> None:
+        self.forward += images
+        self.backward += images * gradient
 
 
 @dataclass
@@ -93,11 +97,11 @@ class Engine:
         shot: Shot,
         *,
         source: nn.Module | None = None,
-        watch: Callable[[int, int], None] | None = None,
+        watch: Watch | None = None,
     ) -> Outcome:
         """Attack every image of `shot`; `name` is what the random numbers are keyed by.
 
-        `watch` is told after each look how many images have fallen so far, and the share of the work that is done in percent.
+        `watch` is told now and then the share of the work that is done, and how many images have fallen.
         """
         while True:
             try:
@@ -121,13 +125,13 @@ class Engine:
     def batch(self, name: str, attack: StepAttack, source: nn.Module | None, state: State) -> _Batch:
         """A batch that starts from `state`, with the graph of an earlier one of its size where there is one."""
         key = (name, len(state["label"]))
-        if self.device.type != "cuda":
-            return _Batch(attack, self.victim(source), state)
         if key in self._recorded:
             self._recorded[key].load(state)
-        else:
-            self._recorded[key] = _Batch(attack, self.victim(source), state)
-        return self._recorded[key]
+            return self._recorded[key]
+        batch = _Batch(attack, self.victim(source), state, compiled=self.compiled)
+        if batch.cuda:
+            self._recorded[key] = batch
+        return batch
 
     def rows(self, jobs: int) -> int:
         """How many rows a batch for so many jobs has: on a GPU one of a few sizes."""
@@ -139,8 +143,15 @@ class Engine:
 class _Batch:
     """Rows that step together; on CUDA one recorded graph a step, which costs the host nothing."""
 
-    def __init__(self, attack: StepAttack, victim: Victim, state: State) -> None:
-        self.attack, self.victim, self.state = attack, victim, state
+    def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool = False) -> None:
+        self.victim, self.state = victim, state
+        self.cuda = state["label"].is_cuda
+        self.attack = attack.for_rows(len(state["label"])) if self.cuda else attack
+        self.query, self.update = (
+            torch.compile(part, dynamic=True) if compiled else part for part in (self.attack.query, self.attack.update)
+        )
+        self.lookahead = getattr(self.attack, "lookahead", 1)
+        self.gradient = self.attack.objective(state) is not None
         self.graph: Any = None
 
     def load(self, state: State) -> None:
@@ -152,7 +163,7 @@ class _Batch:
             self.state[name][rows] = value
 
     def advance(self, steps: int) -> None:
-        if self.state["label"].is_cuda and self.graph is None:
+        if self.cuda and self.graph is None:
             self._record()
         for _ in range(steps):
             if self.graph is not None:
@@ -161,7 +172,9 @@ class _Batch:
                 self.state |= self._stepped(self.state)
 
     def _stepped(self, state: State) -> State:
-        return self.attack.step(self.victim, state) | {"step": state["step"] + 1}
+        images = self.query(state)
+        answer = self.victim.answer(self.attack.objective(state), images, state)
+        return {"step": state["step"] + 1} | self.update(state, images, answer)
 
     def _record(self) -> None:
         """Warm up on a copy, as the recording itself computes nothing."""
@@ -186,12 +199,13 @@ class _Run:
         attack: StepAttack,
         shot: Shot,
         source: nn.Module | None,
-        watch: Callable[[int, int], None] | None,
+        watch: Watch | None,
     ) -> None:
         self.engine, self.name, self.attack, self.shot, self.source = engine, name, attack, shot, source
-        self.watch = watch or (lambda fallen, percent: None)
+        self.watch = watch or (lambda share, fallen: None)
         self.targets = attack.targets(shot.logits, shot.labels)
         self.images, self.attempts = self.targets.shape
+        self.taken = 0
         self.winner = np.full(self.images, self.attempts)
         self.spent = np.full(self.images, self.attempts * attack.evaluations)
         self.outcome = Outcome(
@@ -205,21 +219,18 @@ class _Run:
         waiting = iter(range(self.images * self.attempts))
         jobs = self._next(waiting, self.engine.rows(self.images * self.attempts))
         batch = self._batch(jobs)
-        job, done = self._padded(jobs, batch), np.zeros(len(batch.state["label"]), int)
-        checked = np.zeros(len(job))
+        job = self._padded(jobs, batch)
         while (job >= 0).any():
             batch.advance(self.attack.look_every)
-            self.engine.passes.add(self.attack, len(job) * self.attack.look_every)
-            done += self.attack.look_every
-            free = self._look(batch.state, job, done, checked)
-            job[free] = -1
+            self.engine.passes.add(len(job) * self.attack.look_every * batch.lookahead, batch.gradient)
+            job[self._look(batch.state, job)] = -1
             idle = np.flatnonzero(job < 0)
             if new := self._next(waiting, len(idle)):
                 rows = idle[: len(new)]
                 batch.put(self._on_device(rows), self._begin(np.array(new)))
-                job[rows], done[rows], checked[rows] = new, 0, 0
-            batch, job, done, checked = self._shrunk(batch, job, done, checked)
-        self.outcome.queries = self._on_device(self.spent) * self.attack.forwards
+                job[rows] = new
+            batch, job = self._shrunk(batch, job)
+        self.outcome.queries = self._on_device(self.spent)
         return self.outcome
 
     # --- jobs -------------------------------------------------------------------------------------
@@ -228,9 +239,15 @@ class _Run:
         """Up to `count` jobs on images that no earlier attempt has fooled."""
         found: list[int] = []
         while len(found) < count and (job := next(waiting, None)) is not None:
+            self.taken = job + 1
             if job // self.images < self.winner[job % self.images]:
                 found.append(job)
         return found
+
+    def _share(self, running: np.ndarray, step: np.ndarray) -> float:
+        """How much of the work is done, given up jobs included."""
+        to_come = len(running) - np.minimum(step / self.attack.evaluations, 1).sum()
+        return float((self.taken - to_come) / (self.images * self.attempts))
 
     def _begin(self, jobs: np.ndarray) -> State:
         number, image = (self._on_device(part) for part in divmod(jobs, self.images))
@@ -245,6 +262,7 @@ class _Run:
             "step": torch.zeros_like(number),
             "worst": shot.images.clone(),
             "margin": torch.full_like(shot.eps, -torch.inf),
+            "bar": torch.zeros_like(shot.eps),
         }
         return state | self.attack.begin(state, self.shot.logits.shape[1])
 
@@ -260,62 +278,52 @@ class _Run:
         job[: len(jobs)] = jobs
         return job
 
-    def _shrunk(
-        self, batch: _Batch, job: np.ndarray, done: np.ndarray, checked: np.ndarray
-    ) -> tuple[_Batch, np.ndarray, np.ndarray, np.ndarray]:
+    def _shrunk(self, batch: _Batch, job: np.ndarray) -> tuple[_Batch, np.ndarray]:
         """A smaller batch, once so many rows are idle that it pays."""
         running = np.flatnonzero(job >= 0)
         rows = self.engine.rows(len(running))
         if not len(running) or rows == len(job):
-            return batch, job, done, checked
+            return batch, job
         kept = np.concatenate([running, np.repeat(running[:1], rows - len(running))])
         which = self._on_device(kept)
         state = {name: value[which] for name, value in batch.state.items()}
-        job = job[kept].copy()
+        job = job[kept]
         job[len(running) :] = -1
-        return (
-            self.engine.batch(self.name, self.attack, self.source, state),
-            job,
-            done[kept].copy(),
-            checked[kept].copy(),
-        )
+        return self.engine.batch(self.name, self.attack, self.source, state), job
 
     # --- results ----------------------------------------------------------------------------------
 
-    def _look(self, state: State, job: np.ndarray, done: np.ndarray, checked: np.ndarray) -> np.ndarray:
+    def _look(self, state: State, job: np.ndarray) -> np.ndarray:
         """Judge what seems to have fooled the model, keep the worst of what is finished; says which rows are free."""
-        margin = state["margin"].cpu().numpy()
+        margin, bar, step = torch.stack([state["margin"], state["bar"], state["step"].float()]).cpu().numpy()
         running = job >= 0
-        promising = np.flatnonzero(running & (margin > checked))
+        promising = np.flatnonzero(running & (margin > bar))
         if len(promising):
-            self._judge(state, promising, job, done)
-            checked[promising] = margin[promising]
+            self._judge(state, promising, job, step)
         number, image = np.divmod(job, self.images)
         over = running & (number >= self.winner[image])
-        finished = running & ~over & (done >= self.attack.evaluations)
+        finished = running & ~over & (step >= self.attack.evaluations)
         self._keep(state, np.flatnonzero(finished), image, margin)
-        fallen = int((self.winner < self.attempts).sum())
-        self.watch(fallen, 0)
+        self.watch(self._share(job[running], step[running]), int((self.winner < self.attempts).sum()))
         return over | finished
 
-    def _judge(self, state: State, rows: np.ndarray, job: np.ndarray, done: np.ndarray) -> None:
+    def _judge(self, state: State, rows: np.ndarray, job: np.ndarray, step: np.ndarray) -> None:
+        """In full precision, on the model itself. A success that is refused raises the bar for the next one."""
         which = self._on_device(rows)
         threat = self.shot.threat.with_eps(state["eps"][which])
         clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
-        margin = verdict_margin(self.engine.model, worst, clean, state["label"][which], threat)
-        self.engine.passes.forward += len(rows)
+        margin, _ = verdict(self.engine.model, worst, clean, state["label"][which], threat)
+        state["bar"][which] = state["margin"][which]
+        self.engine.passes.add(len(rows), gradient=False)
         won = (margin > 0).cpu().numpy()
         number, image = np.divmod(job[rows], self.images)
         order = np.flatnonzero(won)[np.argsort(number[won], kind="stable")]
         _, first = np.unique(image[order], return_index=True)
         new = order[first]
         new = new[number[new] < self.winner[image[new]]]
-        if not len(new):
-            return
         self.winner[image[new]] = number[new]
-        self.spent[image[new]] = number[new] * self.attack.evaluations + np.minimum(
-            done[rows[new]], self.attack.evaluations
-        )
+        made = np.minimum(step[rows[new]], self.attack.evaluations)
+        self.spent[image[new]] = number[new] * self.attack.evaluations + made.astype(int)
         at, source = self._on_device(image[new]), self._on_device(new)
         self.outcome.fooled[at] = True
         self.outcome.worst[at], self.outcome.margin[at] = worst[source], margin[source]
@@ -335,8 +343,3 @@ class _Run:
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         return torch.as_tensor(numbers, dtype=torch.int64).to(self.shot.images.device)
-
-
-def shot_at(model: nn.Module, images: Tensor, labels: Tensor, index: Tensor, threat: Threat) -> Shot:
-    """Images as an attack meets them, with the model's logits in full precision."""
-    return Shot(images, labels, index, verdict_logits(model, images), threat)

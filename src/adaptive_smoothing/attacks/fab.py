@@ -1,9 +1,9 @@
-"""The targeted fast adaptive boundary attack (Croce and Hein 2020): the nearest point where the target overtakes the label.
+"""The targeted fast adaptive boundary attack, FAB-T (Croce and Hein 2020): the nearest point where the target wins.
 
-Each step takes the boundary between the two classes for a plane, goes to the plane and a little beyond, drawn back towards
-the clean image. A misclassified iterate is kept when it is nearer than any before, and the next step starts from a point
-on the way back. The plane is that of the iterate itself, whose prediction has to be known anyway: one pass a
-step, where the reference makes another pass on the way back.
+Each step takes the boundary between the two classes for a plane, goes to the plane and a little beyond, drawn back
+towards the clean image. After a misclassified iterate the next step starts from a point on the way back. The plane is
+that of the iterate itself, whose prediction has to be known anyway: one pass a step, where the reference makes
+another one on the way back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.attacks.objectives import targeted_margin
-from adaptive_smoothing.attacks.steps import State, StepAttack, Victim, choose, column, keep_worst, most_likely_targets
+from adaptive_smoothing.attacks.objectives import Objective, targeted_margin
+from adaptive_smoothing.attacks.steps import Answer, State, StepAttack, choose, column, keep_worst, most_likely_targets
 from adaptive_smoothing.threat import Threat
 
 # The weight of the clean image at most, how far beyond the plane, and how far back (the reference's numbers).
@@ -40,28 +40,35 @@ class FAB(StepAttack):
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         return most_likely_targets(logits, labels, self.target_classes)
 
+    def objective(self, state: State) -> Objective:
+        return targeted_margin
+
     def begin(self, state: State, classes: int) -> State:
         return {"iterate": state["clean"].clone()}
 
-    def step(self, victim: Victim, state: State) -> State:
-        clean, x, threat = state["clean"], state["iterate"], self.threat.with_eps(state["eps"])
-        lead, gradient, logits = victim.climb(targeted_margin, x, state)
+    def query(self, state: State) -> Tensor:
+        return state["iterate"]
+
+    def update(self, state: State, images: Tensor, answer: Answer) -> State:
+        logits, lead, gradient = answer
+        assert lead is not None and gradient is not None
+        clean, threat = state["clean"], self.threat.with_eps(state["eps"])
         fooled = logit_margin(logits, state["label"]) > 0
-        here = choose(fooled, clean + BACK * (x - clean), x)
-        offset = (gradient * x).sum((1, 2, 3)) - lead
+        here = choose(fooled, clean + BACK * (images - clean), images)
+        offset = (gradient * images).sum((1, 2, 3)) - lead
         to_plane = way_to_plane(threat, here, gradient, offset)
         from_clean = way_to_plane(threat, clean, gradient, offset)
         near, far = (_length(threat, way) for way in (to_plane, from_clean))
-        weight = column((near / (near + far)).clamp(max=TOWARDS_CLEAN), x)
+        weight = column((near / (near + far)).clamp(max=TOWARDS_CLEAN), images)
         ahead = (here + BEYOND * to_plane) * (1 - weight) + (clean + BEYOND * from_clean) * weight
-        inside = threat.distance(x, clean) <= state["eps"]
-        return keep_worst(state, x, logits, inside) | {"iterate": ahead.clamp(0, 1)}
+        inside = threat.distance(images, clean) <= state["eps"]
+        return keep_worst(state, images, logits, inside) | {"iterate": ahead.clamp(0, 1)}
 
 
 def way_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
     """The shortest way, in the threat's norm, from points in the box to the plane normal . z = offset inside the box.
 
-    Every pixel goes the same way along the normal, until it meets the box; where the plane does not meet the box, all do.
+    Every pixel moves at its pace until it meets the box; where the plane does not meet the box, all of them do.
     """
     excess = (normal * points).sum((1, 2, 3)) - offset
     downhill = -normal.sign() * column(excess.sign(), points)

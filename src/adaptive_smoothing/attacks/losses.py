@@ -45,7 +45,7 @@ def targeted_margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None)
 
 
 def dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
-    """Difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3, so that the logits' scale is nothing.
+    """Difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3, so that scale is nothing.
 
     Below four classes, where there is little to divide by, it is the margin.
     """

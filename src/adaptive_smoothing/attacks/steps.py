@@ -8,9 +8,11 @@ with one row a job, among them
     key                   what its random numbers are drawn from: seed, attack, image and number of the job
     step                  how many steps it has made
     worst, margin         the worst iterate so far inside the ball, and its margin (positive: misclassified)
+    bar                   the margin above which it may have succeeded: zero, or that of a success that was refused
 
-and whatever the attack keeps for itself. Rows know nothing of each other and of when they began, so a job ends the
-same in any batch. A step returns the tensors it changed, looks at no value and makes no choice on the host.
+and whatever the attack keeps for itself. A step asks the model about one image (`query`) and learns from the answer
+(`update`). Rows know nothing of each other and of when they began, so a job ends the same in any batch. Neither
+function looks at a value or makes a choice on the host, so both can be compiled and recorded.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import Objective
+from adaptive_smoothing.noise import uniform
 from adaptive_smoothing.threat import Threat
 
 State = dict[str, Tensor]
@@ -33,27 +36,12 @@ State = dict[str, Tensor]
 LOOK = 17
 
 
-@dataclass(frozen=True)
-class Victim:
-    """The model under attack, and where gradients come from: the model itself, or another that it is transferred from."""
+class Answer(NamedTuple):
+    """What the model says of the images of a step: logits, and where they were asked for the loss and its gradient."""
 
-    model: Callable[[Tensor], Tensor]
-    source: Any = None
-
-    def climb(self, objective: Objective, images: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, its gradient, and the logits of the model under attack, from one pass of each network."""
-        with torch.enable_grad():
-            images = images.detach().requires_grad_()
-            source = self.model if self.source is None else self.source
-            loss, logits = objective(source, images, state["label"], state.get("target"))
-            (gradient,) = torch.autograd.grad(loss.sum(), images)
-        if self.source is not None:
-            logits = self.predict(images)
-        return loss.detach(), gradient, logits.detach()
-
-    def predict(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.model(images.detach())
+    logits: Tensor
+    loss: Tensor | None = None
+    gradient: Tensor | None = None
 
 
 class StepAttack(ABC):
@@ -61,9 +49,6 @@ class StepAttack(ABC):
 
     threat: Threat
     seed: int
-    # Forward and backward passes of a step.
-    forwards: int = 1
-    backwards: int = 1
 
     @property
     @abstractmethod
@@ -80,19 +65,68 @@ class StepAttack(ABC):
         """[images, jobs]: the target of each job, or the label where there is none; in the order they are tried."""
         return labels[:, None]
 
-    @abstractmethod
+    def for_rows(self, rows: int) -> StepAttack:
+        """The same attack, arranged for a batch of so many rows on a GPU."""
+        return self
+
+    def objective(self, state: State) -> Objective | None:
+        """What to climb; None for an attack that asks for no gradient."""
+        return None
+
     def begin(self, state: State, classes: int) -> State:
         """What the attack keeps for itself, before the first step."""
+        return {}
 
     @abstractmethod
-    def step(self, victim: Victim, state: State) -> State:
-        """The tensors that a step changes."""
+    def query(self, state: State) -> Tensor:
+        """The image each row asks about next."""
+
+    @abstractmethod
+    def update(self, state: State, images: Tensor, answer: Answer) -> State:
+        """The tensors that change with the answer."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """The model under attack, and where gradients come from: the model itself, or one whose attack is transferred."""
+
+    model: Callable[[Tensor], Tensor]
+    source: Any = None
+
+    def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
+        """One pass of each network."""
+        if objective is None:
+            return Answer(self.predict(images))
+        with torch.enable_grad():
+            images = images.detach().requires_grad_()
+            source = self.model if self.source is None else self.source
+            loss, logits = objective(source, images, state["label"], state["target"])
+            (gradient,) = torch.autograd.grad(loss.sum(), images)
+        logits = logits.detach() if self.source is None else self.predict(images)
+        return Answer(logits, loss.detach(), gradient)
+
+    def predict(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.model(images.detach())
 
 
 def most_likely_targets(logits: Tensor, labels: Tensor, count: int) -> Tensor:
     """[images, at most count]: the wrong classes, the most likely first."""
     wrong = logits.float().scatter(1, labels[:, None], -torch.inf)
     return wrong.topk(min(count, logits.shape[1] - 1)).indices
+
+
+def targets_with_restarts(logits: Tensor, labels: Tensor, classes: int, restarts: int) -> Tensor:
+    """All targets once, then all of them again; one job without a target where there are to be none."""
+    once = most_likely_targets(logits, labels, classes) if classes else labels[:, None]
+    return once.repeat(1, restarts)
+
+
+def random_start(threat: Threat, state: State) -> Tensor:
+    """A random point on the surface of the ball, inside the box."""
+    clean, threat = state["clean"], threat.with_eps(state["eps"])
+    noise = uniform(state["key"], clean[0].numel()).view_as(clean)
+    return threat.project(clean + threat.on_the_surface(noise), clean)
 
 
 def keep_worst(state: State, images: Tensor, logits: Tensor, inside: Tensor | None = None) -> State:
@@ -110,7 +144,7 @@ def keep_worst(state: State, images: Tensor, logits: Tensor, inside: Tensor | No
 
 def choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """`torch.where` image by image."""
-    return torch.where(which.view(-1, *[1] * (yes.dim() - 1)), yes, no)
+    return torch.where(column(which, yes), yes, no)
 
 
 def column(values: Tensor, images: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from adaptive_smoothing.threat import Threat
 
 # A pixel of 1 moved by eps and back is off by a rounding error of float32.
 ROUNDING = 1e-6
+# Images in one pass of full precision.
+CHUNK = 512
 
 
 @contextmanager
@@ -41,12 +43,14 @@ def verdict_logits(model: nn.Module, images: Tensor) -> Tensor:
     return logits
 
 
-def verdict_margin(model: nn.Module, adversarial: Tensor, images: Tensor, labels: Tensor, threat: Threat) -> Tensor:
-    """By how much each image fools the model; an image outside the ball is an error of the attack, and fools nobody."""
+def verdict(
+    model: nn.Module, adversarial: Tensor, images: Tensor, labels: Tensor, threat: Threat
+) -> tuple[Tensor, Tensor]:
+    """By how much each image fools the model, and its logits. An image outside the ball fools nobody: -inf."""
     if adversarial.isnan().any():
         raise ValueError(
             "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
         )
-    margin = logit_margin(verdict_logits(model, adversarial), labels)
+    logits = torch.cat([verdict_logits(model, part) for part in adversarial.split(CHUNK)])
     inside = threat.distance(adversarial, images) <= torch.as_tensor(threat.eps, device=images.device) + ROUNDING
-    return margin.where(inside, -torch.inf)
+    return logit_margin(logits, labels).where(inside, -torch.inf), logits

@@ -1,0 +1,109 @@
+"""A run that survives: finished work as files that are whole or absent, bound to what they are about.
+
+Each entry is one file, its sha256 first, then compressed columns. An entry that does not match its sum is not there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from adaptive_smoothing.results import atomic, read_json, write_json
+
+BINDING = "binding.json"
+SUM = 32
+
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Entries by name in a folder; None for the folder keeps nothing."""
+
+    folder: Path | None = None
+
+    def bind(self, facts: Mapping[str, Any]) -> None:
+        """Say what the entries are about, or find out that the folder's are about something else."""
+        if self.folder is None:
+            return
+        path = self.folder / BINDING
+        if not path.is_file():
+            with _room(self.folder):
+                write_json(path, dict(facts))
+            return
+        theirs = read_json(path)
+        other = [name for name in facts if theirs.get(name) != facts[name]]
+        if other:
+            raise ValueError(
+                f"expected the journal of this run in {self.folder}, got one with another {', '.join(other)}: choose "
+                "another folder (--out), or begin again with --overwrite"
+            )
+
+    def read(self, name: str) -> Columns | None:
+        """The columns of an entry, or None where there is none."""
+        path = self._path(name)
+        if path is None or not path.is_file():
+            return None
+        content = path.read_bytes()
+        if hashlib.sha256(content[SUM:]).digest() != content[:SUM]:
+            warnings.warn(f"{path} does not match its checksum: its part of the run is done again", stacklevel=2)
+            return None
+        with np.load(io.BytesIO(content[SUM:]), allow_pickle=False) as columns:
+            return dict(columns)
+
+    def write(self, name: str, columns: Columns) -> None:
+        path = self._path(name)
+        if path is None or self.folder is None:
+            return
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **columns)  # type: ignore[arg-type]
+        content = packed.getvalue()
+        with _room(self.folder), atomic(path) as partial, partial.open("wb") as file:
+            file.write(hashlib.sha256(content).digest() + content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def clear(self) -> None:
+        """Remove the entries, for a run that is finished or begins again."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for path in [*self.folder.glob("*.entry"), *self.folder.glob("*.tmp"), self.folder / BINDING]:
+            path.unlink(missing_ok=True)
+        self.folder.rmdir()
+
+    def _path(self, name: str) -> Path | None:
+        return None if self.folder is None else self.folder / f"{name}.entry"
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            f"no room is left for {folder}: what it holds is whole; free some space and run the same command again",
+        ) from error
+
+
+def model_digest(model: nn.Module) -> str:
+    """sha256 of a model's structure and of every number in it."""
+    digest = hashlib.sha256(repr(model).encode())
+    for name, tensor in sorted(model.state_dict(keep_vars=False).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,195 @@
+"""A cascade of attacks on a whole data set: shards, the audit of what was left, one verdict at the end.
+
+Only one shard at a time is in floats or on the device. What a shard becomes does not depend on the others, so shards
+can be done by several processes, and again after a crash, with the same result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.data.batches import Batch, batches
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation import alarms
+from adaptive_smoothing.evaluation.journal import Columns, Journal, model_digest
+from adaptive_smoothing.evaluation.shards import DONE, Shard
+from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
+from adaptive_smoothing.noise import WORD, fold, keyed_seed
+from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.version import code_version
+
+# Images that go through all stages together, and are journalled together.
+SHARD = {"cuda": 1000, "cpu": 32}
+# From this many images on, the minute that compiling takes on a GPU is won back.
+WORTH_COMPILING = 5000
+# Images that the alarms are tried on.
+PROBED = 32
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is: images' worth of work, and what is known of those seen so far."""
+
+    images: int
+    finished: float
+    seen: int
+    standing: int
+    stage: str
+
+    @property
+    def robust(self) -> float | None:
+        return self.standing / self.seen if self.seen else None
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Everything that decides what an evaluation computes, and how it is spread over the machine."""
+
+    model: nn.Module
+    data: ImageData
+    cascade: Cascade
+    device: torch.device
+    journal: Journal
+    batch_size: int | None = None
+    shard_size: int | None = None
+    compiled: bool | None = None
+    with_alarms: bool = True
+
+    def run(self, devices: Sequence[str] = (), watch: Callable[[Progress], None] | None = None) -> Verdict:
+        self.journal.bind(self.binding())
+        if len(devices) > 1:
+            from adaptive_smoothing.evaluation.workers import spread
+
+            spread(self, devices, watch)
+        engine = self.engine()
+        parts = [part for _, part in self.shards(engine, watch or (lambda progress: None))]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != DONE}
+        audit = self._audit(engine, columns) if self.cascade.audit else None
+        return self._verdict(columns, audit, self._alarms(columns))
+
+    def engine(self) -> Engine:
+        compiled = self.compiled
+        if compiled is None:
+            compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
+        return Engine(self.model, self.device, self.batch_size, compiled)
+
+    def shards(
+        self, engine: Engine, watch: Callable[[Progress], None], *, every: int = 1, first: int = 0
+    ) -> Iterator[tuple[int, Columns]]:
+        """The shards in order, or every so many of them from the first on."""
+        seen = standing = done = 0
+        size = self.shard_size or SHARD.get(self.device.type, 256)
+        for number, batch in enumerate(batches(self.data, size, device=self.device)):
+            if number % every != first:
+                continue
+            count = len(batch.labels)
+
+            def tell(stage: str, share: float, images: int, left: int, before: tuple[int, ...]) -> None:
+                done, seen, standing = before
+                watch(Progress(len(self.data), done + share * images, seen + images, standing + left, stage))
+
+            before = (done, seen, standing)
+            shard = Shard(f"shard-{number:06}", batch, self.cascade.stages, self.cascade, self.journal)
+            columns = shard.run(engine, lambda *told, before=before: tell(*told, before))
+            done, seen, standing = done + count, seen + count, standing + int((columns["fooled_by"] == STANDS).sum())
+            watch(Progress(len(self.data), done, seen, standing, ""))
+            yield number, columns
+
+    def binding(self) -> dict[str, Any]:
+        return {
+            "model": model_digest(self.model),
+            "data": self.data.fingerprint(),
+            "attack": describe(self.cascade),
+            "shard size": self.shard_size or SHARD.get(self.device.type, 256),
+            "code": code_version(),
+        }
+
+    def _audit(self, engine: Engine, columns: Columns) -> Audit:
+        """Full attacks on some survivors: those that came closest, and some of the others at random."""
+        survivors = np.flatnonzero(columns["fooled_by"] == STANDS)
+        closest = survivors[np.argsort(-columns["margin"][survivors], kind="stable")][: self.cascade.audit_closest]
+        others = np.setdiff1d(survivors, closest)
+        index = torch.from_numpy(columns["index"][others])
+        chance = fold(torch.full_like(index, keyed_seed(0, "audit") & WORD), index).numpy()
+        random = others[np.argsort(chance, kind="stable")][: self.cascade.audit_random]
+        chosen = np.sort(np.concatenate([closest, random]))
+        if len(chosen):
+            self._audit_shard(engine, columns, chosen)
+        fell = columns["fooled_by"] >= len(self.cascade.stages)
+        return Audit(len(survivors), len(random), int(fell[random].sum()), len(closest), int(fell[closest].sum()))
+
+    def _audit_shard(self, engine: Engine, columns: Columns, chosen: np.ndarray) -> None:
+        data = self.data.take(chosen)
+        batch: Batch = next(iter(batches(data, len(data), device=self.device)))
+        first = len(self.cascade.stages)
+        shard = Shard("audit", batch, self.cascade.audit, self.cascade, self.journal, first_stage=first)
+        found = shard.run(engine, lambda *told: None)
+        closer = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
+        for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
+            columns[name][chosen[closer]] = found[name][closer]
+        columns["queries"][chosen] += found["queries"]
+
+    def _alarms(self, columns: Columns) -> tuple[alarms.Alarm, ...]:
+        if not self.with_alarms:
+            return ()
+        right = np.flatnonzero(columns["fooled_by"] >= STANDS)
+        probed = self.data.take(right[:PROBED].tolist()).to(self.device)
+        found = alarms.probe(self.model, probed.floats(), probed.labels, self.cascade.threat) if len(right) else []
+        found += alarms.after(self.cascade.stage_names, columns["fooled_by"][right], len(self.data))
+        return tuple(found)
+
+    def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...]) -> Verdict:
+        tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
+        return Verdict(
+            tensors["index"],
+            tensors["label"],
+            tensors["prediction"],
+            tensors["attacked_prediction"],
+            **{name: tensors[name] for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
+            stages=self.cascade.stage_names,
+            settings={"data": self.data.name, **self.binding()},
+            audit=audit,
+            alarms=found,
+        )
+
+
+def judge(
+    model: nn.Module,
+    data: ImageData,
+    cascade: Cascade,
+    *,
+    device: torch.device | str,
+    folder: Path | None = None,
+    devices: Sequence[str] = (),
+    watch: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Verdict:
+    """Run a cascade; `folder` keeps a journal from which the same call goes on after a crash."""
+    return Judging(model, data, cascade, torch.device(device), Journal(folder), **options).run(devices, watch)
+
+
+def describe(setting: Any) -> Any:
+    """A setting as plain data that says the same in every process: names of functions, not their addresses."""
+    if isinstance(setting, Threat):
+        return f"{setting.norm}:{describe(setting.eps)}"
+    if dataclasses.is_dataclass(setting):
+        fields = {part.name: describe(getattr(setting, part.name)) for part in dataclasses.fields(setting)}
+        return {"": type(setting).__name__, **fields}
+    if isinstance(setting, Tensor):
+        return hashlib.sha256(setting.detach().cpu().numpy().tobytes()).hexdigest()
+    if isinstance(setting, tuple | list):
+        return [describe(part) for part in setting]
+    if callable(setting):
+        return getattr(setting, "__qualname__", type(setting).__name__)
+    return setting

@@ -1,0 +1,103 @@
+"""One shard of a data set through all stages of a cascade, resumable after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
+from adaptive_smoothing.attacks.engine import Engine, Shot
+from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.attacks.verdict import CHUNK, verdict, verdict_logits
+from adaptive_smoothing.data.batches import Batch
+from adaptive_smoothing.evaluation.journal import Columns, Journal
+from adaptive_smoothing.evaluation.verdict import STANDS, WRONG, top_gap
+
+DONE = "done"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Images on their way through a cascade, and where their progress is kept."""
+
+    name: str
+    batch: Batch
+    stages: tuple[Stage, ...]
+    cascade: Cascade
+    journal: Journal
+    first_stage: int = 0
+
+    def run(self, engine: Engine, watch: Callable[[str, float, int, int], None]) -> Columns:
+        """The columns of the shard; `watch(stage, share of the work done, images seen, images standing)`."""
+        saved = self.journal.read(self.name)
+        if saved is not None and saved[DONE] >= len(self.stages):
+            return saved
+        logits = predict(engine, self.batch.images)
+        right = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
+        shot = Shot(*self.batch, logits, self.cascade.threat).take(right)
+        standing = Standing.before(shot)
+        done = self._restore(standing, saved)
+        total = sum(stage.cost for stage in self.stages)
+        for number in range(done, len(self.stages)):
+            stage = self.stages[number]
+            before = sum(earlier.cost for earlier in self.stages[:number])
+
+            def tell(share: float, fallen: int, stage: Stage = stage, before: float = before) -> None:
+                left = len(standing.left()) - fallen
+                watch(stage.name, (before + share * stage.cost) / total, len(self.batch.labels), left)
+
+            run_stage(engine, self.first_stage + number, stage, shot, standing, tell)
+            if number + 1 < len(self.stages):
+                self.journal.write(self.name, _partial(standing, number + 1))
+        columns = self._columns(engine, logits, right, shot, standing)
+        self.journal.write(self.name, columns)
+        return columns
+
+    def _restore(self, standing: Standing, saved: Columns | None) -> int:
+        if saved is None:
+            return 0
+        for name in ("fooled_by", "worst", "margin", "queries"):
+            getattr(standing, name).copy_(torch.from_numpy(saved[name]))
+        return int(saved[DONE])
+
+    def _columns(self, engine: Engine, logits: Tensor, right: Tensor, shot: Shot, standing: Standing) -> Columns:
+        """Every image of the shard, with the worst version judged once more."""
+        margin, attacked = verdict(engine.model, standing.worst, shot.images, shot.labels, shot.threat)
+        # The worst version of an image that stood is not known to be harmless before it is looked at in full precision.
+        late = (margin > 0) & (standing.fooled_by == STANDS)
+        standing.fooled_by[late] = self.first_stage + len(self.stages) - 1
+        labels = self.batch.labels
+        fooled_by = torch.full_like(labels, WRONG)
+        fooled_by[right] = standing.fooled_by
+        queries = torch.zeros_like(labels)
+        queries[right] = standing.queries
+        everything = logits.clone()
+        everything[right] = attacked
+        kept = logit_margin(logits, labels)
+        kept[right] = margin
+        columns = {
+            "index": self.batch.index,
+            "label": labels,
+            "prediction": logits.argmax(1),
+            "attacked_prediction": everything.argmax(1),
+            "fooled_by": fooled_by,
+            "margin": kept,
+            "queries": queries,
+            "clean_gap": top_gap(logits),
+            "attacked_gap": top_gap(everything),
+        }
+        return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}
+
+
+def predict(engine: Engine, images: Tensor) -> Tensor:
+    """Logits in full precision, some images at a time."""
+    return torch.cat([verdict_logits(engine.model, part) for part in images.split(CHUNK)])
+
+
+def _partial(standing: Standing, done: int) -> Columns:
+    names = ("fooled_by", "worst", "margin", "queries")
+    return {name: getattr(standing, name).cpu().numpy() for name in names} | {DONE: np.array(done)}
