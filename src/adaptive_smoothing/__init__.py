@@ -6,11 +6,15 @@ mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.9)
 x_adv = ads.PGD(ads.Linf(8 / 255), steps=20)(mixed, x, y)
 """
 
+from adaptive_smoothing.attacks.adaptive import AdaptiveAttack, preset
+from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
 from adaptive_smoothing.data.datasets import load as load_data
-from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
+from adaptive_smoothing.evaluation.accuracy import Evaluation
+from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
+from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier, Mixture
 from adaptive_smoothing.mixing.formula import alpha_from_gamma, gamma_from_alpha
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
@@ -29,8 +33,11 @@ __version__ = VERSION
 __all__ = [
     "L2",
     "PGD",
+    "AdaptiveAttack",
+    "AutoAttack",
     "Classifier",
     "Evaluation",
+    "FastAttack",
     "FeatureTaps",
     "GradientMixedClassifier",
     "Hardmax",
@@ -44,6 +51,7 @@ __all__ = [
     "SmoothedClassifier",
     "Threat",
     "Tradeoff",
+    "Verdict",
     "__version__",
     "alpha_from_gamma",
     "evaluate",
@@ -54,6 +62,7 @@ __all__ = [
     "load_model",
     "oracle_mixture",
     "parse_threat",
+    "preset",
     "suggest_taps",
     "tradeoff",
     "tune",

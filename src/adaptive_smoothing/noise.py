@@ -6,6 +6,7 @@ own (`fold`, `uniform`), the numbers are computed from the keys on the device, w
 """
 
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ def generator(seed: int, *key: object, device: torch.device | str = "cpu") -> to
 
 def fold(keys: Tensor, value: int | Tensor) -> Tensor:
     """New 32-bit keys, as int64, from keys and something that tells them apart: an image, a job, a step."""
-    return _scramble((_scramble(keys) + value * 0x9E3779B9) & WORD)
+    # Multiplied as it is, a compiled `arange` would overflow: only the scrambled value is sure to have 64 bits.
+    return _scramble((_scramble(keys) + _scramble(value ^ 0x5BD1E995)) & WORD)
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
@@ -35,7 +37,7 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return (fold(keys[:, None], which) >> 8).float() * 2**-24
 
 
-def _scramble(word: Tensor) -> Tensor:
+def _scramble(word: Any) -> Any:
     """A bijection of 32-bit words that lets every bit reach every other (a multiply-xorshift hash)."""
     word = ((word ^ (word >> 16)) * 0x21F0AAAD) & WORD
     word = ((word ^ (word >> 15)) * 0xD35A2D97) & WORD

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine import Engine, Outcome, Shot, Watch
+from adaptive_smoothing.attacks.engine import Engine, Outcome, Shot, View, Watch
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack
 from adaptive_smoothing.attacks.verdict import verdict
@@ -16,16 +16,19 @@ from adaptive_smoothing.threat import Threat
 
 # What attack libraries have: an attack on a model's images and labels that returns other images.
 PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
-View = Callable[[nn.Module], nn.Module]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """An attack with a name; `source` says on which view of the model it is made, when not on the model itself."""
+    """An attack with a name; `source` says on which view of the model it is made, when not on the model itself.
+
+    `needs` says which models it is for.
+    """
 
     name: str
     attack: StepAttack | PlainAttack
     source: View | None = None
+    needs: Callable[[nn.Module], bool] | None = None
 
     @property
     def cost(self) -> float:
@@ -46,6 +49,11 @@ class Cascade:
     audit: tuple[Stage, ...] = ()
     audit_random: int = 48
     audit_closest: int = 16
+
+    def for_model(self, model: nn.Module) -> Cascade:
+        """Without the stages that make no sense for this model."""
+        stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
+        return replace(self, stages=stages)
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -85,12 +93,11 @@ def run_stage(
     which = standing.left()
     if not len(which):
         return
-    source = None if stage.source is None else stage.source(engine.model)
     part = shot.take(which)
     if isinstance(stage.attack, StepAttack):
-        outcome = engine.run(stage.name, stage.attack, part, source=source, watch=watch)
+        outcome = engine.run(stage.name, stage.attack, part, source=stage.source, watch=watch)
     else:
-        outcome = plain_outcome(engine, stage.attack, part, source)
+        outcome = plain_outcome(engine, stage.attack, part, engine.view(stage.source))
     standing.add(number, which, outcome)
 
 

@@ -21,12 +21,14 @@ from adaptive_smoothing.attacks.verdict import verdict
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.threat import Threat
 
-# Rows of a batch. A GPU is full with about a thousand small images, two cores with some dozens.
+# Rows of a batch of CIFAR's size: two cores are full with some dozens.
 BATCH = {"cuda": 2048, "cpu": 32}
+CIFAR_PIXELS = 3 * 32 * 32
 # Sizes a batch can have on a GPU, where each has to be recorded once: a third apart.
 SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
 
 
+View = Callable[[nn.Module], nn.Module]
 # Told the share of the work that is done, and how many images have fallen.
 Watch = Callable[[float, int], None]
 
@@ -49,8 +51,8 @@ class Shot:
         return torch.as_tensor(self.threat.eps, dtype=torch.float32, device=self.images.device).expand(len(self))
 
     def take(self, which: Tensor) -> Shot:
-        parts = (part[which] for part in (self.images, self.labels, self.index, self.logits))
-        return Shot(*parts, self.threat.take(which))
+        images, labels, index, logits = (part[which] for part in (self.images, self.labels, self.index, self.logits))
+        return Shot(images, labels, index, logits, self.threat.take(which))
 
 
 @dataclass
@@ -87,8 +89,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.size = self.batch_size or BATCH.get(self.device.type, 256)
+        self._views: dict[View, nn.Module] = {}
         self._fast: dict[int, FastModel] = {}
         self._recorded: dict[tuple[str, int], _Batch] = {}
+        # Recorded graphs take turns, and nothing outlives a replay: they can all work in the same memory.
+        self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def run(
         self,
@@ -96,23 +101,35 @@ class Engine:
         attack: StepAttack,
         shot: Shot,
         *,
-        source: nn.Module | None = None,
+        source: View | None = None,
         watch: Watch | None = None,
     ) -> Outcome:
         """Attack every image of `shot`; `name` is what the random numbers are keyed by.
 
         `watch` is told now and then the share of the work that is done, and how many images have fallen.
         """
+        if self.batch_size is None:
+            pixels = shot.images[0].numel()
+            self.size = min(self.size, max(8, BATCH.get(self.device.type, 256) * CIFAR_PIXELS // pixels))
         while True:
             try:
-                with frozen(*filter(None, (self.model, source))):
-                    return _Run(self, name, attack, shot, source, watch).run()
+                view = self.view(source)
+                with frozen(*filter(None, (self.model, view))):
+                    return _Run(self, name, attack, shot, view, watch).run()
             except torch.OutOfMemoryError:
                 if self.size == 1:
                     raise
                 self._recorded.clear()
                 torch.cuda.empty_cache()
                 self.size //= 2
+
+    def view(self, source: View | None) -> nn.Module | None:
+        """A view of the model, made once."""
+        if source is None:
+            return None
+        if source not in self._views:
+            self._views[source] = source(self.model)
+        return self._views[source]
 
     def victim(self, source: nn.Module | None) -> Victim:
         return Victim(self._fast_model(self.model), None if source is None else self._fast_model(source))
@@ -128,28 +145,30 @@ class Engine:
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
-        batch = _Batch(attack, self.victim(source), state, compiled=self.compiled)
+        batch = _Batch(attack, self.victim(source), state, compiled=self.compiled, memory=self._memory)
         if batch.cuda:
             self._recorded[key] = batch
         return batch
 
     def rows(self, jobs: int) -> int:
         """How many rows a batch for so many jobs has: on a GPU one of a few sizes."""
-        if self.device.type != "cuda":
-            return min(jobs, self.size)
-        return min([size for size in SIZES if size >= jobs] + [self.size])
+        if self.device.type == "cuda":
+            jobs = min((size for size in SIZES if size >= jobs), default=jobs)
+        return min(jobs, self.size)
 
 
 class _Batch:
     """Rows that step together; on CUDA one recorded graph a step, which costs the host nothing."""
 
-    def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool = False) -> None:
-        self.victim, self.state = victim, state
+    def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool, memory: Any) -> None:
+        self.victim, self.state, self.memory = victim, state, memory
         self.cuda = state["label"].is_cuda
         self.attack = attack.for_rows(len(state["label"])) if self.cuda else attack
-        self.query, self.update = (
-            torch.compile(part, dynamic=True) if compiled else part for part in (self.attack.query, self.attack.update)
-        )
+        self.query: Callable[..., Tensor] = self.attack.query
+        self.update: Callable[..., State] = self.attack.update
+        if compiled:
+            self.query = torch.compile(self.query, dynamic=True)
+            self.update = torch.compile(self.update, dynamic=True)
         self.lookahead = getattr(self.attack, "lookahead", 1)
         self.gradient = self.attack.objective(state) is not None
         self.graph: Any = None
@@ -185,7 +204,7 @@ class _Batch:
                 self._stepped({name: value.clone() for name, value in self.state.items()})
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=self.memory):
             self.load(self._stepped(self.state))
 
 

@@ -34,6 +34,9 @@ class Square(StepAttack):
     lookahead: int = 1
     seed: int = 0
 
+    # What a proposal is made from.
+    _read = ("clean", "eps", "key", "step", "worst", "start")
+
     @property
     def evaluations(self) -> int:
         return self.queries + 1
@@ -51,8 +54,9 @@ class Square(StepAttack):
         return {"start": threat.project(state["clean"] + start, state["clean"])}
 
     def query(self, state: State) -> Tensor:
-        ahead = [self._proposal(state, state["step"] + number) for number in range(self.lookahead)]
-        return torch.stack(ahead, 1).flatten(0, 1)
+        ahead = {name: state[name].repeat_interleave(self.lookahead, 0) for name in self._read}
+        number = torch.arange(self.lookahead, device=state["step"].device).repeat(len(state["step"]))
+        return self._proposal(ahead, ahead["step"] + number)
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         labels = state["label"].repeat_interleave(self.lookahead)

@@ -59,8 +59,8 @@ def sweep(
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     models = {"g": model_facts(standard), "h": model_facts(robust)}
     everything = datasets.load(data, split, root=data_root, download=download)
-    _check_classes({standard: g, robust: h}, everything)
-    folder = make_folder(out or Path("runs") / f"sweep-{_short(standard)}-{_short(robust)}", overwrite=overwrite)
+    check_classes({standard: g, robust: h}, everything)
+    folder = make_folder(out or Path("runs") / f"sweep-{short(standard)}-{short(robust)}", overwrite=overwrite)
     chosen = everything.take(min(images or len(everything), len(everything)))
     size = batch_size or (50 if where == "cpu" else 1000)
     console, clock = screen(), Deadline(float("inf"))
@@ -125,7 +125,7 @@ def _choose(
     return choose(accuracy, target, console)
 
 
-def _check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
+def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
     """A model of other classes would be wrong on every image, or right by chance."""
     shape = data.images.shape[1:]
     for name, model in models.items():
@@ -144,6 +144,6 @@ def _collect(parts: Iterable[Tradeoff], console: Console) -> tuple[Tradeoff, boo
     return run, interrupted
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
     """A model's name or path as part of a folder's name."""
     return Path(name.partition("?")[0].replace(":", "-")).stem

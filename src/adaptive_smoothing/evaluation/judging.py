@@ -11,20 +11,22 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation import alarms
+from adaptive_smoothing.evaluation import accuracy, alarms
+from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
 from adaptive_smoothing.evaluation.journal import Columns, Journal, model_digest
 from adaptive_smoothing.evaluation.shards import DONE, Shard
 from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
+from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.version import code_version
@@ -34,7 +36,7 @@ SHARD = {"cuda": 1000, "cpu": 32}
 # From this many images on, the minute that compiling takes on a GPU is won back.
 WORTH_COMPILING = 5000
 # Images that the alarms are tried on.
-PROBED = 32
+PROBED = {"cuda": 32, "cpu": 12}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Progress:
     @property
     def robust(self) -> float | None:
         return self.standing / self.seen if self.seen else None
+
+    def during(self, stage: str, share: float, images: int, left: int) -> Progress:
+        """Later: some of the work on a shard of so many images is done, and so many of them are left standing."""
+        return Progress(self.images, self.finished + share * images, self.seen + images, self.standing + left, stage)
 
 
 @dataclass(frozen=True)
@@ -88,30 +94,34 @@ class Judging:
         self, engine: Engine, watch: Callable[[Progress], None], *, every: int = 1, first: int = 0
     ) -> Iterator[tuple[int, Columns]]:
         """The shards in order, or every so many of them from the first on."""
-        seen = standing = done = 0
-        size = self.shard_size or SHARD.get(self.device.type, 256)
-        for number, batch in enumerate(batches(self.data, size, device=self.device)):
+        so_far = Progress(len(self.data), 0, 0, 0, "")
+        for number, start in enumerate(range(0, len(self.data), self.images_per_shard)):
             if number % every != first:
                 continue
-            count = len(batch.labels)
-
-            def tell(stage: str, share: float, images: int, left: int, before: tuple[int, ...]) -> None:
-                done, seen, standing = before
-                watch(Progress(len(self.data), done + share * images, seen + images, standing + left, stage))
-
-            before = (done, seen, standing)
-            shard = Shard(f"shard-{number:06}", batch, self.cascade.stages, self.cascade, self.journal)
-            columns = shard.run(engine, lambda *told, before=before: tell(*told, before))
-            done, seen, standing = done + count, seen + count, standing + int((columns["fooled_by"] == STANDS).sum())
-            watch(Progress(len(self.data), done, seen, standing, ""))
+            shard = self._shard(f"shard-{number:06}", slice(start, start + self.images_per_shard), self.cascade.stages)
+            columns = shard.run(engine, lambda *told, so_far=so_far: watch(so_far.during(*told)))
+            so_far = so_far.during("", 1.0, len(columns["label"]), int((columns["fooled_by"] == STANDS).sum()))
+            watch(so_far)
             yield number, columns
+
+    @property
+    def images_per_shard(self) -> int:
+        return self.shard_size or SHARD.get(self.device.type, 256)
+
+    def _shard(self, name: str, rows: slice | np.ndarray, stages: tuple[Stage, ...], first_stage: int = 0) -> Shard:
+        data, threat = self.data.take(rows), self.cascade.threat
+        if isinstance(threat.eps, Tensor) and threat.eps.dim():
+            which = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+            threat = threat.with_eps(threat.eps.cpu()[which].to(self.device))
+        batch: Batch = next(iter(batches(data, len(data), device=self.device)))
+        return Shard(name, batch, threat, stages, self.journal, first_stage)
 
     def binding(self) -> dict[str, Any]:
         return {
             "model": model_digest(self.model),
-            "data": self.data.fingerprint(),
+            "fingerprint": self.data.fingerprint(),
             "attack": describe(self.cascade),
-            "shard size": self.shard_size or SHARD.get(self.device.type, 256),
+            "shard size": self.images_per_shard,
             "code": code_version(),
         }
 
@@ -130,11 +140,8 @@ class Judging:
         return Audit(len(survivors), len(random), int(fell[random].sum()), len(closest), int(fell[closest].sum()))
 
     def _audit_shard(self, engine: Engine, columns: Columns, chosen: np.ndarray) -> None:
-        data = self.data.take(chosen)
-        batch: Batch = next(iter(batches(data, len(data), device=self.device)))
         first = len(self.cascade.stages)
-        shard = Shard("audit", batch, self.cascade.audit, self.cascade, self.journal, first_stage=first)
-        found = shard.run(engine, lambda *told: None)
+        found = self._shard("audit", chosen, self.cascade.audit, first).run(engine, lambda *told: None)
         closer = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
         for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
             columns[name][chosen[closer]] = found[name][closer]
@@ -144,7 +151,7 @@ class Judging:
         if not self.with_alarms:
             return ()
         right = np.flatnonzero(columns["fooled_by"] >= STANDS)
-        probed = self.data.take(right[:PROBED].tolist()).to(self.device)
+        probed = self.data.take(right[: PROBED.get(self.device.type, 32)].tolist()).to(self.device)
         found = alarms.probe(self.model, probed.floats(), probed.labels, self.cascade.threat) if len(right) else []
         found += alarms.after(self.cascade.stage_names, columns["fooled_by"][right], len(self.data))
         return tuple(found)
@@ -164,19 +171,43 @@ class Judging:
         )
 
 
+@overload
+def evaluate(model: nn.Module, data: ImageData, attack: Cascade, **options: Any) -> Verdict: ...
+@overload
+def evaluate(model: nn.Module, data: ImageData, attack: Attack | None = None, **options: Any) -> Evaluation: ...
+def evaluate(
+    model: nn.Module, data: ImageData, attack: Cascade | Attack | None = None, **options: Any
+) -> Evaluation | Verdict:
+    """Clean accuracy, and robust accuracy under `attack`: a cascade such as `AutoAttack(threat)`, or any
+    function `attack(model, images, labels) -> images`.
+
+    Options: `device`, `batch_size`. For a cascade also `journal` (a folder from which the same call goes on
+    after a crash), `devices` (several names: one process each, which meet in the journal), `shard_size`, `compiled`,
+    `with_alarms`, and `watch`, which is called with a `Progress`; for a function `progress`, which is called
+    with the number of images of each finished batch.
+    """
+    if isinstance(attack, Cascade):
+        return judge(model, data, attack, **options)
+    return accuracy.evaluate(model, data, attack, **options)
+
+
 def judge(
     model: nn.Module,
     data: ImageData,
     cascade: Cascade,
     *,
-    device: torch.device | str,
-    folder: Path | None = None,
+    device: torch.device | str | None = None,
+    journal: str | Path | None = None,
     devices: Sequence[str] = (),
     watch: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Verdict:
-    """Run a cascade; `folder` keeps a journal from which the same call goes on after a crash."""
-    return Judging(model, data, cascade, torch.device(device), Journal(folder), **options).run(devices, watch)
+    """Run a cascade over a data set; see `evaluate`."""
+    accuracy.check_data(data)
+    check_eval(model)
+    where = torch.device(device or next(iter(model.parameters()), data.images).device)
+    folder = None if journal is None else Path(journal)
+    return Judging(model, data, cascade.for_model(model), where, Journal(folder), **options).run(devices, watch)
 
 
 def describe(setting: Any) -> Any:

@@ -9,15 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
+from adaptive_smoothing.attacks.cascade import Stage, Standing, run_stage
 from adaptive_smoothing.attacks.engine import Engine, Shot
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.verdict import CHUNK, verdict, verdict_logits
 from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.evaluation.journal import Columns, Journal
 from adaptive_smoothing.evaluation.verdict import STANDS, WRONG, top_gap
+from adaptive_smoothing.threat import Threat
 
 DONE = "done"
+KEPT = ("fooled_by", "worst", "margin", "queries")
+
+# Told the stage, the share of the work on the shard that is done, its images, and how many of them stand.
+Watch = Callable[[str, float, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -26,47 +31,44 @@ class Shard:
 
     name: str
     batch: Batch
+    threat: Threat
     stages: tuple[Stage, ...]
-    cascade: Cascade
     journal: Journal
     first_stage: int = 0
 
-    def run(self, engine: Engine, watch: Callable[[str, float, int, int], None]) -> Columns:
-        """The columns of the shard; `watch(stage, share of the work done, images seen, images standing)`."""
+    def run(self, engine: Engine, watch: Watch) -> Columns:
+        """The columns of the shard."""
         saved = self.journal.read(self.name)
         if saved is not None and saved[DONE] >= len(self.stages):
             return saved
         logits = predict(engine, self.batch.images)
         right = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
-        shot = Shot(*self.batch, logits, self.cascade.threat).take(right)
+        shot = Shot(*self.batch, logits, self.threat).take(right)
         standing = Standing.before(shot)
-        done = self._restore(standing, saved)
-        total = sum(stage.cost for stage in self.stages)
-        for number in range(done, len(self.stages)):
-            stage = self.stages[number]
-            before = sum(earlier.cost for earlier in self.stages[:number])
-
-            def tell(share: float, fallen: int, stage: Stage = stage, before: float = before) -> None:
-                left = len(standing.left()) - fallen
-                watch(stage.name, (before + share * stage.cost) / total, len(self.batch.labels), left)
-
-            run_stage(engine, self.first_stage + number, stage, shot, standing, tell)
+        for number in range(_restore(standing, saved), len(self.stages)):
+            self._attack(number, engine, shot, standing, watch)
             if number + 1 < len(self.stages):
                 self.journal.write(self.name, _partial(standing, number + 1))
         columns = self._columns(engine, logits, right, shot, standing)
         self.journal.write(self.name, columns)
         return columns
 
-    def _restore(self, standing: Standing, saved: Columns | None) -> int:
-        if saved is None:
-            return 0
-        for name in ("fooled_by", "worst", "margin", "queries"):
-            getattr(standing, name).copy_(torch.from_numpy(saved[name]))
-        return int(saved[DONE])
+    def _attack(self, number: int, engine: Engine, shot: Shot, standing: Standing, watch: Watch) -> None:
+        stage, left = self.stages[number], len(standing.left())
+        costs = [stage.cost for stage in self.stages]
+
+        def tell(share: float, fallen: int) -> None:
+            done = (sum(costs[:number]) + share * costs[number]) / sum(costs)
+            watch(stage.name, done, len(self.batch.labels), left - fallen)
+
+        tell(0.0, 0)
+        run_stage(engine, self.first_stage + number, stage, shot, standing, tell)
 
     def _columns(self, engine: Engine, logits: Tensor, right: Tensor, shot: Shot, standing: Standing) -> Columns:
         """Every image of the shard, with the worst version judged once more."""
-        margin, attacked = verdict(engine.model, standing.worst, shot.images, shot.labels, shot.threat)
+        margin, attacked = standing.margin, logits[:0]
+        if len(right):
+            margin, attacked = verdict(engine.model, standing.worst, shot.images, shot.labels, shot.threat)
         # The worst version of an image that stood is not known to be harmless before it is looked at in full precision.
         late = (margin > 0) & (standing.fooled_by == STANDS)
         standing.fooled_by[late] = self.first_stage + len(self.stages) - 1
@@ -99,5 +101,13 @@ def predict(engine: Engine, images: Tensor) -> Tensor:
 
 
 def _partial(standing: Standing, done: int) -> Columns:
-    names = ("fooled_by", "worst", "margin", "queries")
-    return {name: getattr(standing, name).cpu().numpy() for name in names} | {DONE: np.array(done)}
+    return {name: getattr(standing, name).cpu().numpy() for name in KEPT} | {DONE: np.array(done)}
+
+
+def _restore(standing: Standing, saved: Columns | None) -> int:
+    """Go on from an entry: how many stages it has behind it."""
+    if saved is None:
+        return 0
+    for name in KEPT:
+        getattr(standing, name).copy_(torch.from_numpy(saved[name]))
+    return int(saved[DONE])

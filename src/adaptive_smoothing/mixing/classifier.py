@@ -67,6 +67,11 @@ class MixedClassifier(BaseClassifiers):
         alpha = self.alpha
         return self.with_alpha(Detached(alpha) if isinstance(alpha, nn.Module) else alpha.detach())
 
+    def smooth(self) -> MixedClassifier:
+        """A view in which a `Hardmax` lets its network's logits through: what to take gradients from."""
+        standard, robust = (base.model if isinstance(base, Hardmax) else base for base in (self.standard, self.robust))
+        return self._view(standard=standard, robust=robust)
+
     def with_alpha(self, alpha: float | Tensor | nn.Module) -> MixedClassifier:
         """A view with another alpha, spread over the same `alpha_range`."""
         return self._view(alpha=alpha)
@@ -86,8 +91,8 @@ class MixedClassifier(BaseClassifiers):
         return f"{number}alpha_range=({low:g}, {high:g}), {scales}"
 
     def _view(self, **changes: Any) -> MixedClassifier:
-        names = ("alpha", "alpha_range", "standard_scale", "robust_scale")
-        return MixedClassifier(self.standard, self.robust, **{name: getattr(self, name) for name in names} | changes)
+        names = ("standard", "robust", "alpha", "alpha_range", "standard_scale", "robust_scale")
+        return MixedClassifier(**{name: getattr(self, name) for name in names} | changes)
 
     def _alpha_per_image(self, images: Tensor) -> Tensor:
         alpha = self._raw_alpha(images)

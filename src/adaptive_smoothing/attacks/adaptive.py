@@ -1,0 +1,174 @@
+"""The attacks that a mixed classifier deserves, and the paper's settings A to D and STD, ROB, MIX by name.
+
+Transfer and gray-box attacks are made on a view of the model and judged on the model itself, at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from adaptive_smoothing.attacks.apgd import APGD
+from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, FastAttack, boundary_and_square
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
+from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
+from adaptive_smoothing.attacks.objectives import LowerAlpha, cross_entropy, targeted_dlr, targeted_margin
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.mixing.bases import BaseClassifiers
+from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier
+from adaptive_smoothing.threat import Threat
+
+# Weights of the term that lowers alpha; the paper's reference evaluates with the middle one.
+ALPHA_WEIGHTS = (0.1, 0.5, 0.9)
+# Mixtures whose attacks are tried on the one under attack.
+OTHER_ALPHAS = (0.5, 0.9)
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Base:
+    """g or h of a mixture."""
+
+    role: str
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        return getattr(model, self.role)
+
+
+@dataclass(frozen=True)
+class AtAlpha:
+    """The mixture of the same networks with one alpha for all images."""
+
+    alpha: float
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, MixedClassifier)
+        return model.with_alpha_range(0.0, 1.0).with_alpha(self.alpha)
+
+
+@dataclass(frozen=True)
+class GrayBox:
+    """The mixture without the gradient of alpha."""
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        return model.gray_box() if isinstance(model, MixedClassifier) else model
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """The mixture with a Hardmax taken out, so that its network has a gradient."""
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, MixedClassifier)
+        return model.smooth()
+
+
+def mixes(model: nn.Module) -> bool:
+    return isinstance(model, BaseClassifiers)
+
+
+def mixes_probabilities(model: nn.Module) -> bool:
+    return isinstance(model, MixedClassifier)
+
+
+def learns_alpha(model: nn.Module) -> bool:
+    return isinstance(model, MixedClassifier) and isinstance(model.alpha, nn.Module)
+
+
+def lacks_learned_alpha(model: nn.Module) -> bool:
+    return not learns_alpha(model)
+
+
+def has_hard_part(model: nn.Module) -> bool:
+    return isinstance(model, MixedClassifier) and any(
+        isinstance(base, Hardmax) for base in (model.standard, model.robust)
+    )
+
+
+# --- presets --------------------------------------------------------------------------------------
+
+
+def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
+    """AutoAttack, then whatever else the model could fall to; stages that make no sense for a model are left out."""
+    margin = APGD(threat, climb=targeted_margin, target_classes=TARGETS, seed=seed)
+    stages = (
+        *AutoAttack(threat, seed=seed).stages,
+        Stage("apgd-margin-t", margin),
+        *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
+        Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
+        Stage("gray-ce", APGD(threat, climb=cross_entropy, seed=seed), GrayBox(), learns_alpha),
+        Stage("gray-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, seed=seed), GrayBox(), learns_alpha),
+        *transfers(threat, seed),
+    )
+    return Cascade("adaptive", threat, stages)
+
+
+def lowering_alpha(threat: Threat, weight: float, seed: int) -> tuple[Stage, Stage]:
+    """APGD on cross-entropy and on targeted DLR, each with the term that pushes alpha down."""
+    untargeted = APGD(threat, climb=LowerAlpha(cross_entropy_loss, weight), seed=seed)
+    targeted = APGD(threat, climb=LowerAlpha(targeted_dlr_loss, weight), target_classes=TARGETS, seed=seed)
+    return (
+        Stage(f"apgd-ce-alpha-{weight:g}", untargeted, needs=learns_alpha),
+        Stage(f"apgd-t-alpha-{weight:g}", targeted, needs=learns_alpha),
+    )
+
+
+def transfers(threat: Threat, seed: int) -> tuple[Stage, ...]:
+    """Attacks on g, on h and on other mixtures; g falls at once, so cross-entropy is enough there."""
+    plain = APGD(threat, climb=cross_entropy, seed=seed)
+    targeted = APGD(threat, climb=targeted_margin, target_classes=3, seed=seed)
+    others = (
+        Stage(f"transfer-alpha-{alpha:g}", targeted, AtAlpha(alpha), mixes_probabilities) for alpha in OTHER_ALPHAS
+    )
+    return (
+        Stage("transfer-g", plain, Base("standard"), mixes),
+        Stage("transfer-h", targeted, Base("robust"), mixes),
+        *others,
+    )
+
+
+def _pgd(name: str, view: Callable[[nn.Module], nn.Module] | None = None) -> Callable[..., Cascade]:
+    """PGD-20 with the paper's step and no random start, on a view of the model."""
+
+    def build(threat: Threat, *, seed: int = 0) -> Cascade:
+        return Cascade(name, threat, (Stage("pgd-20", PGD(threat, steps=20, stop_when_fooled=False), view),))
+
+    return build
+
+
+def MinimumMargin(threat: Threat, *, seed: int = 0) -> Cascade:
+    """The two APGD parts of AutoAttack, for the smallest margin they reach (the paper's appendix)."""
+    return Cascade("margin", threat, AutoAttack(threat, seed=seed).stages[:2])
+
+
+def AdaptiveAutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
+    """The paper's setting D: AutoAttack with the term that lowers alpha in both of its APGD parts."""
+    plain = AutoAttack(threat, seed=seed).stages[:2]
+    unlearned = (replace(stage, needs=lacks_learned_alpha) for stage in plain)
+    return Cascade("D", threat, (*lowering_alpha(threat, 0.5, seed), *unlearned, *boundary_and_square(threat, seed)))
+
+
+PRESETS: dict[str, Callable[..., Cascade]] = {
+    "fast": FastAttack,
+    "standard": AutoAttack,
+    "adaptive": AdaptiveAttack,
+    "margin": MinimumMargin,
+    "A": _pgd("A", GrayBox()),
+    "B": _pgd("B"),
+    "C": AutoAttack,
+    "D": AdaptiveAutoAttack,
+    "STD": _pgd("STD", Base("standard")),
+    "ROB": _pgd("ROB", Base("robust")),
+    "MIX": _pgd("MIX"),
+}
+
+
+def preset(name: str, threat: Threat, *, seed: int = 0) -> Cascade:
+    """A cascade by name."""
+    if name not in PRESETS:
+        raise ValueError(f"expected a preset among {', '.join(PRESETS)}, got {name!r}: see `evaluate --help`")
+    return PRESETS[name](threat, seed=seed)

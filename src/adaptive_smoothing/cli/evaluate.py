@@ -1,0 +1,176 @@
+"""`adaptive-smoothing evaluate MODEL`: clean and robust accuracy, image by image, by attacks that can be defended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from torch import nn
+
+from adaptive_smoothing.attacks.adaptive import PRESETS, preset
+from adaptive_smoothing.cli.devices import pick_device
+from adaptive_smoothing.cli.printing import TimeBar, screen
+from adaptive_smoothing.cli.sweep import check_classes, short
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.binarization import binarization_test
+from adaptive_smoothing.evaluation.cost import Cost, measure_cost
+from adaptive_smoothing.evaluation.journal import Journal
+from adaptive_smoothing.evaluation.judging import Progress, judge
+from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.report.facts import environment, model_facts
+from adaptive_smoothing.report.folder import make_folder
+from adaptive_smoothing.report.tables import rich_table
+from adaptive_smoothing.report.verdicts import verdict_tables, write_verdict
+from adaptive_smoothing.threat import NORMS, Threat, parse_number
+
+JOURNAL = "journal"
+# Images of the binarization test, and the check that asks for it.
+BINARIZED, BINARIZATION = 64, "binarization"
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="See `models`, or a path; G of a mixture G H")],
+    robust: Annotated[str | None, typer.Argument(metavar="[H]", help="Mix MODEL with this robust one")] = None,
+    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture")] = None,
+    name: Annotated[str, typer.Option("--preset", help=", ".join(PRESETS))] = "fast",
+    eps: Annotated[str, typer.Option(help="Radius: 8/255, 0.5, ...")] = "8/255",
+    norm: Annotated[str, typer.Option(help="Linf or L2")] = "Linf",
+    data: Annotated[str, typer.Option(help="builtin, cifar10, cifar100, or a path")] = "builtin",
+    split: Annotated[str, typer.Option(help="test, val, or all for images that were never split")] = "test",
+    images: Annotated[int | None, typer.Option(min=1, help="The first so many images; default all")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/evaluate-MODEL-PRESET")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin again, and replace what is there")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1 or cpu,cpu")] = "auto",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Default 2048 small images; on a CPU 32")] = None,
+    shard_size: Annotated[
+        int | None, typer.Option(min=1, help="Images journalled together; default 1000, CPU 32")
+    ] = None,
+    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: for many images")] = None,
+    alarms: Annotated[bool, typer.Option("--alarms/--no-alarms", help="Look for signs of masked gradients")] = True,
+    check: Annotated[list[str], typer.Option("--check", help="A further check: binarization")] = [],  # noqa: B006
+    seed: Annotated[int, typer.Option(help="Of all random numbers")] = 0,
+    data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
+) -> None:
+    """Measure clean and robust accuracy with attacks that can be defended; goes on where it was stopped."""
+    cascade = preset(name, _threat(norm, eps), seed=seed)
+    _check_checks(check)
+    devices = [pick_device(part) for part in device.split(",")]
+    subject = Subject.load(model, robust, alpha, devices[0])
+    everything = datasets.load(data, split, root=data_root, download=download)
+    check_classes(subject.parts, everything)
+    chosen = everything.take(min(images or len(everything), len(everything)))
+    folder = make_folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite=overwrite)
+    if overwrite:
+        Journal(folder / JOURNAL).clear()
+    console, started = screen(), time.perf_counter()
+    with TimeBar(console) as bar:
+        verdict = judge(
+            subject.model,
+            chosen,
+            cascade,
+            device=devices[0],
+            devices=devices if len(devices) > 1 else (),
+            journal=folder / JOURNAL,
+            watch=Watching(bar),
+            batch_size=batch_size,
+            shard_size=shard_size,
+            compiled=compiled,
+            with_alarms=alarms,
+        )
+    costs = subject.costs(chosen, devices[0])
+    facts = {"seconds": round(time.perf_counter() - started, 1), **environment(devices[0])}
+    facts |= {"cost": {part: cost.summary() for part, cost in costs.items()}}
+    if BINARIZATION in check:
+        facts["binarization"] = _binarization(subject.model, chosen, cascade.threat, devices[0], console)
+    write_verdict(folder, verdict, subject.facts, facts)
+    Journal(folder / JOURNAL).clear()
+    _show(console, verdict, costs, folder)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is evaluated, and what it is made of."""
+
+    model: nn.Module
+    parts: dict[str, nn.Module]
+    facts: dict[str, Any]
+    short: str
+
+    @classmethod
+    def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> Subject:
+        if (robust is None) != (alpha is None):
+            raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
+        loaded = zoo.load(model, device=device)
+        if robust is None or alpha is None:
+            return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short(model))
+        other = zoo.load(robust, device=device)
+        mixed = MixedClassifier(loaded, other, alpha).to(device)
+        facts = {"g": model_facts(model), "h": model_facts(robust), "alpha": alpha}
+        return cls(mixed, {model: loaded, robust: other}, facts, f"{short(model)}-{short(robust)}-{alpha:g}")
+
+    def costs(self, data: ImageData, device: str) -> dict[str, Cost]:
+        named = self.parts if len(self.parts) == 1 else {"mixture": self.model, **self.parts}
+        shape = tuple(data.images.shape[1:])
+        return {name: measure_cost(model, shape, device) for name, model in named.items()}
+
+
+@dataclass
+class Watching:
+    """Images left, robust accuracy so far, and the time left as the pace of this process has it."""
+
+    bar: TimeBar
+    began: float | None = None
+    start: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, progress: Progress) -> None:
+        # Shards out of the journal take no time, and say nothing about the pace.
+        if self.began is None or progress.finished <= self.began:
+            self.began, self.start = progress.finished, time.perf_counter()
+        gone, left = progress.finished - self.began, progress.images - progress.finished
+        rest = (time.perf_counter() - self.start) / gone * left if gone else None
+        so_far = "" if progress.robust is None else f", robust so far {100 * progress.robust:.1f} %"
+        doing = f", {progress.stage}" if progress.stage else ""
+        self.bar.say(f"{int(left + 0.999):,} images left{so_far}{doing}", rest)
+
+
+def _threat(norm: str, eps: str) -> Threat:
+    kinds = {known.lower(): kind for known, kind in NORMS.items()}
+    if norm.lower() not in kinds:
+        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example --norm L2 --eps 0.5")
+    try:
+        return kinds[norm.lower()](parse_number(eps))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected a radius such as 8/255 or 0.5, got {eps!r}: {error}") from error
+
+
+def _check_checks(checks: list[str]) -> None:
+    for unknown in set(checks) - {BINARIZATION}:
+        raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
+
+
+def _binarization(model: nn.Module, data: ImageData, threat: Threat, device: str, console: Console) -> dict[str, Any]:
+    part = data.take(min(BINARIZED, len(data))).to(device)
+    found = binarization_test(model, part.floats(), part.labels, threat)
+    console.print(f"\n{found}", markup=False)
+    return {**found.__dict__, "passed": found.passed}
+
+
+def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], folder: Path) -> None:
+    for table in verdict_tables(verdict, costs):
+        console.print()
+        console.print(rich_table(table))
+    for alarm in verdict.alarms:
+        console.print(f"\n[yellow]alarm[/] {alarm.name}: ", end="")
+        console.print(f"{alarm.saw} {alarm.advice}", markup=False)
+    if not verdict.alarms:
+        console.print("\nNo alarm fired.")
+    names = ", ".join(sorted(path.name for path in folder.iterdir()))
+    console.print(f"Written to {folder}: {names}", markup=False, soft_wrap=True)
