@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -49,11 +50,18 @@ class Cascade:
     audit: tuple[Stage, ...] = ()
     audit_random: int = 48
     audit_closest: int = 16
+    # Of fewer survivors at most this share, so that the audit never costs more than what it audits.
+    audit_share: float = 1 / 8
 
     def for_model(self, model: nn.Module) -> Cascade:
         """Without the stages that make no sense for this model."""
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
         return replace(self, stages=stages)
+
+    def audit_sizes(self, survivors: int) -> tuple[int, int]:
+        """How many survivors to audit: some at random, and a third as many of those closest to falling."""
+        share = self.audit_share * survivors
+        return min(self.audit_random, math.ceil(0.75 * share)), min(self.audit_closest, math.ceil(0.25 * share))
 
     @property
     def stage_names(self) -> tuple[str, ...]:

@@ -49,9 +49,7 @@ def evaluate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin again, and replace what is there")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1 or cpu,cpu")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Default 2048 small images; on a CPU 32")] = None,
-    shard_size: Annotated[
-        int | None, typer.Option(min=1, help="Images journalled together; default 1000, CPU 32")
-    ] = None,
+    shard_size: Annotated[int | None, typer.Option(min=1, help="Images journalled together: 1000; CPU 32")] = None,
     compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: for many images")] = None,
     alarms: Annotated[bool, typer.Option("--alarms/--no-alarms", help="Look for signs of masked gradients")] = True,
     check: Annotated[list[str], typer.Option("--check", help="A further check: binarization")] = [],  # noqa: B006

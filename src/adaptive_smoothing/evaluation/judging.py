@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.arithmetic import frozen
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.data.batches import Batch, batches
@@ -74,15 +75,18 @@ class Judging:
 
     def run(self, devices: Sequence[str] = (), watch: Callable[[Progress], None] | None = None) -> Verdict:
         self.journal.bind(self.binding())
+        early = self.probe() if self.with_alarms else []
         if len(devices) > 1:
             from adaptive_smoothing.evaluation.workers import spread
 
             spread(self, devices, watch)
         engine = self.engine()
-        parts = [part for _, part in self.shards(engine, watch or (lambda progress: None))]
+        watch = watch or (lambda progress: None)
+        parts = [part for _, part in self.shards(engine, watch)]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != DONE}
-        audit = self._audit(engine, columns) if self.cascade.audit else None
-        return self._verdict(columns, audit, self._alarms(columns))
+        audit = self._audit(engine, columns, watch) if self.cascade.audit else None
+        late = self._late_alarms(columns) if self.with_alarms else []
+        return self._verdict(columns, audit, (*early, *late))
 
     def engine(self) -> Engine:
         compiled = self.compiled
@@ -109,12 +113,15 @@ class Judging:
         return self.shard_size or SHARD.get(self.device.type, 256)
 
     def _shard(self, name: str, rows: slice | np.ndarray, stages: tuple[Stage, ...], first_stage: int = 0) -> Shard:
+        return Shard(name, *self._batch(rows), stages, self.journal, first_stage)
+
+    def _batch(self, rows: slice | np.ndarray) -> tuple[Batch, Threat]:
+        """Some images as floats on the device, with their radii."""
         data, threat = self.data.take(rows), self.cascade.threat
         if isinstance(threat.eps, Tensor) and threat.eps.dim():
             which = rows if isinstance(rows, slice) else torch.from_numpy(rows)
             threat = threat.with_eps(threat.eps.cpu()[which].to(self.device))
-        batch: Batch = next(iter(batches(data, len(data), device=self.device)))
-        return Shard(name, batch, threat, stages, self.journal, first_stage)
+        return next(iter(batches(data, len(data), device=self.device))), threat
 
     def binding(self) -> dict[str, Any]:
         return {
@@ -125,36 +132,49 @@ class Judging:
             "code": code_version(),
         }
 
-    def _audit(self, engine: Engine, columns: Columns) -> Audit:
+    def _audit(self, engine: Engine, columns: Columns, watch: Callable[[Progress], None]) -> Audit:
         """Full attacks on some survivors: those that came closest, and some of the others at random."""
         survivors = np.flatnonzero(columns["fooled_by"] == STANDS)
-        closest = survivors[np.argsort(-columns["margin"][survivors], kind="stable")][: self.cascade.audit_closest]
+        some, near = self.cascade.audit_sizes(len(survivors))
+        closest = survivors[np.argsort(-columns["margin"][survivors], kind="stable")][:near]
         others = np.setdiff1d(survivors, closest)
         index = torch.from_numpy(columns["index"][others])
         chance = fold(torch.full_like(index, keyed_seed(0, "audit") & WORD), index).numpy()
-        random = others[np.argsort(chance, kind="stable")][: self.cascade.audit_random]
+        random = others[np.argsort(chance, kind="stable")][:some]
         chosen = np.sort(np.concatenate([closest, random]))
         if len(chosen):
-            self._audit_shard(engine, columns, chosen)
+            self._audit_shard(engine, columns, chosen, watch)
         fell = columns["fooled_by"] >= len(self.cascade.stages)
         return Audit(len(survivors), len(random), int(fell[random].sum()), len(closest), int(fell[closest].sum()))
 
-    def _audit_shard(self, engine: Engine, columns: Columns, chosen: np.ndarray) -> None:
+    def _audit_shard(
+        self, engine: Engine, columns: Columns, chosen: np.ndarray, watch: Callable[[Progress], None]
+    ) -> None:
+        def tell(stage: str, share: float, images: int, left: int) -> None:
+            watch(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
+
         first = len(self.cascade.stages)
-        found = self._shard("audit", chosen, self.cascade.audit, first).run(engine, lambda *told: None)
+        found = self._shard("audit", chosen, self.cascade.audit, first).run(engine, tell)
         closer = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
         for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
             columns[name][chosen[closer]] = found[name][closer]
         columns["queries"][chosen] += found["queries"]
 
-    def _alarms(self, columns: Columns) -> tuple[alarms.Alarm, ...]:
-        if not self.with_alarms:
-            return ()
-        right = np.flatnonzero(columns["fooled_by"] >= STANDS)
-        probed = self.data.take(right[: PROBED.get(self.device.type, 32)].tolist()).to(self.device)
-        found = alarms.probe(self.model, probed.floats(), probed.labels, self.cascade.threat) if len(right) else []
-        found += alarms.after(self.cascade.stage_names, columns["fooled_by"][right], len(self.data))
-        return tuple(found)
+    def probe(self) -> list[alarms.Alarm]:
+        """What is suspicious about the model itself, before any time is spent on attacks."""
+        rows = slice(0, PROBED.get(self.device.type, 32))
+        batch, threat = self._batch(rows)
+        with frozen(self.model):
+            return alarms.probe(self.model, batch.images, batch.labels, threat)
+
+    def _late_alarms(self, columns: Columns) -> list[alarms.Alarm]:
+        """What the order in which attacks succeeded says, in the cascade and in its audit."""
+        right = columns["fooled_by"][columns["fooled_by"] >= STANDS]
+        first = len(self.cascade.stages)
+        found = alarms.after(self.cascade.stage_names[:first], np.where(right < first, right, STANDS), len(self.data))
+        audited = sum(self.cascade.audit_sizes(int(((right == STANDS) | (right >= first)).sum())))
+        names = ("cascade", *self.cascade.stage_names[first:])
+        return found + alarms.after(names, right[right >= first] - first + 1, audited)
 
     def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...]) -> Verdict:
         tensors = {name: torch.from_numpy(column) for name, column in columns.items()}

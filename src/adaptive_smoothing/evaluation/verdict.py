@@ -28,14 +28,19 @@ class Audit:
     closest_fell: int
 
     @property
+    def unseen(self) -> int:
+        """Survivors that were not audited."""
+        return self.survivors - self.random - self.closest
+
+    @property
     def missed_share(self) -> float:
-        """At most this share of the survivors would fall, at 95 %: one-sided Clopper-Pearson on the random ones."""
-        if not self.random:
-            return 1.0
+        """At most this share of the unseen would fall, at 95 %: one-sided Clopper-Pearson on the random ones."""
+        if not self.random or not self.unseen:
+            return float(self.unseen > 0)
         return interval(self.random_fell, self.random, confidence=0.90)[1]
 
     def summary(self) -> dict[str, Any]:
-        return {**self.__dict__, "missed_share_at_most": self.missed_share}
+        return {**self.__dict__, "unseen": self.unseen, "missed_share_at_most": self.missed_share}
 
 
 @dataclass(frozen=True)

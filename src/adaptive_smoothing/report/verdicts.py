@@ -44,12 +44,11 @@ def waterfall_table(verdict: Verdict) -> Table:
 def audit_sentence(audit: Audit, images: int) -> str:
     if not audit.survivors:
         return "Nothing was left to audit."
-    missed = audit.missed_share
-    points = 100 * missed * audit.survivors / images
+    points = 100 * audit.missed_share * audit.unseen / images
     return (
-        f"Audit of {audit.survivors:,} survivors by full FAB-T and Square: {audit.random_fell} of {audit.random} chosen at "
-        f"random fell, {audit.closest_fell} of the {audit.closest} closest to falling. At 95 % the cascade missed at most "
-        f"{100 * missed:.1f} % of the survivors, {points:.2f} points of accuracy."
+        f"Audit by full FAB-T and Square: of {audit.survivors:,} survivors, {audit.random_fell} of {audit.random} "
+        f"chosen at random fell, and {audit.closest_fell} of the {audit.closest} closest to falling. So at 95 % at most "
+        f"{100 * audit.missed_share:.1f} % of the {audit.unseen:,} others would fall, {points:.2f} points of accuracy."
     )
 
 

@@ -1,0 +1,224 @@
+"""Planted defences raise their alarm; networks without one raise none."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
+from adaptive_smoothing.mixing.classifier import Detached, MixedClassifier
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.threat import L2, Linf
+
+LINF = Linf(8 / 255)
+
+
+class Around(nn.Module):
+    """A function of images, here a defence around a network."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.training = False
+
+    def forward(self, images):
+        return self.function(images)
+
+
+class StraightThrough(torch.autograd.Function):
+    """16 levels, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx, images):
+        return (images * 15).round() / 15
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def trained(activation, images, labels, eps, seed=0, steps=60):
+    """A small network after seconds of training, adversarial where eps is not 0."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        convolutions = nn.Conv2d(3, 16, 3, 2, 1), activation(), nn.Conv2d(16, 32, 3, 2, 1), activation()
+        model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(512, 10))
+        optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+        for _ in range(steps):
+            which = torch.randint(len(images), (64,))
+            delta = torch.empty(64, 3, 16, 16).uniform_(-eps, eps).requires_grad_()
+            loss = F.cross_entropy(model(images[which] + delta), labels[which])
+            (gradient,) = torch.autograd.grad(loss, delta)
+            attacked = (images[which] + (delta + eps * gradient.sign()).clamp(-eps, eps)).clamp(0, 1).detach()
+            optimizer.zero_grad()
+            F.cross_entropy(model(attacked), labels[which]).backward()
+            optimizer.step()
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Every other pixel of 32 images, as many levels as before, and a robust (h) and a standard (g) network."""
+    data = datasets.load("builtin", "val")
+    images, labels = data.floats()[:500, :, ::2, ::2], data.labels[:500]
+    h = trained(nn.SiLU, images, labels, 8 / 255)
+    g = trained(nn.ReLU, images, labels, 0.0, seed=1)
+    return SimpleNamespace(x=images[:32], g=g, h=h)
+
+
+def names(model, images, threat=LINF, labels=None):
+    """The alarms of a model, by default on what it says of the images."""
+    labels = model(images).argmax(1) if labels is None else labels
+    return {alarm.name for alarm in probe(model, images, labels, threat)}
+
+
+def alpha(images):
+    """Differs from image to image and moves with each."""
+    return 0.5 + 0.4 * torch.sin(40 * images.mean((1, 2, 3)))
+
+
+# --- plain networks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threat", [LINF, L2(0.5), Linf(torch.full((32,), 4 / 255))], ids=["linf", "l2", "per image"])
+@pytest.mark.parametrize("which", ["g", "h"])
+def test_a_plain_small_network_raises_no_alarm(small, which, threat):
+    assert names(getattr(small, which), small.x, threat) == set()
+
+
+@pytest.mark.parametrize("name", ["compact-robust", "compact-standard"])
+def test_packaged_models_raise_no_alarm(name):
+    data = datasets.load("builtin", "val").take(3)
+    assert names(zoo.load(name), data.floats(), labels=data.labels) == set()
+
+
+@pytest.mark.parametrize("mixing", [0.85, Around(alpha)], ids=["number", "module"])
+def test_mixtures_that_let_gradients_through_raise_no_alarm(small, mixing):
+    assert names(MixedClassifier(small.g, small.h, mixing), small.x) == set()
+
+
+def test_one_step_is_enough_against_a_linear_model_and_no_alarm(linear, images):
+    assert names(linear, images) == set()
+
+
+# --- planted defences ---------------------------------------------------------------------------------
+
+PLANTED = {
+    "random-output": lambda model: lambda x: model(x + 0.03 * torch.randn_like(x)),
+    "probabilities": lambda model: lambda x: model(x).softmax(1),
+    "saturated-logits": lambda model: lambda x: 1e4 * model(x),
+    "zero-gradient": lambda model: lambda x: model((x * 15).round() / 15),
+    "flat-steps": lambda model: lambda x: model((x * 15).round() / 15),
+    "unbounded-attack": lambda model: lambda x: model((x * 15).round() / 15),
+    "more-steps-do-not-help": lambda model: lambda x: model(x + 0.01 * torch.sin(2000 * x)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_defence_raises_its_alarm(small, name):
+    assert name in names(Around(PLANTED[name](small.h)), small.x)
+
+
+def test_a_detached_alpha_is_seen(small):
+    """Also where it jumps, which is a gradient of zero."""
+    jumps = Around(lambda x: (x.mean((1, 2, 3)) > 0.5).float() + 0 * x.sum((1, 2, 3)))
+    for module in (Detached(Around(alpha)), jumps):
+        assert "detached-alpha" in names(MixedClassifier(small.g, small.h, module), small.x)
+    assert names(MixedClassifier(small.g, small.h, Detached(Around(alpha))), small.x) == {"detached-alpha"}
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [
+        lambda g, h: lambda x: h(StraightThrough.apply(x)),
+        lambda g, h: lambda x: h(StraightThrough.apply(x + 0.011)),
+        lambda g, h: lambda x: h(x) + g(x.detach()),
+        lambda g, h: lambda x: h(x + ((x * 255).floor() / 255 - x).detach()),
+    ],
+    ids=["straight through", "off the levels", "half detached", "floor of 256 levels"],
+)
+def test_a_gradient_that_somebody_made_up_is_seen(small, defence):
+    assert names(Around(defence(small.g, small.h)), small.x) == {"flat-steps"}
+
+
+def test_no_gradient_at_all_is_an_alarm_and_not_an_error(small):
+    (alarm,) = probe(Around(lambda x: small.h(x.detach())), small.x, small.h(small.x).argmax(1), LINF)
+    assert alarm.name == "zero-gradient" and "100%" in alarm.saw and "not connected" in alarm.saw
+
+
+def test_an_alarm_says_what_was_seen_and_what_to_try(small):
+    alarm = probe(Around(lambda x: 1e4 * small.h(x)), small.x, small.h(small.x).argmax(1), LINF)[0]
+    lead = (1e4 * small.h(small.x)).topk(2).values.diff().abs().median().item()
+    assert alarm.name == "saturated-logits" and f"{lead:.3g}" in alarm.saw and alarm.advice == ADVICE[alarm.name]
+
+
+# --- what it costs and leaves alone -------------------------------------------------------------------
+
+
+def passes(model, images, labels, threat=LINF):
+    seen = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    probe(model, images, labels, threat)
+    return sum(seen) / len(images)
+
+
+def test_the_cost_is_below_150_passes(small):
+    labels = small.h(small.x).argmax(1)
+    assert passes(Around(small.h), small.x, labels) < 50
+    assert passes(Around(PLANTED["flat-steps"](small.h)), small.x, labels) < 150
+
+
+def test_images_that_are_wrong_are_left_out(small):
+    wrong = (small.h(small.x).argmax(1) + 1) % 10
+    assert names(Around(PLANTED["flat-steps"](small.h)), small.x, labels=wrong) == set()
+    assert more_steps(small.h, small.x, wrong, LINF) == []
+
+
+def test_a_radius_of_zero_is_no_reason_for_an_alarm(small):
+    assert names(small.h, small.x, Linf(0.0)) == set()
+
+
+def test_weights_and_random_numbers_stay_as_they_are(small):
+    layer = nn.Linear(10, 10).eval()
+    before = torch.get_rng_state()
+    names(nn.Sequential(small.h, layer).eval(), small.x)
+    assert layer.weight.requires_grad and layer.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_more_steps_are_tried_on_a_few_images_only(small):
+    seen = []
+    model = Around(lambda x: (seen.append(len(x)), small.h(x))[1])
+    more_steps(model, small.x, small.h(small.x).argmax(1), LINF)
+    assert sum(seen) <= len(small.x) + CLIMBERS * (sum(STEPS) + 2 * len(STEPS))
+
+
+# --- a finished evaluation ----------------------------------------------------------------------------
+
+
+def waterfall(*counts):
+    """`counts[i]` images fooled by stage i, the rest of 900 not at all."""
+    fooled = np.repeat(np.arange(len(counts)), counts)
+    return np.concatenate([fooled, np.full(900 - len(fooled), -1)])
+
+
+@pytest.mark.parametrize(
+    ("stages", "counts", "expected"),
+    [
+        (["apgd-ce", "apgd-t", "fab-t", "square"], (300, 50, 0, 2), []),
+        (["apgd-ce", "apgd-t", "fab-t", "square"], (300, 50, 0, 3), ["square-breaks"]),
+        (["square", "apgd-ce"], (300, 50), []),
+        (["apgd-ce", "transfer-standard", "transfer-robust"], (300, 2, 1), ["transfer-breaks"]),
+        (["transfer-standard", "apgd-ce", "square"], (300, 50, 2), []),
+        (["apgd-ce", "transfer-standard", "square"], (300, 3, 4), ["square-breaks", "transfer-breaks"]),
+        (["square", "transfer-standard"], (30, 30), []),
+    ],
+)
+def test_what_late_stages_find_is_an_alarm_above_a_fifth_of_a_point(stages, counts, expected):
+    found = after(stages, waterfall(*counts), 1000)
+    assert [alarm.name for alarm in found] == expected
+    assert all("of 1000 images" in alarm.saw for alarm in found)
