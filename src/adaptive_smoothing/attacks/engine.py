@@ -24,6 +24,8 @@ from adaptive_smoothing.threat import Threat
 # Rows of a batch of CIFAR's size: two cores are full with some dozens.
 BATCH = {"cuda": 2048, "cpu": 32}
 CIFAR_PIXELS = 3 * 32 * 32
+# Fewer images than these take a device as long, or nearly.
+FULL = {"cuda": 512, "cpu": 32}
 # Sizes a batch can have on a GPU, where each has to be recorded once: a third apart.
 SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
 
@@ -163,7 +165,7 @@ class _Batch:
     def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool, memory: Any) -> None:
         self.victim, self.state, self.memory = victim, state, memory
         self.cuda = state["label"].is_cuda
-        self.attack = attack.for_rows(len(state["label"])) if self.cuda else attack
+        self.attack = attack.for_rows(len(state["label"]), FULL.get(state["label"].device.type, 1))
         self.query: Callable[..., Tensor] = self.attack.query
         self.update: Callable[..., State] = self.attack.update
         if compiled:

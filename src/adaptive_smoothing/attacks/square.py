@@ -17,16 +17,16 @@ COVERED = 0.8
 # The queries after which the squares have half the area they had before.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 LOOK = 51
-# A GPU takes as long for one image as for this many.
-ROWS = 512
+# One proposal in twenty or so is kept: of more than this many at once, too many would be made again.
+AHEAD = 8
 
 
 @dataclass(frozen=True)
 class Square(StepAttack):
     """`queries` proposals after the first image, which has stripes (Linf) or tiles (L2).
 
-    Most proposals are refused. So a small batch on a GPU asks about the next `lookahead` proposals at once, all made
-    from the same image: the first that helps is kept, those after it are made again. The result is the same.
+    Most proposals are refused. So a small batch asks about the next `lookahead` proposals at once, all made from the
+    same image: the first that helps is kept, those after it are made again. The result is the same.
     """
 
     threat: Threat
@@ -45,8 +45,8 @@ class Square(StepAttack):
     def look_every(self) -> int:
         return min(LOOK, self.evaluations)
 
-    def for_rows(self, rows: int) -> Square:
-        return replace(self, lookahead=max(1, min(8, ROWS // rows)))
+    def for_rows(self, rows: int, full: int) -> Square:
+        return replace(self, lookahead=max(1, min(AHEAD, full // rows)))
 
     def begin(self, state: State, classes: int) -> State:
         threat = self.threat.with_eps(state["eps"])

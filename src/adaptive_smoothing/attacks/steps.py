@@ -65,8 +65,8 @@ class StepAttack(ABC):
         """[images, jobs]: the target of each job, or the label where there is none; in the order they are tried."""
         return labels[:, None]
 
-    def for_rows(self, rows: int) -> StepAttack:
-        """The same attack, arranged for a batch of so many rows on a GPU."""
+    def for_rows(self, rows: int, full: int) -> StepAttack:
+        """The same attack, arranged for a batch of so many rows on a device that is busy with `full` images."""
         return self
 
     def objective(self, state: State) -> Objective | None:

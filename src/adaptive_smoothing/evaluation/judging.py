@@ -73,14 +73,19 @@ class Judging:
     compiled: bool | None = None
     with_alarms: bool = True
 
-    def run(self, devices: Sequence[str] = (), watch: Callable[[Progress], None] | None = None) -> Verdict:
+    def run(
+        self,
+        devices: Sequence[str] = (),
+        watch: Callable[[Progress], None] | None = None,
+        engine: Engine | None = None,
+    ) -> Verdict:
         self.journal.bind(self.binding())
         early = self.probe() if self.with_alarms else []
         if len(devices) > 1:
             from adaptive_smoothing.evaluation.workers import spread
 
             spread(self, devices, watch)
-        engine = self.engine()
+        engine = engine or self.engine()
         watch = watch or (lambda progress: None)
         parts = [part for _, part in self.shards(engine, watch)]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != DONE}

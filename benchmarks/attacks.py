@@ -1,0 +1,162 @@
+"""Ours and AutoAttack's reference (`pyautoattack` on PyPI) in one process, on the same images and the same model.
+
+    python benchmarks/attacks.py resnet18-robust --images 1000 --data cifar10 --out benchmarks/results/attacks-h.json
+    python benchmarks/attacks.py resnet18-standard resnet18-robust --alpha 0.8 ...
+    python benchmarks/attacks.py small-robust --images 16 --device cpu
+
+For each contestant: seconds, forward and backward passes an image, robust accuracy, and which images only it broke.
+On a GPU ours runs twice, as `first` seconds hold the compilation; the reference has nothing to compile. It runs with its
+own defaults (batches of 250), with frozen weights, which it leaves to the user, and with all images in one batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.adaptive import preset
+from adaptive_smoothing.attacks.verdict import verdict_logits
+from adaptive_smoothing.cli.evaluate import Subject
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.batches import batches
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.journal import Journal
+from adaptive_smoothing.evaluation.judging import Judging
+from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.results import write_json
+from adaptive_smoothing.threat import Linf
+
+EPS = 8 / 255
+
+
+class Counting(nn.Module):
+    """Counts the images that pass through a model, forwards and backwards."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.forward_images, self.backward_images = model, 0, 0
+        self.training = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.forward_images += len(images)
+        logits = self.model(images)
+        if logits.requires_grad and images.requires_grad:
+            logits.register_hook(self._count)
+        return logits
+
+    def _count(self, gradient: Tensor) -> None:
+        self.backward_images += len(gradient)
+
+
+def clocked(work: Callable[[], Any]) -> tuple[Any, float]:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    result = work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, time.perf_counter() - began
+
+
+def ours(name: str, model: nn.Module, data: ImageData, device: torch.device, rounds: int) -> dict[str, Any]:
+    """The last of some rounds with one engine, which keeps what the first has compiled."""
+    cascade = preset(name, Linf(EPS)).for_model(model)
+    judging = Judging(model, data, cascade, device, Journal(), compiled=device.type == "cuda", with_alarms=False)
+    engine, seconds = judging.engine(), []
+    for _ in range(rounds):
+        engine.passes.forward = engine.passes.backward = 0
+        verdict, took = clocked(lambda: judging.run(engine=engine))
+        seconds.append(took)
+    row = {"seconds": seconds[-1], "forwards": engine.passes.forward, "backwards": engine.passes.backward}
+    row |= {"first": seconds[0]} if rounds > 1 else {}
+    return row | {"stands": verdict.index[verdict.robust_correct].tolist()}
+
+
+def reference(
+    model: nn.Module, data: ImageData, device: torch.device, *, freeze: bool, batch_size: int
+) -> dict[str, Any]:
+    from pyautoattack import AutoAttack
+
+    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    batch = next(iter(batches(data, len(data), device=device)))
+    model.requires_grad_(not freeze)
+    counting = Counting(model)
+    attack = AutoAttack(counting, norm="Linf", eps=EPS, version="standard", seed=0, device=device)
+    (images, _), seconds = clocked(
+        lambda: attack.run_standard_evaluation(batch.images, batch.labels, batch_size=batch_size)
+    )
+    model.requires_grad_(False)
+    stands = verdict_logits(model, images).argmax(1) == batch.labels
+    row = {"seconds": seconds, "forwards": counting.forward_images, "backwards": counting.backward_images}
+    return row | {"stands": batch.index[stands].tolist()}
+
+
+def contestants(
+    model: nn.Module, data: ImageData, device: torch.device, wanted: list[str]
+) -> dict[str, Callable[[], dict[str, Any]]]:
+    rounds = 2 if device.type == "cuda" else 1
+    everything = {
+        "fast": lambda: ours("fast", model, data, device, rounds),
+        "standard": lambda: ours("standard", model, data, device, rounds),
+        "reference": lambda: reference(model, data, device, freeze=False, batch_size=250),
+        "reference, frozen": lambda: reference(model, data, device, freeze=True, batch_size=250),
+        "reference, frozen, one batch": lambda: reference(model, data, device, freeze=True, batch_size=len(data)),
+    }
+    return {name: run for name, run in everything.items() if not wanted or name in wanted}
+
+
+def compare(rows: dict[str, dict[str, Any]], images: int) -> None:
+    """What each is worth beside the reference; the sets themselves stay in the file as counts."""
+    stands = {name: set(row.pop("stands")) for name, row in rows.items()}
+    theirs = next((name for name in rows if name.startswith("reference")), None)
+    for name, row in rows.items():
+        row["robust accuracy"] = len(stands[name]) / images
+        row |= {key: row.pop(key) / images for key in ("forwards", "backwards")}
+        if theirs is not None and not name.startswith("reference"):
+            row["only ours broke"] = len(stands[theirs] - stands[name])
+            row["only theirs broke"] = len(stands[name] - stands[theirs])
+            row["times as fast"] = rows[theirs]["seconds"] / row["seconds"]
+
+
+def show(rows: dict[str, dict[str, Any]]) -> None:
+    for name, row in rows.items():
+        cells = [f"{key} {value:.4g}" for key, value in row.items()]
+        print(f"{name:30} {'   '.join(cells)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", help="MODEL, or G H with --alpha")
+    parser.add_argument("--alpha", type=float)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--data", default="builtin")
+    parser.add_argument("--data-root")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", nargs="*", default=[], help="Some of the contestants")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    subject = Subject.load(args.models[0], args.models[1] if len(args.models) > 1 else None, args.alpha, args.device)
+    data = datasets.load(args.data, args.split, root=args.data_root).take(args.images)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, run in contestants(subject.model, data, device, args.only).items():
+        print(name, "...", flush=True)
+        rows[name] = run()
+        print(f"  {rows[name]['seconds']:.1f} s, {len(rows[name]['stands'])} of {len(data)} stand", flush=True)
+    compare(rows, len(data))
+    show(rows)
+    if args.out:
+        facts = {"models": subject.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
+        write_json(args.out, {"rows": rows, "facts": {**facts, **environment(device)}})
+
+
+if __name__ == "__main__":
+    main()
