@@ -5,8 +5,8 @@
     python benchmarks/attacks.py small-robust --images 16 --device cpu
 
 For each contestant: seconds, forward and backward passes an image, robust accuracy, and which images only it broke.
-On a GPU ours runs twice, as `first` seconds hold the compilation; the reference has nothing to compile. It runs with its
-own defaults (batches of 250), with frozen weights, which it leaves to the user, and with all images in one batch.
+On a GPU ours runs twice, as `first` seconds hold the compilation; the reference has nothing to compile. It runs with
+its own defaults (batches of 250), with frozen weights, which it leaves to the user, and with all images in one batch.
 """
 
 from __future__ import annotations

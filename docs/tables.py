@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
@@ -144,6 +145,80 @@ def training() -> Table:
     return Table(f"Training on one {measured['device']}, torch {measured['torch']}", columns, rows)
 
 
+def attacks(*runs: str) -> Table:
+    """Ours beside AutoAttack's reference: benchmarks/attacks.py."""
+    measured = {run: read_json(ROOT / "benchmarks" / "results" / f"attacks-{run}.json") for run in runs}
+    rows = [
+        (_subject(result["facts"]["models"]), name, *_contest(row))
+        for result in measured.values()
+        for name, row in result["rows"].items()
+    ]
+    columns = (
+        "model",
+        "attack",
+        "seconds",
+        "times as fast",
+        "first run, s",
+        "forwards an image",
+        "backwards",
+        "robust, %",
+        "only ours broke",
+        "only theirs broke",
+    )
+    facts = next(iter(measured.values()))["facts"]
+    title = f"{facts['images']:,} images of {facts['data']} on {facts['device']}, torch {facts['torch']}"
+    return Table(title, columns, tuple(rows))
+
+
+def _contest(row: dict[str, float]) -> tuple[str, ...]:
+    cells = {"seconds": ".1f", "times as fast": ".1f", "first": ".0f", "forwards": ",.0f", "backwards": ",.0f"}
+    shown = [format(row[key], form) if key in row else "" for key, form in cells.items()]
+    broke = [str(row[key]) if key in row else "" for key in ("only ours broke", "only theirs broke")]
+    return (*shown, percent(row["robust accuracy"]), *broke)
+
+
+def _subject(models: dict[str, Any]) -> str:
+    if "model" in models:
+        return models["model"]["name"]
+    return f"{models['g']['name']} and {models['h']['name']}, α = {models['alpha']:g}"
+
+
+def verdicts(*runs: str) -> Table:
+    """Evaluations in results/: what is left of the accuracy after each attack."""
+    rows = []
+    for run in runs:
+        result = read_json(ROOT / "results" / run / "result.json")
+        steps = " → ".join(f"{step['attack']} {percent(step['left'])}" for step in result["waterfall"])
+        low, high = (100 * bound for bound in result["robust"]["interval"])
+        robust = f"{percent(result['robust']['accuracy'])} ({low:.1f} to {high:.1f})"
+        alarms = ", ".join(alarm["name"] for alarm in result["alarms"]) or "none"
+        rows.append((_subject(result["models"]), f"{result['images']:,}", steps, robust, alarms))
+    columns = ("model", "images", "accuracy left after each attack, %", "robust, %", "alarms")
+    return Table("Verdicts", columns, tuple(rows), "95 % Clopper-Pearson intervals.")
+
+
+# tab:confidence, its AutoAttack columns: accuracy, right: mean and median, wrong: mean.
+PAPER_MARGINS = {"g": (0.0, "–", "–", "0.986", "–"), "h": (0.4075, "0.774", "0.933", "0.553", "–")}
+
+
+def margins(*runs: str) -> Table:
+    """Confidence gaps under AutoAttack, on the iterate with the smallest margin, beside the paper's."""
+    rows = [
+        (f"*the paper's {letter}, AutoAttack*", percent(accuracy), *gaps)
+        for letter, (accuracy, *gaps) in PAPER_MARGINS.items()
+    ]
+    for run in runs:
+        result = read_json(ROOT / "results" / run / "result.json")
+        attack = result["settings"]["attack"]["name"]
+        for images, cell in result["gaps"].items():
+            figures = [cell[f"{kind}_{what}"] for kind in ("right", "wrong") for what in ("mean", "median")]
+            shown = ["–" if figure is None else f"{figure:.3f}" for figure in figures]
+            name = f"{_subject(result['models'])}, {'clean' if images == 'clean' else attack}"
+            rows.append((name, percent(cell["accuracy"]), *shown))
+    columns = ("", "accuracy, %", "right: mean gap", "median", "wrong: mean gap", "median")
+    return Table("Confidence gaps under attack", columns, tuple(dict.fromkeys(rows)))
+
+
 def draw(pair: str) -> None:
     """figure.png and gaps.png of a stored run, as `sweep` draws them."""
     for name, figure in figures(Report(load_tradeoff(_folder(pair)), choice=_chosen(pair))).items():
@@ -162,7 +237,10 @@ def _chosen(pair: str) -> Choice:
     return Choice(**found)
 
 
-TABLES = {table.__name__: table for table in (models, candidates, training, pair, curve, chosen, held, gaps)}
+TABLES = {
+    table.__name__: table
+    for table in (models, candidates, training, attacks, verdicts, pair, curve, chosen, held, gaps)
+}
 
 
 def rewritten(text: str) -> str:

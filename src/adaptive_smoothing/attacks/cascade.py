@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -61,7 +60,7 @@ class Cascade:
     def audit_sizes(self, survivors: int) -> tuple[int, int]:
         """How many survivors to audit: some at random, and a third as many of those closest to falling."""
         share = self.audit_share * survivors
-        return min(self.audit_random, math.ceil(0.75 * share)), min(self.audit_closest, math.ceil(0.25 * share))
+        return min(self.audit_random, round(0.75 * share)), min(self.audit_closest, round(0.25 * share))
 
     @property
     def stage_names(self) -> tuple[str, ...]:

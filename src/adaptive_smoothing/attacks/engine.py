@@ -7,6 +7,7 @@ has succeeded, and the earliest success counts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,9 +122,22 @@ class Engine:
             except torch.OutOfMemoryError:
                 if self.size == 1:
                     raise
-                self._recorded.clear()
-                torch.cuda.empty_cache()
-                self.size //= 2
+                self._begin_again(size=self.size // 2)
+            except RuntimeError as error:
+                # Asking for the compiler's own class of errors would take two seconds to import it.
+                if not (self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))):
+                    raise
+                warnings.warn(f"this model does not compile, so that attacks take longer: {error}", stacklevel=2)
+                self._begin_again(compiled=False)
+
+    def _begin_again(self, **changes: Any) -> None:
+        """With other settings; what was compiled or recorded with the old ones goes."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self._fast.clear()
+        self._recorded.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def view(self, source: View | None) -> nn.Module | None:
         """A view of the model, made once."""
@@ -174,6 +188,7 @@ class _Batch:
         self.lookahead = getattr(self.attack, "lookahead", 1)
         self.gradient = self.attack.objective(state) is not None
         self.graph: Any = None
+        self.recordable = self.cuda
 
     def load(self, state: State) -> None:
         for name, value in state.items():
@@ -184,7 +199,7 @@ class _Batch:
             self.state[name][rows] = value
 
     def advance(self, steps: int) -> None:
-        if self.cuda and self.graph is None:
+        if self.recordable and self.graph is None:
             self._record()
         for _ in range(steps):
             if self.graph is not None:
@@ -205,9 +220,17 @@ class _Batch:
             for _ in range(2):
                 self._stepped({name: value.clone() for name, value in self.state.items()})
         torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=self.memory):
-            self.load(self._stepped(self.state))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.memory):
+                self.load(self._stepped(self.state))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            warnings.warn(f"this model cannot be recorded, so that attacks take longer: {error}", stacklevel=2)
+            self.recordable = False
+        else:
+            self.graph = graph
 
 
 class _Run:

@@ -42,8 +42,8 @@ def waterfall_table(verdict: Verdict) -> Table:
 
 
 def audit_sentence(audit: Audit, images: int) -> str:
-    if not audit.survivors:
-        return "Nothing was left to audit."
+    if not audit.random:
+        return f"{audit.survivors} survivors are too few for an audit."
     points = 100 * audit.missed_share * audit.unseen / images
     return (
         f"Audit by full FAB-T and Square: of {audit.survivors:,} survivors, {audit.random_fell} of {audit.random} "
