@@ -8,16 +8,20 @@ from typing import Any
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
+from adaptive_smoothing.report.figures import png
 from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.results import write_json, write_rows
+from adaptive_smoothing.report.waterfall import waterfall_figure
+from adaptive_smoothing.results import atomic, write_json, write_rows
 
 # What differs from one run to the next, and so is not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"
 
 
 def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """rows.npz, facts.json, and last result.json, the same bytes for the same images, model and attack."""
+    """rows.npz, a figure, facts.json, and last result.json: the same bytes for the same images, model and attack."""
     write_rows(folder / ROWS, verdict.rows())
+    with atomic(folder / "waterfall.png") as partial:
+        partial.write_bytes(png(waterfall_figure(verdict)))
     write_json(folder / FACTS, facts)
     write_json(folder / RESULT, {**verdict.summary(), "models": models})
 

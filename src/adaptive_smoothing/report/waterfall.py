@@ -1,0 +1,57 @@
+"""The figure of an evaluation: how the accuracy falls, attack by attack, and how close the rest came to falling."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.report.figures import side_by_side
+from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.style import LIGHT, Style
+
+
+def waterfall_figure(verdict: Verdict, *, style: Style = LIGHT) -> Figure:
+    """Left: what each attack took. Right: margins of what stood and of what fell."""
+    return side_by_side([waterfall_panel(verdict, style), margin_panel(verdict, style)], style)
+
+
+def waterfall_panel(verdict: Verdict, style: Style) -> Panel:
+    def draw(axes: Axes) -> None:
+        steps = verdict.waterfall
+        names = [name for name, _, _ in steps]
+        left = [100 * share for _, _, share in steps]
+        before = [100.0, *left[:-1]]
+        places = range(len(steps))
+        axes.barh(places, left, color=style.clean, height=0.7)
+        axes.barh(places, [a - b for a, b in zip(before, left, strict=True)], left=left, color=style.mix, height=0.7)
+        for place, (_, took, share) in enumerate(steps):
+            # Beside the bar: inside, a small accuracy would have no room.
+            text = f"{100 * share:.2f} %" + (f"  (−{took:,})" if took else "")
+            axes.text(before[place] + 1.5, place, text, va="center", fontsize=9)
+        axes.set_yticks(list(places), names)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 145)
+        axes.set_xticks(range(0, 101, 20))
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("accuracy left, %")
+        axes.set_title(f"What took {len(verdict.labels):,} images")
+
+    return draw
+
+
+def margin_panel(verdict: Verdict, style: Style) -> Panel:
+    def draw(axes: Axes) -> None:
+        right = verdict.clean_correct
+        stood, fell = verdict.robust_correct, right & ~verdict.robust_correct
+        lead = -verdict.margin.clamp(-10, 10).numpy()
+        bins = [step / 4 for step in range(-20, 41)]
+        axes.hist(lead[stood.numpy()], bins=bins, color=style.clean, label=f"stood: {int(stood.sum()):,}")
+        axes.hist(lead[fell.numpy()], bins=bins, color=style.mix, alpha=0.8, label=f"fell: {int(fell.sum()):,}")
+        axes.axvline(0, color=style.ink, linewidth=1)
+        axes.set_xlabel("lead of the right class on the worst version found, in logits")
+        axes.set_ylabel("images")
+        axes.set_title("How close they came")
+        axes.legend()
+
+    return draw
