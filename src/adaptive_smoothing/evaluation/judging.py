@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
 from adaptive_smoothing.evaluation.journal import Columns, Journal, model_digest
 from adaptive_smoothing.evaluation.shards import DONE, Shard
 from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
+from adaptive_smoothing.evaluation.workers import spread
 from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.threat import Threat
@@ -81,12 +83,10 @@ class Judging:
     ) -> Verdict:
         self.journal.bind(self.binding())
         early = self.probe() if self.with_alarms else []
+        watch = watch or (lambda progress: None)
         if len(devices) > 1:
-            from adaptive_smoothing.evaluation.workers import spread
-
             spread(self, devices, watch)
         engine = engine or self.engine()
-        watch = watch or (lambda progress: None)
         parts = [part for _, part in self.shards(engine, watch)]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != DONE}
         audit = self._audit(engine, columns, watch) if self.cascade.audit else None
@@ -231,8 +231,12 @@ def judge(
     accuracy.check_data(data)
     check_eval(model)
     where = torch.device(device or next(iter(model.parameters()), data.images).device)
-    folder = None if journal is None else Path(journal)
-    return Judging(model, data, cascade.for_model(model), where, Journal(folder), **options).run(devices, watch)
+    suited = cascade.for_model(model)
+    if journal is None and len(devices) > 1:
+        with tempfile.TemporaryDirectory() as folder:
+            return Judging(model, data, suited, where, Journal(Path(folder)), **options).run(devices, watch)
+    kept = Journal(None if journal is None else Path(journal))
+    return Judging(model, data, suited, where, kept, **options).run(devices, watch)
 
 
 def describe(setting: Any) -> Any:

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.multiprocessing as multiprocessing
 
-from adaptive_smoothing.evaluation.judging import Judging, Progress
+if TYPE_CHECKING:
+    from adaptive_smoothing.evaluation.judging import Judging, Progress
 
 
-def spread(judging: Judging, devices: Sequence[str], watch: Callable[[Progress], None] | None) -> None:
+def spread(judging: Judging, devices: Sequence[str], watch: Callable[[Progress], None]) -> None:
     """Do every shard, number k on device k modulo their count; afterwards the journal has them all."""
-    if judging.journal.folder is None:
-        raise ValueError("expected a folder for the journal that processes meet in, got none: pass folder=")
     threads = max(1, torch.get_num_threads() // len(devices))
-    judging = dataclasses.replace(judging, model=judging.model.cpu(), data=judging.data.to("cpu"))
+    home = judging.device
+    portable = dataclasses.replace(judging, model=judging.model.cpu(), data=judging.data.to("cpu"))
+    told = multiprocessing.get_context("spawn").Queue()
+    arguments = (portable, list(devices), threads, told)
     context = multiprocessing.start_processes(
-        _work, args=(judging, list(devices), threads), nprocs=len(devices), join=False, start_method="spawn"
+        _work, args=arguments, nprocs=len(devices), join=False, start_method="spawn"
     )
-    assert context is not None
-    while not context.join(timeout=1):
-        pass
+    latest: dict[int, Progress] = {}
+    try:
+        while not context.join(timeout=0.5):
+            _pass_on(told, latest, watch)
+    finally:
+        judging.model.to(home)
 
 
-def _work(rank: int, judging: Judging, devices: list[str], threads: int) -> None:
+def _pass_on(told: Any, latest: dict[int, Progress], watch: Callable[[Progress], None]) -> None:
+    """What the processes say, added up."""
+    while not told.empty():
+        rank, progress = told.get()
+        latest[rank] = progress
+        parts = list(latest.values())
+        sums = {name: sum(getattr(part, name) for part in parts) for name in ("finished", "seen", "standing")}
+        watch(dataclasses.replace(progress, **sums))
+
+
+def _work(rank: int, judging: Judging, devices: list[str], threads: int, told: Any) -> None:
     device = torch.device(devices[rank])
     if device.type == "cpu":
         torch.set_num_threads(threads)
     mine = dataclasses.replace(judging, model=judging.model.to(device), device=device)
-    for _ in mine.shards(mine.engine(), lambda progress: None, every=len(devices), first=rank):
+    for _ in mine.shards(mine.engine(), lambda so_far: told.put((rank, so_far)), every=len(devices), first=rank):
         pass
