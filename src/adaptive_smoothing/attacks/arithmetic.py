@@ -23,22 +23,23 @@ class FastModel:
     """Calls `model`, or its `mix`, in fast arithmetic; values come back in float32."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool = False) -> None:
-        self.model, self.device, self.compiled = model, device, compiled
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self.device = device
+        # One function serves logits and alpha, so that a mixture is compiled once.
+        self.mixes = hasattr(model, "mix")
+        function: Callable[..., Any] = getattr(model, "mix", model)
+        self.function = torch.compile(function, dynamic=True) if compiled else function
 
     def __call__(self, images: Tensor) -> Tensor:
-        with self._arithmetic(), trusted_images():
-            return self._function("forward")(self._laid_out(images)).float()
+        answer = self._answer(images)
+        return (answer.logits if self.mixes else answer).float()
 
     def mix(self, images: Tensor) -> Any:
-        with self._arithmetic(), trusted_images():
-            return self._function("mix")(self._laid_out(images))
+        """Logits and alpha of a mixed classifier."""
+        return self._answer(images)
 
-    def _function(self, name: str) -> Callable[..., Any]:
-        if name not in self._functions:
-            function = self.model if name == "forward" else getattr(self.model, name)
-            self._functions[name] = torch.compile(function, dynamic=True) if self.compiled else function
-        return self._functions[name]
+    def _answer(self, images: Tensor) -> Any:
+        with self._arithmetic(), trusted_images():
+            return self.function(self._laid_out(images))
 
     def _laid_out(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images

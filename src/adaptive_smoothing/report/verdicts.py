@@ -30,19 +30,24 @@ def verdict_tables(verdict: Verdict, costs: dict[str, Cost]) -> list[Table]:
     return [waterfall_table(verdict), gap_table(verdict), cost_table(costs)]
 
 
+def sentences(verdict: Verdict) -> list[str]:
+    """The result in words: accuracies with their intervals, the audit, the alarms."""
+    clean_low, clean_high = (100 * bound for bound in verdict.clean_interval)
+    low, high = (100 * bound for bound in verdict.interval)
+    found = [
+        f"Clean accuracy {100 * verdict.clean:.2f} % ({clean_low:.1f} to {clean_high:.1f}), robust accuracy "
+        f"{100 * verdict.robust:.2f} % ({low:.1f} to {high:.1f}) on {len(verdict.labels):,} images; 95 % "
+        "Clopper-Pearson intervals."
+    ]
+    if verdict.audit is not None:
+        found.append(audit_sentence(verdict.audit, len(verdict.labels)))
+    return found
+
+
 def waterfall_table(verdict: Verdict) -> Table:
     """Which attack took how many images, from the clean accuracy down to the robust one."""
     rows = [(name, f"{took:,}", f"{100 * left:.2f} %") for name, took, left in verdict.waterfall]
-    low, high = (100 * bound for bound in verdict.interval)
-    clean_low, clean_high = (100 * bound for bound in verdict.clean_interval)
-    note = (
-        f"Clean {100 * verdict.clean:.2f} % ({clean_low:.1f} to {clean_high:.1f}), robust "
-        f"{100 * verdict.robust:.2f} % ({low:.1f} to {high:.1f}); 95 % Clopper-Pearson intervals."
-    )
-    if verdict.audit is not None:
-        note += f" {audit_sentence(verdict.audit, len(verdict.labels))}"
-    title = f"{len(verdict.labels):,} images: what took them"
-    return Table(title, ("", "images", "accuracy left"), tuple(rows), note)
+    return Table("What took the images", ("", "images", "accuracy left"), tuple(rows))
 
 
 def audit_sentence(audit: Audit, images: int) -> str:
