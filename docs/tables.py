@@ -237,10 +237,8 @@ def _chosen(pair: str) -> Choice:
     return Choice(**found)
 
 
-TABLES = {
-    table.__name__: table
-    for table in (models, candidates, training, attacks, verdicts, pair, curve, chosen, held, gaps)
-}
+KINDS = (models, candidates, training, attacks, verdicts, margins, pair, curve, chosen, held, gaps)
+TABLES = {table.__name__: table for table in KINDS}
 
 
 def rewritten(text: str) -> str:

@@ -27,5 +27,5 @@ def test_a_number_changed_by_hand_is_noticed(tables):
 
 
 def test_an_unknown_mark_is_named(tables):
-    with pytest.raises(KeyError, match=r"training, pair, curve.* got the mark 'curvs compact'"):
+    with pytest.raises(KeyError, match=r"training.* pair, curve.* got the mark 'curvs compact'"):
         tables.rewritten("<!-- table: curvs compact -->\n<!-- end -->")
