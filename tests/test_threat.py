@@ -78,3 +78,36 @@ def test_negative_radius_is_refused():
 def test_radius_per_image_must_match_the_batch():
     with pytest.raises(ValueError, match="one radius per image"):
         Linf(torch.tensor([0.1, 0.2])).clip(IMAGES)
+
+
+ENDS = torch.tensor([0.0, 1 - 2.0**-24])
+
+
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.5), Linf(torch.linspace(0, 0.2, 5)), L2(torch.linspace(0, 1, 5))])
+def test_on_the_surface_is_on_the_surface(threat):
+    delta = threat.on_the_surface(torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)))
+    expected = torch.as_tensor(threat.eps).expand(5)
+    assert torch.allclose(threat.distance(delta, torch.zeros_like(delta)), expected, rtol=1e-6)
+    assert (delta > 0).any() and (delta < 0).any()
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+@pytest.mark.parametrize("uniform", [ENDS[[0, 0, 0]], ENDS[[1, 1, 1]], ENDS[[0, 1, 0]], torch.tensor([0.5, 0.5, 0])])
+def test_on_the_surface_is_finite_at_the_ends(kind, uniform):
+    threat = kind(0.25)
+    delta = threat.on_the_surface(uniform.view(1, 3, 1, 1))
+    assert delta.isfinite().all()
+    assert threat.distance(delta, torch.zeros_like(delta)).item() == pytest.approx(0.25, rel=1e-6)
+
+
+def test_l2_surface_points_have_no_preferred_direction():
+    points = L2(1.0).on_the_surface(torch.rand(20_000, 1, 1, 3, generator=torch.Generator().manual_seed(0))).flatten(1)
+    assert torch.allclose(points.mean(0), torch.zeros(3), atol=0.02)
+    assert torch.allclose(points.T @ points / len(points), torch.eye(3) / 3, atol=0.01)
+
+
+def test_the_pace_to_a_plane():
+    """The shortest way to a plane moves every pixel that matters alike in Linf, and along the normal in L2."""
+    normal = torch.tensor([2.0, -3.0, 0.0]).view(1, 3, 1, 1)
+    assert Linf(0.1).pace(normal).flatten().tolist() == [1, 1, 0]
+    assert L2(0.1).pace(normal).flatten().tolist() == [2, 3, 0]

@@ -36,6 +36,11 @@ class Base:
     role: str
 
     def __call__(self, model: nn.Module) -> nn.Module:
+        if not isinstance(model, BaseClassifiers):
+            raise ValueError(
+                f"expected a mixture, whose {self.role} classifier is attacked, got {type(model).__name__}: mix two "
+                "models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
+            )
         return getattr(model, self.role)
 
 

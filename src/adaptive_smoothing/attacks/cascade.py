@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.engine import Engine, Outcome, Shot, View, Watch
+from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack
 from adaptive_smoothing.attacks.verdict import verdict
@@ -55,6 +56,11 @@ class Cascade:
     def for_model(self, model: nn.Module) -> Cascade:
         """Without the stages that make no sense for this model."""
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
+        if not stages:
+            raise ValueError(
+                f"expected a cascade with an attack for this {type(model).__name__}, got {self.name}, whose stages are "
+                "all for other models: choose another preset, such as standard"
+            )
         return replace(self, stages=stages)
 
     def audit_sizes(self, survivors: int) -> tuple[int, int]:
@@ -104,13 +110,19 @@ def run_stage(
     if isinstance(stage.attack, StepAttack):
         outcome = engine.run(stage.name, stage.attack, part, source=stage.source, watch=watch)
     else:
-        outcome = plain_outcome(engine, stage.attack, part, engine.view(stage.source))
+        attack = stage.attack
+        outcome = engine.retried(part, stage.source, lambda view: plain_outcome(engine, attack, part, view))
     standing.add(number, which, outcome)
 
 
 def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Module | None) -> Outcome:
     """An attack that is no engine's: called batch by batch, judged like any other."""
     parts = [shot.take(rows) for rows in torch.arange(len(shot), device=shot.labels.device).split(engine.size)]
-    worst = torch.cat([attack(source or engine.model, part.images, part.labels) for part in parts])
+    worst = torch.cat([_for(attack, part)(source or engine.model, part.images, part.labels) for part in parts])
     margin, _ = verdict(engine.model, worst, shot.images, shot.labels, shot.threat)
     return Outcome(margin > 0, worst, margin, torch.zeros_like(shot.labels))
+
+
+def _for(attack: PlainAttack, shot: Shot) -> PlainAttack:
+    """PGD with the radii of these images."""
+    return replace(attack, threat=attack.threat.with_eps(shot.threat.eps)) if isinstance(attack, PGD) else attack

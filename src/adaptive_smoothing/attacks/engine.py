@@ -26,7 +26,7 @@ from adaptive_smoothing.threat import Threat
 BATCH = {"cuda": 2048, "cpu": 32}
 CIFAR_PIXELS = 3 * 32 * 32
 # Fewer images than these take a device as long, or nearly.
-FULL = {"cuda": 512, "cpu": 32}
+FULL = {"cuda": 1024, "cpu": 32}
 # Sizes a batch can have on a GPU, where each has to be recorded once: a third apart.
 SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
 
@@ -94,7 +94,7 @@ class Engine:
         self.size = self.batch_size or BATCH.get(self.device.type, 256)
         self._views: dict[View, nn.Module] = {}
         self._fast: dict[int, FastModel] = {}
-        self._recorded: dict[tuple[str, int], _Batch] = {}
+        self._recorded: dict[tuple[int, int, int], _Batch] = {}
         # Recorded graphs take turns, and nothing outlives a replay: they can all work in the same memory.
         self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -111,6 +111,10 @@ class Engine:
 
         `watch` is told now and then the share of the work that is done, and how many images have fallen.
         """
+        return self.retried(shot, source, lambda view: _Run(self, name, attack, shot, view, watch).run())
+
+    def retried(self, shot: Shot, source: View | None, work: Callable[[nn.Module | None], Outcome]) -> Outcome:
+        """Work on a view of the model, frozen, until the batches are small enough for it."""
         if self.batch_size is None:
             pixels = shot.images[0].numel()
             self.size = min(self.size, max(8, BATCH.get(self.device.type, 256) * CIFAR_PIXELS // pixels))
@@ -118,7 +122,7 @@ class Engine:
             try:
                 view = self.view(source)
                 with frozen(*filter(None, (self.model, view))):
-                    return _Run(self, name, attack, shot, view, watch).run()
+                    return work(view)
             except torch.OutOfMemoryError:
                 if self.size == 1:
                     raise
@@ -152,12 +156,15 @@ class Engine:
 
     def _fast_model(self, model: nn.Module) -> FastModel:
         if id(model) not in self._fast:
-            self._fast[id(model)] = FastModel(model, self.device, compiled=self.compiled)
+            # A view is attacked too shortly to win back the time that compiling it would take.
+            compiled = self.compiled and model is self.model
+            self._fast[id(model)] = FastModel(model, self.device, compiled=compiled)
         return self._fast[id(model)]
 
-    def batch(self, name: str, attack: StepAttack, source: nn.Module | None, state: State) -> _Batch:
+    def batch(self, attack: StepAttack, source: nn.Module | None, state: State) -> _Batch:
         """A batch that starts from `state`, with the graph of an earlier one of its size where there is one."""
-        key = (name, len(state["label"]))
+        # Not by name: presets share names of stages that differ.
+        key = (id(attack), id(source), len(state["label"]))
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
@@ -178,6 +185,8 @@ class _Batch:
 
     def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool, memory: Any) -> None:
         self.victim, self.state, self.memory = victim, state, memory
+        # Kept alive, so that no other attack gets the identity that this batch is found by.
+        self.made_for = attack
         self.cuda = state["label"].is_cuda
         self.attack = attack.for_rows(len(state["label"]), FULL.get(state["label"].device.type, 1))
         self.query: Callable[..., Tensor] = self.attack.query
@@ -304,6 +313,7 @@ class _Run:
             "target": self.targets[image, number],
             "key": fold(fold(torch.full_like(number, stream), shot.index), number),
             "step": torch.zeros_like(number),
+            "end": torch.full_like(number, self.attack.evaluations),
             "worst": shot.images.clone(),
             "margin": torch.full_like(shot.eps, -torch.inf),
             "bar": torch.zeros_like(shot.eps),
@@ -314,7 +324,7 @@ class _Run:
         """Idle rows repeat the first job."""
         rows = self.engine.rows(len(jobs))
         padded = np.array(jobs + [jobs[0]] * (rows - len(jobs)))
-        return self.engine.batch(self.name, self.attack, self.source, self._begin(padded))
+        return self.engine.batch(self.attack, self.source, self._begin(padded))
 
     @staticmethod
     def _padded(jobs: list[int], batch: _Batch) -> np.ndarray:
@@ -333,7 +343,7 @@ class _Run:
         state = {name: value[which] for name, value in batch.state.items()}
         job = job[kept]
         job[len(running) :] = -1
-        return self.engine.batch(self.name, self.attack, self.source, state), job
+        return self.engine.batch(self.attack, self.source, state), job
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -357,7 +367,10 @@ class _Run:
         threat = self.shot.threat.with_eps(state["eps"][which])
         clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
         margin, _ = verdict(self.engine.model, worst, clean, state["label"][which], threat)
-        state["bar"][which] = state["margin"][which]
+        # Where only fast arithmetic overflows, the job goes on from what full precision says.
+        seemed = state["margin"][which]
+        state["margin"][which] = seemed = seemed.where(seemed < torch.finfo(seemed.dtype).max, margin)
+        state["bar"][which] = seemed.clamp_min(0)
         self.engine.passes.add(len(rows), gradient=False)
         won = (margin > 0).cpu().numpy()
         number, image = np.divmod(job[rows], self.images)

@@ -22,6 +22,7 @@ from adaptive_smoothing.threat import Threat
 TOWARDS_CLEAN, BEYOND, BACK = 0.1, 1.05, 0.9
 # The way to a plane is found by Newton's method on a concave, piecewise linear function.
 NEWTON_STEPS = 12
+FAR = 1e30
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class FAB(StepAttack):
         near, far = (_length(threat, way) for way in (to_plane, from_clean))
         weight = column((near / (near + far)).clamp(max=TOWARDS_CLEAN), images)
         ahead = (here + BEYOND * to_plane) * (1 - weight) + (clean + BEYOND * from_clean) * weight
-        inside = threat.distance(images, clean) <= state["eps"]
+        # Not a number is not outside: it must reach the verdict, which refuses it.
+        inside = ~(threat.distance(images, clean) > state["eps"])
         return keep_worst(state, images, logits, inside) | {"iterate": ahead.clamp(0, 1)}
 
 
@@ -70,8 +72,12 @@ def way_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor)
 
     Every pixel moves at its pace until it meets the box; where the plane does not meet the box, all of them do.
     """
+    # Only the direction counts, and squares of tiny gradients vanish.
+    largest = normal.abs().amax((1, 2, 3)).clamp_min(torch.finfo(normal.dtype).tiny)
+    normal, offset = normal / column(largest, normal), offset / largest
     excess = (normal * points).sum((1, 2, 3)) - offset
-    downhill = -normal.sign() * column(excess.sign(), points)
+    # sign(NaN) is 0, which would freeze the attack and pass for robustness.
+    downhill = -normal.sign() * column(excess.sign().where(~excess.isnan(), excess), points)
     room = torch.where(downhill > 0, 1 - points, points)
     pace, slope, goal = threat.pace(normal), normal.abs(), excess.abs()
     time = torch.zeros_like(goal)
@@ -80,7 +86,8 @@ def way_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor)
         free = moved < room
         gained = (slope * torch.minimum(moved, room)).sum((1, 2, 3))
         speed = (slope * pace * free).sum((1, 2, 3))
-        time = torch.where(speed > 0, time + (goal - gained) / speed, time)
+        # Infinite, it would make NaN of a pace of zero.
+        time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=FAR)
     return downhill * torch.minimum(column(time, points) * pace, room)
 
 

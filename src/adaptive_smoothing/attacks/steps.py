@@ -6,7 +6,7 @@ with one row a job, among them
     clean, label, eps     the image, its class, the radius around it
     target                the class to reach, for attacks that have one
     key                   what its random numbers are drawn from: seed, attack, image and number of the job
-    step                  how many steps it has made
+    step, end             how many steps it has made, and how many it may make
     worst, margin         the worst iterate so far inside the ball, and its margin (positive: misclassified)
     bar                   the margin above which it may have succeeded: zero, or that of a success that was refused
 
@@ -132,10 +132,13 @@ def random_start(threat: Threat, state: State) -> Tensor:
 def keep_worst(state: State, images: Tensor, logits: Tensor, inside: Tensor | None = None) -> State:
     """The iterates that are worse than those kept so far, where they are `inside` the ball.
 
-    Not a number is the worst of all: it must reach the verdict, which refuses it.
+    A job goes on until the host looks; what it finds after its end does not count. Not a number, in the logits or in
+    the image, is the worst of all: it must reach the verdict, which refuses it.
     """
-    margin = logit_margin(logits, state["label"]).nan_to_num(nan=torch.inf)
-    worse = margin > state["margin"] if inside is None else inside & (margin > state["margin"])
+    margin = logit_margin(logits, state["label"]) + 0 * images.detach().sum((1, 2, 3))
+    margin = margin.nan_to_num(nan=torch.inf)
+    worse = (margin > state["margin"]) & (state["step"] < state["end"])
+    worse = worse if inside is None else inside & worse
     return {
         "worst": choose(worse, images.detach(), state["worst"]),
         "margin": torch.where(worse, margin, state["margin"]),

@@ -13,8 +13,9 @@ from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.models.contract import check_images, check_logits
 from adaptive_smoothing.threat import Threat
 
-# A pixel of 1 moved by eps and back is off by a rounding error of float32.
-ROUNDING = 1e-6
+# A pixel of 1 moved by eps and back is off by a rounding error of float32, and a length by a share of itself that
+# grows with the number of pixels: some millionths for those of ImageNet.
+ROUNDING, OF_LENGTH = 1e-6, 1e-5
 # Images in one pass of full precision.
 CHUNK = 512
 
@@ -52,5 +53,6 @@ def verdict(
             "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
         )
     logits = torch.cat([verdict_logits(model, part) for part in adversarial.split(CHUNK)])
-    inside = threat.distance(adversarial, images) <= torch.as_tensor(threat.eps, device=images.device) + ROUNDING
+    eps = torch.as_tensor(threat.eps, device=images.device)
+    inside = threat.distance(adversarial, images) <= eps * (1 + OF_LENGTH) + ROUNDING
     return logit_margin(logits, labels).where(inside, -torch.inf), logits

@@ -68,8 +68,6 @@ def evaluate(
     check_classes(subject.parts, everything)
     chosen = everything.take(min(images or len(everything), len(everything)))
     folder = make_folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite=overwrite)
-    if overwrite:
-        Journal(folder / JOURNAL).clear()
     console, started = screen(), time.perf_counter()
     with TimeBar(console) as bar:
         verdict = judge(
@@ -79,6 +77,7 @@ def evaluate(
             device=devices[0],
             devices=devices if len(devices) > 1 else (),
             journal=folder / JOURNAL,
+            overwrite=overwrite,
             watch=Watching(bar),
             batch_size=batch_size,
             shard_size=shard_size,
@@ -129,10 +128,12 @@ class Watching:
     bar: TimeBar
     began: float | None = None
     start: float = field(default_factory=time.perf_counter)
+    working: bool = False
 
     def __call__(self, progress: Progress) -> None:
-        # Shards out of the journal take no time, and say nothing about the pace.
-        if self.began is None or progress.finished <= self.began:
+        # Shards out of the journal, which name no stage, take no time and say nothing about the pace.
+        idle, self.working = not (progress.stage or self.working), bool(progress.stage)
+        if self.began is None or idle or progress.finished <= self.began:
             self.began, self.start = progress.finished, time.perf_counter()
         gone, left = progress.finished - self.began, progress.images - progress.finished
         rest = (time.perf_counter() - self.start) / gone * left if gone else None

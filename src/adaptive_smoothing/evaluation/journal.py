@@ -30,26 +30,40 @@ Columns = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Journal:
-    """Entries by name in a folder; None for the folder keeps nothing."""
+    """Entries by name in a folder; None for the folder keeps nothing.
+
+    `overwrite` takes the place of entries about something else.
+    """
 
     folder: Path | None = None
+    overwrite: bool = False
 
     def bind(self, facts: Mapping[str, Any]) -> None:
         """Say what the entries are about, or find out that the folder's are about something else."""
         if self.folder is None:
             return
         path = self.folder / BINDING
-        if not path.is_file():
-            with _room(self.folder):
-                write_json(path, dict(facts))
-            return
-        theirs = read_json(path)
+        if path.is_file():
+            if not (other := self._differs(path, facts)):
+                return
+            if not self.overwrite:
+                raise ValueError(
+                    f"expected the journal of this run in {self.folder}, got {other}: choose another folder (--out), "
+                    "or begin again with --overwrite"
+                )
+            self.clear()
+        with _room(self.folder):
+            write_json(path, dict(facts))
+
+    @staticmethod
+    def _differs(path: Path, facts: Mapping[str, Any]) -> str:
+        """What the entries are about instead, in words; empty where it is the same."""
+        try:
+            theirs = read_json(path)
+        except ValueError:
+            return f"one with a damaged {BINDING}"
         other = [name for name in facts if theirs.get(name) != facts[name]]
-        if other:
-            raise ValueError(
-                f"expected the journal of this run in {self.folder}, got one with another {', '.join(other)}: choose "
-                "another folder (--out), or begin again with --overwrite"
-            )
+        return f"one with another {', '.join(other)}" if other else ""
 
     def read(self, name: str) -> Columns | None:
         """The columns of an entry, or None where there is none."""
@@ -103,7 +117,8 @@ def _room(folder: Path) -> Iterator[None]:
 def model_digest(model: nn.Module) -> str:
     """sha256 of a model's structure and of every number in it."""
     digest = hashlib.sha256(repr(model).encode())
-    for name, tensor in sorted(model.state_dict(keep_vars=False).items()):
+    # Not the state_dict, which lacks the numbers that a module does not save, such as those of a normalisation.
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

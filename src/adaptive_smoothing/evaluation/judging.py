@@ -87,7 +87,9 @@ class Judging:
         if len(devices) > 1:
             spread(self, devices, watch)
         engine = engine or self.engine()
-        parts = [part for _, part in self.shards(engine, watch)]
+        # What several processes did has been told already.
+        tell = watch if len(devices) <= 1 else lambda progress: None
+        parts = [part for _, part in self.shards(engine, tell)]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != DONE}
         audit = self._audit(engine, columns, watch) if self.cascade.audit else None
         late = self._late_alarms(columns) if self.with_alarms else []
@@ -207,9 +209,9 @@ def evaluate(
     function `attack(model, images, labels) -> images`.
 
     Options: `device`, `batch_size`. For a cascade also `journal` (a folder from which the same call goes on
-    after a crash), `devices` (several names: one process each, which meet in the journal), `shard_size`, `compiled`,
-    `with_alarms`, and `watch`, which is called with a `Progress`; for a function `progress`, which is called
-    with the number of images of each finished batch.
+    after a crash), `overwrite` (what that folder holds of another run), `devices` (several names: one process each,
+    which meet in the journal), `shard_size`, `compiled`, `with_alarms`, and `watch`, which is called with a `Progress`;
+    for a function `progress`, which is called with the number of images of each finished batch.
     """
     if isinstance(attack, Cascade):
         return judge(model, data, attack, **options)
@@ -223,6 +225,7 @@ def judge(
     *,
     device: torch.device | str | None = None,
     journal: str | Path | None = None,
+    overwrite: bool = False,
     devices: Sequence[str] = (),
     watch: Callable[[Progress], None] | None = None,
     **options: Any,
@@ -235,7 +238,7 @@ def judge(
     if journal is None and len(devices) > 1:
         with tempfile.TemporaryDirectory() as folder:
             return Judging(model, data, suited, where, Journal(Path(folder)), **options).run(devices, watch)
-    kept = Journal(None if journal is None else Path(journal))
+    kept = Journal(None if journal is None else Path(journal), overwrite)
     return Judging(model, data, suited, where, kept, **options).run(devices, watch)
 
 

@@ -17,7 +17,9 @@ def spread(judging: Judging, devices: Sequence[str], watch: Callable[[Progress],
     """Do every shard, number k on device k modulo their count; afterwards the journal has them all."""
     threads = max(1, torch.get_num_threads() // len(devices))
     home = judging.device
-    portable = dataclasses.replace(judging, model=judging.model.cpu(), data=judging.data.to("cpu"))
+    # With the size of the shards, as a device of another kind would cut others.
+    size = judging.images_per_shard
+    portable = dataclasses.replace(judging, model=judging.model.cpu(), data=judging.data.to("cpu"), shard_size=size)
     told = multiprocessing.get_context("spawn").Queue()
     arguments = (portable, list(devices), threads, told)
     context = multiprocessing.start_processes(
@@ -27,7 +29,14 @@ def spread(judging: Judging, devices: Sequence[str], watch: Callable[[Progress],
     try:
         while not context.join(timeout=0.5):
             _pass_on(told, latest, watch)
+        _pass_on(told, latest, watch)
+    except multiprocessing.ProcessRaisedException as error:
+        # Its last line says what was wrong; above it is the stack of another process.
+        raise RuntimeError(str(error).strip().splitlines()[-1]) from error
     finally:
+        # After Ctrl-C some may be at work, and Python would wait for them.
+        for process in context.processes:
+            process.terminate()
         judging.model.to(home)
 
 

@@ -1,0 +1,359 @@
+"""Stages one after the other, and which of them a model deserves."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+from toys import CPU, Planes, aimed, pictures
+
+from adaptive_smoothing.attacks.adaptive import (
+    PRESETS,
+    AdaptiveAttack,
+    AdaptiveAutoAttack,
+    AtAlpha,
+    Base,
+    GrayBox,
+    Smooth,
+    preset,
+)
+from adaptive_smoothing.attacks.apgd import APGD
+from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
+from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
+from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.square import Square
+from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
+from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier
+from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
+from adaptive_smoothing.threat import L2, Linf
+
+LINF = Linf(8 / 255)
+
+
+class Brightness(nn.Module):
+    """Alpha grows with the mean of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training = False
+
+    def forward(self, images):
+        return (images.mean((1, 2, 3)) * 20 - 9.5).clamp(0.01, 0.99)
+
+
+def mixed(alpha=0.5, standard=None):
+    return MixedClassifier(standard or Planes(seed=0), Planes(seed=1), alpha)
+
+
+# --- one stage after the other --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reaches(StepAttack):
+    """Fools the images whose first pixel is below a bound, by one question about their last pixel."""
+
+    threat: Linf
+    bound: float
+    seen: list
+    length: int = 5
+    seed: int = 0
+
+    evaluations = property(lambda self: self.length)
+
+    def query(self, state):
+        images = state["clean"].clone()
+        low = images[:, 0, 0, 0] < self.bound
+        images[:, 0, -1, -1] = torch.where(low, 0.8, self.bound / 2)
+        self.seen.append([round(pixel, 2) for pixel in images[:, 0, 0, 0].tolist()])
+        return images
+
+    def update(self, state, images, answer):
+        return keep_worst(state, images, answer.logits)
+
+
+class LastPixel(nn.Module):
+    def forward(self, images):
+        return torch.stack([torch.full_like(images[:, 0, 0, 0], 0.5), images[:, 0, -1, -1]], 1)
+
+
+def stairs(*bounds):
+    """Images 0.0, 0.1, ..., 0.9, and stages that fool those below a bound."""
+    images = (torch.arange(10) / 10).view(-1, 1, 1, 1).repeat(1, 1, 2, 2)
+    images[:, 0, -1, -1] = 0.0
+    shot = aimed(LastPixel().eval(), images, Linf(1.0))
+    stages = [Stage(f"below {bound}", Reaches(shot.threat, bound, [])) for bound in bounds]
+    standing, engine = Standing.before(shot), Engine(LastPixel().eval(), CPU, 16)
+    for number, stage in enumerate(stages):
+        run_stage(engine, number, stage, shot, standing)
+    return standing, [sorted({pixel for row in stage.attack.seen for pixel in row}) for stage in stages]
+
+
+def test_stages_see_only_what_is_left():
+    standing, seen = stairs(0.25, 0.15, 0.75)
+    assert seen[0] == [round(k / 10, 1) for k in range(10)]
+    assert seen[1] == seen[2] == [round(k / 10, 1) for k in range(3, 10)]
+    assert standing.fooled_by.tolist() == [0, 0, 0, 2, 2, 2, 2, 2, -1, -1]
+    assert standing.left().tolist() == [8, 9]
+
+
+def test_queries_add_up_and_the_worst_margin_stays():
+    """Each stage asks five questions; a stage of a lower bound comes less close to what it cannot fool."""
+    standing, _ = stairs(0.25, 0.15, 0.75, 0.35)
+    assert standing.queries.tolist() == [5] * 3 + [15] * 5 + [20] * 2
+    expected = [0.3] * 8 + [0.75 / 2 - 0.5] * 2
+    assert standing.margin.tolist() == pytest.approx(expected)
+    assert standing.worst[:, 0, -1, -1].tolist() == pytest.approx([0.8] * 8 + [0.375] * 2)
+
+
+def test_a_stage_after_the_last_image_is_not_run():
+    standing, seen = stairs(0.95, 0.5)
+    assert (standing.fooled_by == 0).all() and seen[1] == []
+
+
+def test_a_stage_never_raises_robust_accuracy():
+    model, images = Planes(), pictures(30)
+    shot = aimed(model, images, Linf(0.008))
+    stages = [
+        Stage("square", Square(shot.threat, queries=10)),
+        Stage("apgd", APGD(shot.threat, steps=3)),
+        Stage("pgd", PGD(shot.threat, steps=5)),
+        Stage("helps", lambda model, images, labels: images),
+    ]
+    standing, engine, left = Standing.before(shot), Engine(model, CPU, 16), [30]
+    for number, stage in enumerate(stages):
+        before = standing.fooled_by.clone()
+        run_stage(engine, number, stage, shot, standing)
+        assert torch.equal(standing.fooled_by[before >= 0], before[before >= 0])
+        left.append(len(standing.left()))
+    assert left[1:] == sorted(left[1:], reverse=True) and left[0] > left[1] > left[2] and left[3] == left[4]
+
+
+def test_a_plain_attack_is_judged_like_any_other():
+    """One that leaves the ball fools nobody; one on images of their own radii gets those radii."""
+    model, images = Planes(classes=2), pictures(20)
+    shot = aimed(model, images, Linf(0.01))
+    engine = Engine(model, CPU, 8)
+    for attack, fooled in ((lambda model, images, labels: 1 - images, 0), (PGD(Linf(0.01), steps=10), None)):
+        standing = Standing.before(shot)
+        run_stage(engine, 0, Stage("plain", attack), shot, standing)
+        expected = model.distance(images, shot.labels, shot.threat) < 0.01 if fooled is None else torch.zeros(20) > 0
+        assert torch.equal(standing.fooled_by >= 0, expected)
+
+
+def test_a_plain_attack_gets_smaller_batches_where_memory_is_short_and_weights_that_are_frozen():
+    model, sizes, flags = Planes(classes=2), [], []
+
+    def attack(model, images, labels):
+        sizes.append(len(images))
+        flags.append(model.weight.requires_grad)
+        if len(images) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return PGD(Linf(0.01), steps=10)(model, images, labels)
+
+    shot = aimed(model, pictures(10), Linf(0.01))
+    standing = Standing.before(shot)
+    run_stage(Engine(model, CPU, 16), 0, Stage("plain", attack), shot, standing)
+    assert sizes == [10, 8, 4, 4, 2] and not any(flags) and model.weight.requires_grad
+    assert torch.equal(standing.fooled_by == 0, model.distance(shot.images, shot.labels, shot.threat) < 0.01)
+
+
+def test_pgd_has_a_radius_for_each_image():
+    model, images = Planes(classes=2), pictures(20)
+    labels = model(images).argmax(1)
+    radii = model.distance(images, labels, Linf(0.0)) * torch.where(torch.arange(20) % 2 == 0, 1.1, 0.9)
+    shot = aimed(model, images, Linf(radii))
+    standing = Standing.before(shot)
+    # The first two fall to another stage, so that positions in the batch and in the data differ.
+    standing.fooled_by[:2] = 0
+    run_stage(Engine(model, CPU, 8), 1, Stage("pgd", PGD(shot.threat, steps=20)), shot, standing)
+    assert torch.equal(standing.fooled_by[2:] == 1, (torch.arange(20) % 2 == 0)[2:])
+
+
+# --- presets --------------------------------------------------------------------------------------------
+
+
+def budgets(cascade, classes=10):
+    logits, labels = torch.randn(1, classes, generator=torch.Generator().manual_seed(0)), torch.tensor([0])
+    return {
+        stage.name: (stage.attack.targets(logits, labels).shape[1], stage.attack.evaluations)
+        for stage in (*cascade.stages, *cascade.audit)
+    }
+
+
+def test_the_budgets_of_autoattack_are_the_references():
+    expected = {"apgd-ce": (1, 101), "apgd-t": (9, 101), "fab-t": (9, 101), "square": (1, 5001)}
+    assert budgets(AutoAttack(LINF)) == budgets(preset("standard", LINF)) == budgets(preset("C", LINF)) == expected
+    assert budgets(AutoAttack(LINF), classes=5)["apgd-t"] == (4, 101)
+
+
+def test_the_fast_preset_audits_with_the_other_half_of_autoattack():
+    fast, full = FastAttack(LINF), AutoAttack(LINF)
+    assert fast.audit == full.stages[2:]
+    spent = sum(jobs * steps for jobs, steps in budgets(replace(fast, audit=())).values())
+    assert spent == 17 + 9 * 23 + 2 * 51
+
+
+def test_presets_have_their_names_and_threats():
+    for name in PRESETS:
+        for threat in (LINF, L2(0.5)):
+            cascade = preset(name, threat, seed=3)
+            assert cascade.threat == threat and cascade.stages
+            assert all(stage.attack.threat == threat for stage in (*cascade.stages, *cascade.audit))
+            assert len(set(cascade.stage_names)) == len(cascade.stage_names)
+
+
+def test_the_seed_reaches_every_random_stage():
+    for name in ("fast", "standard", "adaptive", "margin", "D"):
+        cascade = preset(name, LINF, seed=3)
+        assert {stage.attack.seed for stage in (*cascade.stages, *cascade.audit)} == {3}
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ValueError, match=r"expected a preset among fast, standard, .*, got 'autoattack': see"):
+        preset("autoattack", LINF)
+
+
+def names(cascade, model):
+    return [stage.name for stage in cascade.for_model(model).stages]
+
+
+STANDARD = ["apgd-ce", "apgd-t", "fab-t", "square"]
+TRANSFERS = ["transfer-g", "transfer-h", "transfer-alpha-0.5", "transfer-alpha-0.9"]
+LOWERING = [f"apgd-{kind}-alpha-{weight}" for weight in (0.1, 0.5, 0.9) for kind in ("ce", "t")]
+
+
+def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
+    adaptive = AdaptiveAttack(LINF)
+    assert names(adaptive, Planes()) == [*STANDARD, "apgd-margin-t"]
+    assert names(adaptive, mixed(0.5)) == [*STANDARD, "apgd-margin-t", *TRANSFERS]
+    learned = [*STANDARD, "apgd-margin-t", *LOWERING, "gray-ce", "gray-t", *TRANSFERS]
+    assert names(adaptive, mixed(Brightness())) == learned
+    hard = [*STANDARD, "apgd-margin-t", "smooth-margin-t", *TRANSFERS]
+    assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == hard
+    gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
+    assert names(adaptive, gradient) == [*STANDARD, "apgd-margin-t", "transfer-g", "transfer-h"]
+
+
+def test_setting_d_lowers_alpha_where_there_is_one_to_lower():
+    cascade = AdaptiveAutoAttack(LINF)
+    assert names(cascade, mixed(Brightness())) == ["apgd-ce-alpha-0.5", "apgd-t-alpha-0.5", "fab-t", "square"]
+    assert names(cascade, mixed(0.5)) == names(cascade, Planes()) == STANDARD
+
+
+def test_a_cascade_without_a_stage_for_a_model_is_an_error_and_no_robustness():
+    only = replace(AdaptiveAttack(LINF), stages=tuple(s for s in AdaptiveAttack(LINF).stages if "alpha-0.1" in s.name))
+    assert len(only.for_model(mixed(Brightness())).stages) == 2
+    with pytest.raises(ValueError, match="expected a cascade with an attack for this Planes, got adaptive"):
+        only.for_model(Planes())
+
+
+def test_every_adaptive_stage_runs_on_a_mixture_that_has_everything():
+    model = mixed(Brightness(), standard=Hardmax(Planes(seed=0)))
+    shot = aimed(model, pictures(4), Linf(0.005))
+    engine = Engine(model, CPU, 16)
+    for number, stage in enumerate(AdaptiveAttack(shot.threat).for_model(model).stages):
+        short = {"queries": 3} if isinstance(stage.attack, Square) else {"steps": 2}
+        standing = Standing.before(shot)
+        run_stage(engine, number, replace(stage, attack=replace(stage.attack, **short)), shot, standing)
+        assert standing.margin.isfinite().all() and (standing.queries > 0).all()
+
+
+def test_lowering_alpha_finds_what_the_plain_attack_does_not_see():
+    """g is wrong everywhere and h is right everywhere, whatever the image: all that can be attacked is alpha."""
+
+    class Always(nn.Module):
+        def __init__(self, which):
+            super().__init__()
+            self.logits = 5 * torch.eye(4)[which]
+            self.training = False
+
+        def forward(self, images):
+            return self.logits + 0 * images.flatten(1)[:, :1]
+
+    model = MixedClassifier(Always(1), Always(0), Brightness())
+    images = torch.full((3, 3, 4, 4), 0.505)  # alpha 0.6; below 0.5 the wrong class wins
+    shot = aimed(model, images, Linf(0.02))
+    assert (shot.labels == 0).all()
+    engine, stages = Engine(model, CPU, 8), {stage.name: stage for stage in AdaptiveAttack(shot.threat).stages}
+    outcomes = {}
+    for name in ("apgd-ce-alpha-0.5", "gray-ce"):
+        standing = Standing.before(shot)
+        run_stage(engine, 0, replace(stages[name], attack=replace(stages[name].attack, steps=10)), shot, standing)
+        outcomes[name] = (standing.fooled_by == 0).all().item()
+    assert outcomes == {"apgd-ce-alpha-0.5": True, "gray-ce": False}
+
+
+# --- views ----------------------------------------------------------------------------------------------
+
+
+def alpha_gradient(model, images):
+    images = images.clone().requires_grad_()
+    alpha = model.mix(images).alpha
+    return torch.autograd.grad(alpha.sum(), images)[0] if alpha.requires_grad else None
+
+
+def test_the_gray_box_has_no_gradient_of_alpha_and_the_same_answers():
+    model, images = mixed(Brightness()), pictures(5, low=0.48, high=0.52)
+    gray = GrayBox()(model)
+    assert alpha_gradient(gray, images) is None
+    assert (alpha_gradient(model, images) != 0).any()
+    assert torch.equal(gray(images), model(images))
+    plain = Planes()
+    assert GrayBox()(plain) is plain
+
+
+def one_pgd(name, model):
+    (stage,) = preset(name, LINF).for_model(model).stages
+    assert (stage.attack.steps, stage.attack.random_start) == (20, False)
+    return model if stage.source is None else stage.source(model)
+
+
+def test_settings_a_and_b_differ_by_the_gradient_of_alpha():
+    model, images = mixed(Brightness()), pictures(5, low=0.48, high=0.52)
+    assert alpha_gradient(one_pgd("A", model), images) is None
+    assert (alpha_gradient(one_pgd("B", model), images) != 0).any()
+    assert one_pgd("MIX", model) is model
+
+
+def test_std_and_rob_attack_g_and_h():
+    model = mixed(0.5)
+    assert one_pgd("STD", model) is model.standard and one_pgd("ROB", model) is model.robust
+    assert Base("standard")(model) is model.standard
+
+
+@pytest.mark.parametrize(("name", "role"), [("STD", "standard"), ("ROB", "robust")])
+def test_a_plain_model_has_no_parts_to_attack(name, role):
+    model = Planes()
+    shot = aimed(model, pictures(2), LINF)
+    (stage,) = preset(name, LINF).stages
+    with pytest.raises(ValueError, match=f"expected a mixture, whose {role} .* got Planes: mix two models"):
+        run_stage(Engine(model, CPU), 0, stage, shot, Standing.before(shot))
+
+
+def test_the_std_attack_is_made_on_g_and_judged_on_the_mixture():
+    """At alpha = 1 the mixture is h, which an attack on g does not fool; at alpha = 0 it is g itself."""
+    images = pictures(20)
+    (stage,) = preset("STD", Linf(0.03)).stages
+    fell = []
+    for alpha in (0.0, 1.0):
+        model = mixed(alpha)
+        shot = aimed(model, images, Linf(0.03))
+        standing = Standing.before(shot)
+        run_stage(Engine(model, CPU), 0, stage, shot, standing)
+        fell.append(int((standing.fooled_by == 0).sum()))
+    assert fell[0] == 20 and fell[1] < 15
+
+
+def test_other_alphas_and_smooth_parts():
+    model, images = mixed(Brightness(), standard=Hardmax(Planes(seed=0))), pictures(5)
+    narrow = model.with_alpha_range(0.2, 0.6)
+    assert AtAlpha(0.9)(narrow).mix(images).alpha.tolist() == pytest.approx([0.9] * 5)
+    assert isinstance(Smooth()(model).standard, Planes)
+
+
+def test_the_audit_takes_an_eighth_of_few_survivors_and_64_of_many():
+    cascade = Cascade("x", LINF, ())
+    assert cascade.audit_sizes(10_000) == cascade.audit_sizes(512) == (48, 16)
+    assert cascade.audit_sizes(256) == (24, 8)
+    assert cascade.audit_sizes(0) == (0, 0)

@@ -1,0 +1,602 @@
+"""The engine gives the result of running jobs one after the other, in whatever order and company they run."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import CPU, Planes, aimed, pictures, run
+
+from adaptive_smoothing.attacks import arithmetic
+from adaptive_smoothing.attacks import engine as engine_file
+from adaptive_smoothing.attacks.apgd import APGD
+from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
+from adaptive_smoothing.attacks.diversified import DiversifiedPGD
+from adaptive_smoothing.attacks.engine import Engine, Shot
+from adaptive_smoothing.attacks.fab import FAB
+from adaptive_smoothing.attacks.losses import targeted_margin_loss
+from adaptive_smoothing.attacks.objectives import targeted_dlr
+from adaptive_smoothing.attacks.square import Square
+from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
+from adaptive_smoothing.attacks.verdict import verdict
+from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.threat import L2, Linf
+
+# --- jobs by the book -----------------------------------------------------------------------------------
+
+CODES = 4096
+
+
+@dataclass(frozen=True)
+class Scripted(StepAttack):
+    """Asks about an image that says which job and step it comes from; what that does is written in a table."""
+
+    threat: Linf
+    jobs: int
+    length: int
+    looks: int
+    seed: int = 0
+
+    evaluations = property(lambda self: self.length)
+    look_every = property(lambda self: self.looks)
+
+    def targets(self, logits, labels):
+        return torch.arange(self.jobs).repeat(len(labels), 1)
+
+    def query(self, state):
+        images = state["clean"].clone()
+        images[:, 0, 0, 0] = (state["target"] * 100 + state["step"]) / CODES
+        return images
+
+    def update(self, state, images, answer):
+        return keep_worst(state, images, answer.logits)
+
+
+class Table(nn.Module):
+    """Looks the margin of an image up: [image, job, step]."""
+
+    def __init__(self, margins):
+        super().__init__()
+        self.margins = margins
+        self.training = False
+
+    def forward(self, images):
+        code, image = (CODES * images[:, 0, 0, :2]).round().long().unbind(1)
+        margin = self.margins[image, code // 100, code % 100]
+        return torch.stack([torch.zeros_like(margin), margin], 1)
+
+
+def by_the_book(margins, length, looks):
+    """One job after the other, each looked at every so many steps: fooled, queries, margin of every image."""
+    rows = []
+    for image in margins:
+        best, jobs = -np.inf, len(image)
+        for job, job_margins in enumerate(image):
+            own = -np.inf
+            for look in range(looks, length + looks, looks):
+                own = job_margins[: min(look, length)].max().item()
+                if own > 0:
+                    break
+            best = own if own > 0 else max(best, own)
+            if own > 0:
+                rows.append((True, job * length + min(look, length), own))
+                break
+        else:
+            rows.append((False, jobs * length, best))
+    fooled, queries, margin = zip(*rows, strict=True)
+    return list(fooled), list(queries), list(margin)
+
+
+def scripted(margins, length, looks, batch_size, order=None):
+    count, jobs, _ = margins.shape
+    order = torch.arange(count) if order is None else order
+    images = torch.zeros(count, 1, 2, 2)
+    images[:, 0, 0, 1] = order / CODES
+    attack = Scripted(Linf(1.0), jobs, length, looks)
+    shot = Shot(images, torch.zeros(count).long(), order, torch.zeros(count, 2), attack.threat)
+    return run(Table(margins), attack, shot, batch_size)
+
+
+def told(outcome):
+    return outcome.fooled.tolist(), outcome.queries.tolist(), pytest.approx(outcome.margin.tolist())
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 64])
+@pytest.mark.parametrize(("length", "looks"), [(12, 4), (13, 5), (1, 1)])
+def test_the_outcome_is_that_of_one_job_after_the_other(batch_size, length, looks):
+    """Chance decides when which job succeeds, later ones before earlier ones too; some never do."""
+    chance = torch.rand(20, 5, 40, generator=torch.Generator().manual_seed(length))
+    margins = torch.where(chance > 0.97, chance - 0.9, chance - 1.1)
+    expected = by_the_book(margins, length, looks)
+    assert told(scripted(margins, length, looks, batch_size)) == expected
+    assert 3 < sum(expected[0]) < 20 or length == 1
+
+
+@pytest.mark.parametrize("batch_size", [3, 64])
+def test_an_earlier_job_wins_over_a_later_one_that_succeeds_first(batch_size):
+    margins = torch.full((1, 3, 40), -1.0)
+    margins[0, 2, 0] = 0.7  # at once, but the third in line
+    margins[0, 1, 8] = 0.2
+    assert told(scripted(margins, 12, 4, batch_size)) == ([True], [12 + 12], [pytest.approx(0.2)])
+    margins[0, 1, 8] = -1.0
+    assert told(scripted(margins, 12, 4, batch_size)) == ([True], [24 + 4], [pytest.approx(0.7)])
+
+
+def test_what_comes_after_the_end_of_a_job_does_not_count():
+    """13 steps looked at every 5: the last look comes after 15."""
+    margins = torch.full((1, 1, 40), -1.0)
+    margins[0, 0, 13:] = 0.5
+    assert told(scripted(margins, 13, 5, 4)) == ([False], [13], [-1.0])
+    margins[0, 0, 12] = 0.25
+    assert told(scripted(margins, 13, 5, 4)) == ([True], [13], [0.25])
+
+
+def test_the_worst_of_all_failed_jobs_is_kept():
+    margins = -1 - torch.rand(6, 4, 40, generator=torch.Generator().manual_seed(0))
+    outcome = scripted(margins, 10, 5, 5)
+    assert torch.allclose(outcome.margin, margins[:, :, :10].amax((1, 2)))
+    codes = (CODES * outcome.worst[:, 0, 0, 0]).round().long()
+    best = margins[:, :, :10].flatten(1).argmax(1)
+    assert torch.equal(codes, best // 10 * 100 + best % 10)
+
+
+def test_a_job_that_an_earlier_one_has_made_idle_is_not_begun():
+    """Ten images fall to their first job at its first look, so that the model sees none of the other 90."""
+    margins = torch.full((10, 10, 40), 0.5)
+    seen = []
+    model = Table(margins)
+    model.register_forward_hook(lambda module, images, output: seen.extend((CODES * images[0][:, 0, 0, 0]).tolist()))
+    images = torch.zeros(10, 1, 2, 2)
+    images[:, 0, 0, 1] = torch.arange(10) / CODES
+    shot = Shot(images, torch.zeros(10).long(), torch.arange(10), torch.zeros(10, 2), Linf(1.0))
+    run(model, Scripted(Linf(1.0), 10, 20, 4), shot, 10)
+    assert max(seen) < 100
+
+
+def test_progress_rises_to_the_end():
+    chance = torch.rand(20, 5, 40, generator=torch.Generator().manual_seed(0))
+    margins = torch.where(chance > 0.98, chance - 0.9, chance - 1.1)
+    told = []
+    images = torch.zeros(20, 1, 2, 2)
+    images[:, 0, 0, 1] = torch.arange(20) / CODES
+    shot = Shot(images, torch.zeros(20).long(), torch.arange(20), torch.zeros(20, 2), Linf(1.0))
+    outcome = run(Table(margins), Scripted(Linf(1.0), 5, 12, 4), shot, 7, watch=lambda *now: told.append(now))
+    shares, fallen = zip(*told, strict=True)
+    assert list(shares) == sorted(shares) and list(fallen) == sorted(fallen)
+    assert 0 < shares[0] < shares[-1] == pytest.approx(1) and fallen[-1] == outcome.fooled.sum()
+
+
+# --- real attacks ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def network():
+    """Small and far from linear: a climb ends differently from every start."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.SiLU(), nn.Flatten()
+        model = nn.Sequential(*layers, nn.Linear(64, 10))
+    for layer in (model[0], model[2], model[5]):
+        layer.weight.data *= 5
+    return model.eval()
+
+
+ATTACKS = {
+    "apgd": partial(APGD, steps=12, climb=targeted_dlr, target_classes=2, restarts=2),
+    "pgd": partial(DiversifiedPGD, steps=8, loss=targeted_margin_loss, target_classes=3, diversify=2),
+    "fab": partial(FAB, steps=12, target_classes=3),
+    "square": partial(Square, queries=60),
+}
+
+
+@pytest.mark.parametrize("threat", [Linf(0.012), L2(0.12)])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_batch_size_and_company_do_not_matter(network, name, threat):
+    shot = aimed(network, pictures(14, (3, 8, 8), 0, 1), threat)
+    attack = ATTACKS[name](threat)
+    expected = run(network, attack, shot, 64)
+    order = torch.randperm(14, generator=torch.Generator().manual_seed(0))
+    cases = [(1, order[:2]), (7, order), (64, order[2:])]
+    for batch_size, which in cases:
+        outcome = run(network, attack, shot.take(which), batch_size)
+        assert torch.equal(outcome.fooled, expected.fooled[which])
+        assert torch.equal(outcome.queries, expected.queries[which])
+        assert torch.allclose(outcome.margin, expected.margin[which], atol=1e-4)
+    assert 1 < expected.fooled.sum() < 14
+
+
+def test_random_numbers_belong_to_the_stage_the_image_and_the_job(network):
+    """Not to its place in the data that happens to be attacked."""
+    images = pictures(1, (3, 8, 8), 0, 1).repeat(3, 1, 1, 1)
+    shot = replace(aimed(network, images, Linf(0.004)), index=torch.tensor([5, 5, 6]))
+    engine, attack = Engine(network, CPU, 8), Square(Linf(0.004), queries=4)
+    worst = engine.run("one", attack, shot).worst
+    assert torch.equal(worst[0], worst[1]) and not torch.equal(worst[0], worst[2])
+    assert not torch.equal(engine.run("two", attack, shot).worst[0], worst[0])
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A view of a network that sees images upside down."""
+
+    model: nn.Module
+
+    def __call__(self, model):
+        return Upside(self.model)
+
+
+class Upside(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.training = False
+
+    def forward(self, images):
+        return self.model(images.flip(2))
+
+
+class Kept(engine_file._Batch):
+    """Kept for the next batch of its size, as those are that were recorded on a GPU."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.cuda, self.recordable = True, False
+
+
+@pytest.mark.parametrize("kind", [engine_file._Batch, Kept])
+def test_what_an_engine_keeps_of_an_attack_changes_no_other(network, kind, monkeypatch):
+    """Stages of one name after one another, and again: the same as on engines of their own."""
+    monkeypatch.setattr(engine_file, "_Batch", kind)
+    shot = aimed(network, pictures(6, (3, 8, 8), 0, 1), Linf(0.012))
+    engine = Engine(network, CPU, 8)
+    attacks = [APGD(Linf(0.012), steps=5), APGD(Linf(0.012), steps=9, climb=targeted_dlr, target_classes=2)]
+    for attack in [*attacks, *attacks]:
+        for source in (None, Turned(network)):
+            one = engine.run("same name", attack, shot, source=source)
+            fresh = Engine(network, CPU, 8).run("same name", attack, shot, source=source)
+            assert torch.equal(one.worst, fresh.worst) and torch.equal(one.queries, fresh.queries)
+    assert bool(engine._recorded) == (kind is Kept)
+
+
+def test_images_and_shot_stay_as_they_are(network):
+    shot = aimed(network, pictures(4, (3, 8, 8), 0, 1), Linf(0.1))
+    before = shot.images.clone()
+    for name in ATTACKS:
+        run(network, ATTACKS[name](shot.threat), shot)
+    assert torch.equal(shot.images, before)
+
+
+# --- verdicts -------------------------------------------------------------------------------------------
+
+
+class TwoFaced(nn.Module):
+    """What an attack sees of it, with gradients, says the opposite of what it answers without."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.training = False
+
+    def forward(self, images):
+        logits = self.model(images)
+        return logits.flip(1) if torch.is_grad_enabled() else logits
+
+
+@pytest.mark.parametrize("build", [partial(APGD, steps=10), partial(FAB, steps=10), DiversifiedPGD])
+def test_a_success_that_full_precision_refuses_does_not_count(build):
+    model, images = Planes(classes=2), pictures(12)
+    shot = aimed(model, images, Linf(0.0001))
+    outcome = run(TwoFaced(model), build(shot.threat), shot)
+    assert not outcome.fooled.any()
+    assert (outcome.queries == build(shot.threat).evaluations).all()
+
+
+class Fast:
+    """In the place of the engine's own fast model: another table."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, images):
+        return self.model(images)
+
+
+def two_tables(fast, full, length=12, looks=4, batch_size=8):
+    """An attack that sees one table, and verdicts that are read from another."""
+    count, jobs, _ = full.shape
+    images = torch.zeros(count, 1, 2, 2)
+    images[:, 0, 0, 1] = torch.arange(count) / CODES
+    attack = Scripted(Linf(1.0), jobs, length, looks)
+    shot = Shot(images, torch.zeros(count).long(), torch.arange(count), torch.zeros(count, 2), attack.threat)
+    engine = Engine(Table(full), CPU, batch_size)
+    engine._fast[id(engine.model)] = Fast(Table(fast))
+    return engine.run("test", attack, shot)
+
+
+def test_after_a_refusal_a_wider_margin_is_judged_again():
+    fast, full = torch.full((2, 1, 40), -1.0), torch.full((2, 1, 40), -1.0)
+    fast[:, 0, 1], fast[:, 0, 6] = 0.2, 0.3
+    full[1, 0, 6] = 0.25
+    assert told(two_tables(fast, full)) == ([False, True], [12, 8], [0.3, 0.25])
+
+
+def test_a_refused_job_does_not_stand_in_the_way_of_the_next():
+    fast, full = torch.full((1, 2, 40), -1.0), torch.full((1, 2, 40), -1.0)
+    fast[0, 0, 1], fast[0, 1, 1] = 0.9, 0.2
+    full[0, 1, 1] = 0.1
+    assert told(two_tables(fast, full)) == ([True], [12 + 4], [pytest.approx(0.1)])
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_an_overflow_of_fast_arithmetic_does_not_end_a_job(poison):
+    """Otherwise nothing that the job found later could count: the margin of what is no number is infinite."""
+    fast, full = torch.full((1, 1, 40), -1.0), torch.full((1, 1, 40), -1.0)
+    fast[0, 0, 1], fast[0, 0, 9] = poison, 0.3
+    full[0, 0, 9] = 0.25
+    assert told(two_tables(fast, full)) == ([True], [12], [0.25])
+
+
+def test_a_point_outside_the_ball_fools_nobody():
+    @dataclass(frozen=True)
+    class Jumps(StepAttack):
+        threat: Linf
+        seed: int = 0
+        evaluations = 3
+
+        def query(self, state):
+            return 1 - state["clean"]
+
+        def update(self, state, images, answer):
+            return keep_worst(state, images, answer.logits)
+
+    model, images = Planes(classes=2), pictures(8, low=0.1, high=0.9)
+    shot = aimed(model, images, Linf(1e-4))
+    assert (model(1 - images).argmax(1) != shot.labels).all()
+    outcome = run(model, Jumps(shot.threat), shot)
+    assert not outcome.fooled.any()
+
+
+@pytest.mark.parametrize("eps", [0.5, 2.0, 10.0])
+def test_the_surface_of_the_ball_is_inside_whatever_the_size_of_the_image(eps):
+    """The length of 150,000 pixels is off by more than that of one pixel."""
+    images, threat = pictures(4, (3, 224, 224)), L2(eps)
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    on_surface = threat.project(threat.project(images + noise, images), images)
+    model, labels = Planes(2, (3, 224, 224)), torch.zeros(4).long()
+    assert verdict(model, on_surface, images, labels, threat)[0].isfinite().all()
+    beyond = images + 1.0001 * (on_surface - images)
+    assert (verdict(model, beyond, images, labels, threat)[0] == -torch.inf).all()
+
+
+class Poisoned(nn.Module):
+    """NaN in the logits, or only in the gradient, off the images themselves.
+
+    `deaf` has an answer to images that are no numbers: class 0.
+    """
+
+    def __init__(self, model, images, where):
+        super().__init__()
+        self.model, self.images, self.where = model, images, where
+        self.training = False
+
+    def forward(self, images):
+        logits = self.model(images)
+        if self.where == "deaf":
+            logits = torch.where(images.flatten(1).isnan().any(1)[:, None], 99 * torch.eye(5)[0], logits)
+        if self.where != "logits":
+            images = images.nan_to_num(nan=0.5)
+            return logits + (images.flatten(1).sum(1, keepdim=True) * 0).abs().sqrt()
+        off = (images.flatten(1)[:, None] - self.images.flatten(1)[None]).abs().amax(2).amin(1) > 1e-6
+        return logits + torch.where(off, torch.nan, 0.0)[:, None]
+
+
+@pytest.mark.parametrize("threat", [Linf(0.05), L2(0.2)])
+@pytest.mark.parametrize("where", ["logits", "gradient", "deaf"])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_not_a_number_never_passes_for_robustness(name, where, threat):
+    model, images = Planes(), pictures(24)
+    images = images[model(images).argmax(1) == 0]
+    poisoned = Poisoned(model, images, where).eval()
+    shot = aimed(model, images, threat)
+    if name == "square" and where != "logits":
+        assert run(poisoned, ATTACKS[name](threat), shot).fooled.any()  # it never asks for one
+        return
+    with pytest.raises(ValueError, match="NaN"):
+        run(poisoned, ATTACKS[name](threat), shot)
+
+
+# --- memory, flags, sources -----------------------------------------------------------------------------
+
+
+class Narrow(nn.Module):
+    """Has memory for a few images only."""
+
+    def __init__(self, model, most):
+        super().__init__()
+        self.model, self.most, self.seen = model, most, []
+        self.training = False
+
+    def forward(self, images):
+        self.seen.append(len(images))
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.model(images)
+
+
+def test_without_memory_the_batch_is_halved_and_the_outcome_stays(network, monkeypatch):
+    monkeypatch.setattr(engine_file, "FULL", {"cpu": 1})
+    shot = aimed(network, pictures(8, (3, 8, 8), 0, 1), Linf(0.012))
+    for name in ("apgd", "square"):
+        narrow = Narrow(network, 5)
+        engine = Engine(narrow, CPU, 64)
+        outcome = engine.run("test", ATTACKS[name](shot.threat), shot)
+        expected = run(network, ATTACKS[name](shot.threat), shot, 64)
+        assert torch.equal(outcome.fooled, expected.fooled) and torch.equal(outcome.queries, expected.queries)
+        assert torch.allclose(outcome.margin, expected.margin, atol=1e-4)
+        assert engine.size == 4
+
+
+def test_one_image_too_many_is_an_error(network):
+    shot = aimed(network, pictures(3, (3, 8, 8), 0, 1), Linf(0.012))
+    with pytest.raises(torch.OutOfMemoryError):
+        run(Narrow(network, 0), ATTACKS["apgd"](shot.threat), shot)
+
+
+def test_large_images_come_in_smaller_batches():
+    model, seen = Planes(2, (3, 64, 64)), []
+    model.register_forward_hook(lambda module, images, output: seen.append(len(output)))
+    shot = aimed(model, pictures(40, (3, 64, 64)), Linf(1e-5))
+    seen.clear()
+    engine = Engine(model, CPU)
+    engine.run("test", APGD(shot.threat, steps=1), shot)
+    assert engine.size == max(seen) == 8  # a quarter of 32
+
+
+def test_the_weights_keep_their_flags(network):
+    """Frozen inside, for half the cost; as they were afterwards, also after an error."""
+    model, images = Planes(), pictures(4)
+    model.bias.requires_grad_(False)
+    inside = []
+    model.register_forward_pre_hook(lambda module, images: inside.append(module.weight.requires_grad))
+    shot = aimed(model, images, Linf(0.02))
+    inside.clear()
+    run(model, APGD(shot.threat, steps=3), shot)
+    assert inside and not any(inside)
+    assert model.weight.requires_grad and not model.bias.requires_grad and model.weight.grad is None
+    poisoned = Poisoned(model, images, "logits")
+    with pytest.raises(ValueError, match="NaN"):
+        run(poisoned, APGD(shot.threat, steps=3), shot)
+    assert model.weight.requires_grad and not model.bias.requires_grad
+
+
+def test_frozen_restores_what_it_found():
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    two.bias.requires_grad_(False)
+    both = nn.Sequential(one, two)
+    with pytest.raises(KeyError), frozen(both, one):
+        assert not any(weight.requires_grad for weight in both.parameters())
+        raise KeyError
+    assert [weight.requires_grad for weight in both.parameters()] == [True, True, True, False]
+
+
+def test_the_caller_may_have_switched_gradients_off(network):
+    shot = aimed(network, pictures(6, (3, 8, 8), 0, 1), Linf(0.012))
+    expected = run(network, APGD(shot.threat, steps=4), shot)
+    with torch.no_grad():
+        assert torch.equal(run(network, APGD(shot.threat, steps=4), shot).worst, expected.worst)
+
+
+class Recorded(nn.Module):
+    """Counts passes with and without a gradient."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.graded, self.plain = model, 0, 0
+        self.training = False
+
+    def forward(self, images):
+        self.graded += images.requires_grad
+        self.plain += not images.requires_grad
+        return self.model(images)
+
+
+def test_a_transfer_takes_gradients_from_its_source_and_verdicts_from_the_model():
+    """The planes of the source are others: what it climbs is not what counts."""
+    model, images = Recorded(Planes(classes=2)), pictures(20)
+    source = Recorded(Planes(classes=2, seed=5))
+    shot = aimed(model.model, images, Linf(0.03))
+    attack = APGD(shot.threat, steps=10)
+    direct = run(model.model, attack, shot)
+    outcome = run(model, attack, shot, source=lambda attacked: source)
+    assert model.graded == 0 and model.plain > 0 and source.graded > 0 and source.plain == 0
+    assert torch.equal(outcome.fooled, model.model(outcome.worst).argmax(1) != shot.labels)
+    # Directions of other planes are nearly orthogonal: fewer fall, some do.
+    assert 0 < outcome.fooled.sum() < direct.fooled.sum()
+
+
+def test_a_transfer_from_the_model_itself_is_the_attack_itself():
+    model, images = Planes(), pictures(20)
+    shot = aimed(model, images, Linf(0.01))
+    attack = APGD(shot.threat, steps=10)
+    same = run(model, attack, shot, source=lambda attacked: attacked)
+    assert torch.equal(same.worst, run(model, attack, shot).worst)
+
+
+def test_a_view_is_made_once():
+    model, made = Planes(), []
+
+    def view(attacked):
+        made.append(attacked)
+        return Planes(seed=3)
+
+    engine, shot = Engine(model, CPU, 8), aimed(model, pictures(4), Linf(0.01))
+    for _ in range(2):
+        engine.run("test", APGD(shot.threat, steps=2), shot, source=view)
+    assert made == [model]
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------
+
+IMPLEMENTATIONS = {"torch": nullcontext, **({"winograd": arithmetic.ArmConvolutions} if arithmetic.ON_ARM else {})}
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("width", [1, 2])
+def test_every_arithmetic_gives_the_logits_and_gradients_of_double_precision(name, width):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        # A ReLU at a kink has another gradient in another precision.
+        model = build("wide_resnet", depth=10, width=width, activation="silu").eval().requires_grad_(False)
+    images = pictures(5, (3, 32, 32), 0, 1)
+
+    def both(model, images):
+        images = images.clone().requires_grad_()
+        logits = model(images)
+        return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), images)[0]
+
+    with IMPLEMENTATIONS[name]():
+        logits, gradient = both(model, images)
+    exact = [part.float() for part in both(model.double(), images.double())]
+    assert torch.allclose(logits, exact[0], atol=1e-4)
+    assert torch.allclose(gradient, exact[1], atol=1e-4 * exact[1].abs().max().item())
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(16, 24, 3, padding=1),
+        nn.Conv2d(16, 24, 3, padding=1, bias=False),
+        nn.Conv2d(16, 24, 3, padding=1, stride=2),
+        nn.Conv2d(16, 24, 3),
+        nn.Conv2d(16, 24, 3, padding="same"),
+        nn.Conv2d(32, 32, 3, padding=1, groups=2),
+        nn.Conv2d(16, 16, 3, padding=2, dilation=2),
+        nn.Conv2d(16, 24, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(16, 24, 1),
+    ],
+    ids=str,
+)
+def test_any_convolution(name, layer):
+    layer.requires_grad_(False)
+    images = torch.randn(2, layer.in_channels, 9, 7, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = layer(images)
+    inputs = images.clone().requires_grad_()
+    with IMPLEMENTATIONS[name]():
+        found = layer(inputs)
+    assert torch.allclose(found, expected, atol=1e-4)
+    weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    (gradient,) = torch.autograd.grad((found * weight).sum(), inputs)
+    again = images.clone().requires_grad_()
+    (exact,) = torch.autograd.grad((layer(again) * weight).sum(), again)
+    assert torch.allclose(gradient, exact, atol=1e-4)
+
+
+def test_a_fast_model_gives_the_models_logits_in_float32(network):
+    images = pictures(5, (3, 8, 8), 0, 1)
+    logits = FastModel(network, CPU)(images)
+    assert logits.dtype == torch.float32 and torch.allclose(logits, network(images), atol=1e-4)

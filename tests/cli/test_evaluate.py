@@ -1,0 +1,218 @@
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from adaptive_smoothing.attacks import adaptive
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
+from adaptive_smoothing.attacks.diversified import DiversifiedPGD
+from adaptive_smoothing.cli import demo
+from adaptive_smoothing.cli import evaluate as evaluate_file
+from adaptive_smoothing.cli.evaluate import Watching
+from adaptive_smoothing.cli.main import app, main
+from adaptive_smoothing.evaluation import cost
+from adaptive_smoothing.evaluation.journal import Journal
+from adaptive_smoothing.evaluation.judging import Progress
+from adaptive_smoothing.report import verdicts
+from adaptive_smoothing.threat import Threat
+
+pytestmark = pytest.mark.usefixtures("package")
+
+FOLDER = Path("runs/evaluate-compact-standard-fast")
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast preset of a few steps."""
+
+    def build(threat: Threat, *, seed: int = 0) -> Cascade:
+        near, far = (DiversifiedPGD(threat, steps=steps, seed=seed) for steps in (1, 6))
+        return Cascade("fast", threat, (Stage("near", near), Stage("far", far)))
+
+    monkeypatch.setitem(adaptive.PRESETS, "fast", build)
+    monkeypatch.setattr(cost, "ROUNDS", 1)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure takes half a second to draw."""
+    monkeypatch.setattr(verdicts, "png", lambda figure: b"")
+    monkeypatch.setattr(verdicts, "waterfall_figure", lambda verdict: None)
+
+
+def evaluate(*arguments: str, code: int = 0) -> str:
+    command = ["evaluate", "--device", "cpu", "--images", "9", "--shard-size", "4", *arguments]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == code, result.output
+    # The terminal of a test is narrow; where lines break is not what is tested.
+    return " ".join(result.output.split()) + str(result.exception or "")
+
+
+def as_typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of the command as the shell runs it."""
+    monkeypatch.setattr(sys, "argv", ["adaptive-smoothing", "evaluate", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_the_files_of_a_run_and_what_is_said(package: Callable) -> None:
+    said = evaluate(demo.STANDARD, "--eps", "0.3")
+    assert {path.name for path in FOLDER.iterdir()} == {"result.json", "rows.npz", "facts.json", "waterfall.png"}
+    result = json.loads((FOLDER / "result.json").read_text())
+    rows = dict(np.load(FOLDER / "rows.npz"))
+    facts = json.loads((FOLDER / "facts.json").read_text())
+    data = package("builtin").take(9)
+    assert rows["label"].tolist() == data.labels.tolist() and rows["index"].tolist() == list(range(9))
+    with torch.no_grad():
+        right = evaluate_file.zoo.load(demo.STANDARD)(data.floats()).argmax(1) == data.labels
+    assert result["clean"]["accuracy"] == right.double().mean().item()
+    assert result["robust"]["accuracy"] == (rows["fooled_by"] == -1).mean() < result["clean"]["accuracy"]
+    assert result["models"]["model"]["name"] == demo.STANDARD and len(result["models"]["model"]["sha256"]) == 64
+    assert facts["seconds"] > 0 and facts["cost"][demo.STANDARD]["parameters"] > 0 and "date" in facts
+    for name, took, left in [(step["attack"], step["took"], step["left"]) for step in result["waterfall"]]:
+        assert f"{name} {took} {100 * left:.2f} %" in said
+    assert "What took the images" in said and "alarm" in said.lower()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_result_is_the_same_bytes_twice() -> None:
+    for out in ("one", "two"):
+        evaluate(demo.STANDARD, "--no-alarms", "--out", out)
+    assert Path("one/result.json").read_bytes() == Path("two/result.json").read_bytes()
+    one, two = (dict(np.load(f"{out}/rows.npz")) for out in ("one", "two"))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_mixture_is_made_of_two_models_and_alpha() -> None:
+    said = evaluate(demo.STANDARD, demo.ROBUST, "--alpha", "0.7", "--no-alarms")
+    result = json.loads((Path("runs") / "evaluate-compact-standard-compact-robust-0.7-fast/result.json").read_text())
+    assert result["models"]["alpha"] == 0.7 and result["models"]["h"]["name"] == demo.ROBUST
+    assert "mixture" in said and "Alarms were off" in said
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_earlier_result_is_not_lost() -> None:
+    evaluate(demo.STANDARD, "--no-alarms")
+    before = (FOLDER / "result.json").read_bytes()
+    said = evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1", code=1)
+    assert "which holds one: choose another --out, or replace it with --overwrite" in said
+    assert (FOLDER / "result.json").read_bytes() == before
+    evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1", "--overwrite")
+    assert json.loads((FOLDER / "result.json").read_text())["settings"]["attack"]["threat"] == "Linf:0.1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--preset", "autoattack"), "expected a preset among fast, standard, adaptive"),
+        (("--eps", "abc"), "expected a radius such as 8/255 or 0.5, got 'abc'"),
+        (("--eps", "8"), "did you mean 8/255?"),
+        (("--eps", "1/0"), "expected a radius such as 8/255 or 0.5, got '1/0'"),
+        (("--eps", "-0.1"), "expected eps >= 0, got -0.1"),
+        (("--norm", "L1"), "expected a norm among Linf, L2, got 'L1'"),
+        ((demo.ROBUST,), "expected G, H and --alpha for a mixture, or one MODEL alone"),
+        (("--alpha", "0.5"), "expected G, H and --alpha for a mixture, or one MODEL alone"),
+        (("--check", "binarisation"), "expected --check binarization, got 'binarisation'"),
+        (("--device", "tpu"), "expected a device of this machine"),
+        (("--preset", "STD"), "expected a mixture, whose standard classifier is attacked, got PreActResNet"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    arguments: tuple[str, ...],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert as_typed(monkeypatch, demo.STANDARD, "--no-alarms", *arguments) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("error: ") and sentence in said and "Traceback" not in said
+    assert not list(Path("runs").rglob("result.json"))
+
+
+@pytest.fixture
+def ctrl_c_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Somebody stops the run when its k-th entry is written."""
+    write = Journal.write
+
+    def at(k: int) -> None:
+        written: list[str] = []
+
+        def writes(self: Journal, name: str, columns: dict) -> None:
+            written.append(name)
+            if len(written) == k:
+                raise KeyboardInterrupt
+            write(self, name, columns)
+
+        monkeypatch.setattr(Journal, "write", writes)
+
+    return at
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("options", [(), ("--overwrite",)])
+def test_after_ctrl_c_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ctrl_c_at: Callable[[int], None],
+    options: tuple[str, ...],
+) -> None:
+    """Also where it replaces an earlier run."""
+    command = [demo.STANDARD, "--device", "cpu", "--images", "9", "--shard-size", "4", "--no-alarms", *options]
+    evaluate(demo.STANDARD, "--no-alarms", "--out", "undisturbed")
+    if options:
+        evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1")
+    ctrl_c_at(5)
+    assert as_typed(monkeypatch, *command) == 130
+    assert "stopped: the same command goes on from here" in capsys.readouterr().err
+    seen: list[str] = []
+    monkeypatch.setattr(Journal, "write", lambda self, name, columns: seen.append(name))
+    assert CliRunner().invoke(app, ["evaluate", *command]).exit_code == 0
+    assert seen == ["shard-000002"] * 2  # two of three shards were done
+    assert (FOLDER / "result.json").read_bytes() == Path("undisturbed/result.json").read_bytes()
+    assert not (FOLDER / "journal").exists()
+
+
+def test_a_journal_of_another_run_is_refused(ctrl_c_at: Callable[[int], None]) -> None:
+    ctrl_c_at(3)
+    evaluate(demo.STANDARD, "--no-alarms", code=130)
+    ctrl_c_at(99)
+    assert "got one with another attack: choose another folder" in evaluate(demo.STANDARD, "--eps", "0.1", code=1)
+    assert "got one with another model: choose" in evaluate(demo.ROBUST, "--out", str(FOLDER), "--no-alarms", code=1)
+
+
+def test_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch, package: Callable) -> None:
+    data = replace(package("cifar100"), classes=tuple(map(str, range(100))))
+    monkeypatch.setattr(evaluate_file.datasets, "load", lambda *a, **k: data)
+    assert "expected a model for the 100 classes of cifar100/test" in evaluate(demo.STANDARD, code=1)
+
+
+class Bar:
+    def __init__(self) -> None:
+        self.left: list[float | None] = []
+        self.texts: list[str] = []
+
+    def say(self, text: str, seconds_left: float | None) -> None:
+        self.texts.append(text)
+        self.left.append(seconds_left)
+
+
+def test_the_time_left_is_that_of_the_work_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty of a hundred images were in the journal; the next twenty take ten seconds, so the last take ten."""
+    now, bar = 0.0, Bar()
+    monkeypatch.setattr(evaluate_file.time, "perf_counter", lambda: now)
+    watching = Watching(bar, start=0.0)  # type: ignore[arg-type]
+    for finished in (20, 40, 60):
+        watching(Progress(100, finished, finished, 10, ""))
+    assert bar.left == [None, None, None]
+    for finished, now in ((60, 0.0), (70, 5.0), (80, 10.0)):  # noqa: B007
+        watching(Progress(100, finished, 80, 40, "apgd-t"))
+    assert bar.left[-1] == pytest.approx(10)
+    assert bar.texts[-1] == "20 images left, robust so far 50.0 %, apgd-t"
