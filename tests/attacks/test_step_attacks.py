@@ -8,13 +8,14 @@ import pytest
 import torch
 from scipy.optimize import linprog, minimize
 from torch import nn
-from toys import Planes, aimed, assert_inside, pictures, run
+from toys import CPU, Planes, aimed, assert_inside, pictures, run
 
 from adaptive_smoothing.attacks import engine as engine_file
 from adaptive_smoothing.attacks import square as square_file
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
+from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB, way_to_plane
 from adaptive_smoothing.attacks.losses import targeted_margin_loss
 from adaptive_smoothing.attacks.objectives import cross_entropy, dlr, margin, targeted_dlr, targeted_margin
@@ -304,6 +305,7 @@ def test_after_a_halving_the_climb_goes_on_from_the_best_point():
     losses = [float(step == 5) for step in range(23)]
     states = climb(APGD(Linf(0.1)), losses, lambda images: torch.randn(images.shape, generator=noise))
     assert torch.equal(states[-1]["iterate"], states[5]["asked"])
+    assert torch.equal(states[-1]["gradient"], states[5]["gradient"])
     assert not torch.equal(states[-2]["iterate"], states[5]["asked"])
 
 
@@ -318,6 +320,28 @@ def test_momentum_is_a_quarter_of_the_last_move():
     assert torch.allclose(one, ball.project(start + 0.2 * unit, clean), atol=1e-6)
     ahead = ball.project(one + 0.2 * unit, clean)
     assert torch.allclose(two, ball.project(one + 0.75 * (ahead - one) + 0.25 * (one - start), clean), atol=1e-6)
+
+
+# --- diversified PGD ----------------------------------------------------------------------------------
+
+
+def test_the_first_steps_climb_a_random_combination_of_logits_and_the_rest_the_loss():
+    model, images = Planes(), pictures(3)
+    labels, targets = model(images).argmax(1), torch.tensor([0, 1, 2])
+    attack = DiversifiedPGD(Linf(0.1), loss=targeted_margin_loss, diversify=2)
+    state = {"clean": images, "eps": torch.full((3,), 0.1), "key": torch.arange(3), "step": torch.tensor([1, 2, 3])}
+    state |= attack.begin(state, 5)
+    loss, logits = attack.objective(state)(model, images, labels, targets)
+    assert loss[0].item() == pytest.approx((logits[0] * state["direction"][0]).sum().item())
+    assert torch.allclose(loss[1:], targeted_margin_loss(logits, labels, targets)[1:])
+    assert state["direction"].shape == (3, 5) and state["direction"].abs().max() <= 1
+    assert state["direction"].min() < 0 and not torch.equal(state["direction"][0], state["direction"][1])
+
+
+def test_steps_shrink_to_nothing_on_half_a_cosine():
+    attack = DiversifiedPGD(Linf(0.1), steps=4, diversify=2)
+    expected = [1, 1, 2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0, 0]
+    assert attack._step_size(torch.arange(8)).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 # --- FAB ----------------------------------------------------------------------------------------------
@@ -521,3 +545,37 @@ def test_squares_first_image_and_its_proposals_are_on_the_surface(kind):
     assert torch.equal(asked[0], state["start"][0])
     assert torch.allclose(distance(asked, clean), torch.full((5,), 0.3), rtol=1e-5)
     assert (asked[1:] != state["start"][1:]).flatten(1).any(1).sum() >= 3
+
+
+def test_mass_moves_from_one_window_to_another():
+    """What was in the first is gone, the second has it, the rest is as before up to a factor, and the length is eps."""
+    clean = torch.full((2, 3, 9, 9), 0.5)
+    noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
+    threat = L2(0.3)
+    state = {"clean": clean, "worst": clean + 0.9 * L2(0.3).steepest(noise) * 0.3, "eps": torch.full((2,), 0.3)}
+    chance = torch.tensor([[0.0, 0.0, 0.99, 0.99, 0.2, 0.1, 0.9, 0.1], [0.0, 0.99, 0.99, 0.0, 0.8, 0.9, 0.9, 0.1]])
+    moved = square_file._move_mass(state, torch.tensor([3, 3]), chance) - clean
+    before = state["worst"] - clean
+    assert (moved[0, :, 6:, 6:] == 0).all() and (moved[1, :, 6:, :3] == 0).all()
+    assert torch.allclose(threat.distance(moved, torch.zeros_like(moved)), torch.full((2,), 0.3), rtol=1e-5)
+    middle = moved[:, :, 3:6, 3:6] / before[:, :, 3:6, 3:6]
+    assert torch.allclose(middle, torch.ones_like(middle), rtol=1e-4)
+    assert (moved[0, :, :3, :3].norm() > before[0, :, :3, :3].norm()).all()
+
+
+def test_square_goes_on_after_a_refusal():
+    """Fast arithmetic that is off by half a logit sees successes where there are none yet."""
+
+    class Off:
+        def __call__(self, images):
+            return model(images) + 0.5 * torch.nn.functional.one_hot(1 - shot.labels[0], 2)
+
+    model, images = Planes(classes=2), pictures(40)
+    images = images[model(images).argmax(1) == 0]
+    threat, distance = middling(model, Linf, images)
+    shot = aimed(model, images, threat)
+    engine = Engine(model, CPU, 64)
+    engine._fast[id(model)] = Off()
+    outcome = engine.run("test", Square(threat, queries=250), shot)
+    can_fall, near = decided(distance, threat.eps)
+    assert not (outcome.fooled & ~can_fall & ~near).any() and outcome.fooled.sum() > 0.7 * can_fall.sum()
