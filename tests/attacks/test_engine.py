@@ -11,14 +11,16 @@ from torch import nn
 from toys import CPU, Planes, aimed, pictures, run
 
 from adaptive_smoothing.attacks import arithmetic
+from adaptive_smoothing.attacks import batch as batch_file
 from adaptive_smoothing.attacks import engine as engine_file
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.attacks.engine import Engine, Shot
+from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.losses import targeted_margin_loss
 from adaptive_smoothing.attacks.objectives import targeted_dlr
+from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
 from adaptive_smoothing.attacks.verdict import verdict
@@ -238,7 +240,7 @@ class Upside(nn.Module):
         return self.model(images.flip(2))
 
 
-class Kept(engine_file._Batch):
+class Kept(engine_file.Batch):
     """Kept for the next batch of its size, as those are that were recorded on a GPU."""
 
     def __init__(self, *arguments, **options):
@@ -246,10 +248,10 @@ class Kept(engine_file._Batch):
         self.cuda, self.recordable = True, False
 
 
-@pytest.mark.parametrize("kind", [engine_file._Batch, Kept])
+@pytest.mark.parametrize("kind", [engine_file.Batch, Kept])
 def test_what_an_engine_keeps_of_an_attack_changes_no_other(network, kind, monkeypatch):
     """Stages of one name after one another, and again: the same as on engines of their own."""
-    monkeypatch.setattr(engine_file, "_Batch", kind)
+    monkeypatch.setattr(engine_file, "Batch", kind)
     shot = aimed(network, pictures(6, (3, 8, 8), 0, 1), Linf(0.012))
     engine = Engine(network, CPU, 8)
     attacks = [APGD(Linf(0.012), steps=5), APGD(Linf(0.012), steps=9, climb=targeted_dlr, target_classes=2)]
@@ -427,7 +429,7 @@ class Narrow(nn.Module):
 
 
 def test_without_memory_the_batch_is_halved_and_the_outcome_stays(network, monkeypatch):
-    monkeypatch.setattr(engine_file, "FULL", {"cpu": 1})
+    monkeypatch.setattr(batch_file, "FULL", {"cpu": 1})
     shot = aimed(network, pictures(8, (3, 8, 8), 0, 1), Linf(0.012))
     for name in ("apgd", "square"):
         narrow = Narrow(network, 5)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine import Engine, Outcome, Shot
+from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.threat import Threat
 
 CPU = torch.device("cpu")

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine import Engine, Outcome, Shot, View, Watch
+from adaptive_smoothing.attacks.engine import Engine, View
+from adaptive_smoothing.attacks.jobs import Watch
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack
 from adaptive_smoothing.attacks.verdict import verdict

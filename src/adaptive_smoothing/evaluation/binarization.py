@@ -20,9 +20,10 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack, Stage, Standing, run_stage
-from adaptive_smoothing.attacks.engine import Engine, Shot
+from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.objectives import margin
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.steps import StepAttack
 from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.cascade import Stage, Standing, run_stage
-from adaptive_smoothing.attacks.engine import Engine, Shot
+from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.verdict import CHUNK, verdict, verdict_logits
 from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.evaluation.journal import Columns, Journal

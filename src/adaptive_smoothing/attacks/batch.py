@@ -1,0 +1,79 @@
+"""Rows that step together, on CUDA as one recorded graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaptive_smoothing.attacks.steps import State, StepAttack, Victim
+
+# Fewer images than these take a device as long, or nearly.
+FULL = {"cuda": 1024, "cpu": 32}
+
+
+class Batch:
+    """Rows that step together; on CUDA one recorded graph a step, which costs the host nothing."""
+
+    def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool, memory: Any) -> None:
+        self.victim, self.state, self.memory = victim, state, memory
+        # Kept, as the engine knows a batch by the identity of its attack.
+        self.origin = attack
+        # Kept alive, so that no other attack gets the identity that this batch is found by.
+        self.made_for = attack
+        self.cuda = state["label"].is_cuda
+        self.attack = attack.for_rows(len(state["label"]), FULL.get(state["label"].device.type, 1))
+        self.query: Callable[..., Tensor] = self.attack.query
+        self.update: Callable[..., State] = self.attack.update
+        if compiled:
+            self.query = torch.compile(self.query, dynamic=True)
+            self.update = torch.compile(self.update, dynamic=True)
+        self.lookahead = getattr(self.attack, "lookahead", 1)
+        self.gradient = self.attack.objective(state) is not None
+        self.graph: Any = None
+        self.recordable = self.cuda
+
+    def load(self, state: State) -> None:
+        for name, value in state.items():
+            self.state[name].copy_(value)
+
+    def put(self, rows: Tensor, state: State) -> None:
+        for name, value in state.items():
+            self.state[name][rows] = value
+
+    def advance(self, steps: int) -> None:
+        if self.recordable and self.graph is None:
+            self._record()
+        for _ in range(steps):
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                self.state |= self._stepped(self.state)
+
+    def _stepped(self, state: State) -> State:
+        images = self.query(state)
+        answer = self.victim.answer(self.attack.objective(state), images, state)
+        return {"step": state["step"] + 1} | self.update(state, images, answer)
+
+    def _record(self) -> None:
+        """Warm up on a copy, as the recording itself computes nothing."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._stepped({name: value.clone() for name, value in self.state.items()})
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.memory):
+                self.load(self._stepped(self.state))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            warnings.warn(f"this model cannot be recorded, so that attacks take longer: {error}", stacklevel=2)
+            self.recordable = False
+        else:
+            self.graph = graph

@@ -1,0 +1,187 @@
+"""The jobs of one attack on one set of images, from the first in line to the last verdict.
+
+Jobs that are done leave the batch and waiting ones take their place. The result is that of trying the jobs of an image
+one after the other until one succeeds, in whatever order they really ran: a job is given up only when an earlier one
+has succeeded, and the earliest success counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.batch import Batch
+from adaptive_smoothing.attacks.shot import Outcome, Shot
+from adaptive_smoothing.attacks.steps import State, StepAttack
+from adaptive_smoothing.attacks.verdict import verdict
+from adaptive_smoothing.noise import WORD, fold, keyed_seed
+
+if TYPE_CHECKING:
+    from adaptive_smoothing.attacks.engine import Engine
+
+# Told the share of the work that is done, and how many images have fallen.
+Watch = Callable[[float, int], None]
+
+
+class Jobs:
+    """One attack on one set of images. Job k is attempt k // images on image k % images."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        attack: StepAttack,
+        shot: Shot,
+        source: nn.Module | None,
+        watch: Watch | None,
+    ) -> None:
+        self.engine, self.name, self.attack, self.shot, self.source = engine, name, attack, shot, source
+        self.watch = watch or (lambda share, fallen: None)
+        self.targets = attack.targets(shot.logits, shot.labels)
+        self.images, self.attempts = self.targets.shape
+        self.taken = 0
+        self.winner = np.full(self.images, self.attempts)
+        self.spent = np.full(self.images, self.attempts * attack.evaluations)
+        self.outcome = Outcome(
+            torch.zeros_like(shot.labels, dtype=torch.bool),
+            shot.images.clone(),
+            torch.full(shot.labels.shape, -torch.inf, device=shot.images.device),
+            torch.zeros_like(shot.labels),
+        )
+
+    def run(self) -> Outcome:
+        waiting = iter(range(self.images * self.attempts))
+        jobs = self._next(waiting, self.engine.rows(self.images * self.attempts))
+        batch = self._batch(jobs)
+        job = self._padded(jobs, batch)
+        while (job >= 0).any():
+            batch.advance(self.attack.look_every)
+            self.engine.passes.add(len(job) * self.attack.look_every * batch.lookahead, batch.gradient)
+            job[self._look(batch.state, job)] = -1
+            idle = np.flatnonzero(job < 0)
+            if new := self._next(waiting, len(idle)):
+                rows = idle[: len(new)]
+                batch.put(self._on_device(rows), self._begin(np.array(new)))
+                job[rows] = new
+            batch, job = self._shrunk(batch, job)
+        self.outcome.queries = self._on_device(self.spent)
+        return self.outcome
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def _next(self, waiting: Iterator[int], count: int) -> list[int]:
+        """Up to `count` jobs on images that no earlier attempt has fooled."""
+        found: list[int] = []
+        while len(found) < count and (job := next(waiting, None)) is not None:
+            self.taken = job + 1
+            if job // self.images < self.winner[job % self.images]:
+                found.append(job)
+        return found
+
+    def _share(self, running: np.ndarray, step: np.ndarray) -> float:
+        """How much of the work is done, given up jobs included."""
+        to_come = len(running) - np.minimum(step / self.attack.evaluations, 1).sum()
+        return float((self.taken - to_come) / (self.images * self.attempts))
+
+    def _begin(self, jobs: np.ndarray) -> State:
+        number, image = (self._on_device(part) for part in divmod(jobs, self.images))
+        shot = self.shot.take(image)
+        stream = keyed_seed(self.attack.seed, self.name) & WORD
+        state = {
+            "clean": shot.images,
+            "label": shot.labels,
+            "eps": shot.eps.clone(),
+            "target": self.targets[image, number],
+            "key": fold(fold(torch.full_like(number, stream), shot.index), number),
+            "step": torch.zeros_like(number),
+            "end": torch.full_like(number, self.attack.evaluations),
+            "worst": shot.images.clone(),
+            "margin": torch.full_like(shot.eps, -torch.inf),
+            "bar": torch.zeros_like(shot.eps),
+        }
+        return state | self.attack.begin(state, self.shot.logits.shape[1])
+
+    def _batch(self, jobs: list[int]) -> Batch:
+        """Idle rows repeat the first job."""
+        rows = self.engine.rows(len(jobs))
+        padded = np.array(jobs + [jobs[0]] * (rows - len(jobs)))
+        return self.engine.batch(self.attack, self.source, self._begin(padded))
+
+    @staticmethod
+    def _padded(jobs: list[int], batch: Batch) -> np.ndarray:
+        job = np.full(len(batch.state["label"]), -1)
+        job[: len(jobs)] = jobs
+        return job
+
+    def _shrunk(self, batch: Batch, job: np.ndarray) -> tuple[Batch, np.ndarray]:
+        """A smaller batch, once so many rows are idle that it pays."""
+        running = np.flatnonzero(job >= 0)
+        rows = self.engine.rows(len(running))
+        if not len(running) or rows == len(job):
+            return batch, job
+        kept = np.concatenate([running, np.repeat(running[:1], rows - len(running))])
+        which = self._on_device(kept)
+        state = {name: value[which] for name, value in batch.state.items()}
+        job = job[kept]
+        job[len(running) :] = -1
+        return self.engine.batch(self.attack, self.source, state), job
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def _look(self, state: State, job: np.ndarray) -> np.ndarray:
+        """Judge what seems to have fooled the model, keep the worst of what is finished; says which rows are free."""
+        margin, bar, step = torch.stack([state["margin"], state["bar"], state["step"].float()]).cpu().numpy()
+        running = job >= 0
+        promising = np.flatnonzero(running & (margin > bar))
+        if len(promising):
+            self._judge(state, promising, job, step)
+        number, image = np.divmod(job, self.images)
+        over = running & (number >= self.winner[image])
+        finished = running & ~over & (step >= self.attack.evaluations)
+        self._keep(state, np.flatnonzero(finished), image, margin)
+        self.watch(self._share(job[running], step[running]), int((self.winner < self.attempts).sum()))
+        return over | finished
+
+    def _judge(self, state: State, rows: np.ndarray, job: np.ndarray, step: np.ndarray) -> None:
+        """In full precision, on the model itself. A success that is refused raises the bar for the next one."""
+        which = self._on_device(rows)
+        threat = self.shot.threat.with_eps(state["eps"][which])
+        clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
+        margin, _ = verdict(self.engine.model, worst, clean, state["label"][which], threat)
+        # Where only fast arithmetic overflows, the job goes on from what full precision says.
+        seemed = state["margin"][which]
+        state["margin"][which] = seemed = seemed.where(seemed < torch.finfo(seemed.dtype).max, margin)
+        state["bar"][which] = seemed.clamp_min(0)
+        self.engine.passes.add(len(rows), gradient=False)
+        won = (margin > 0).cpu().numpy()
+        number, image = np.divmod(job[rows], self.images)
+        order = np.flatnonzero(won)[np.argsort(number[won], kind="stable")]
+        _, first = np.unique(image[order], return_index=True)
+        new = order[first]
+        new = new[number[new] < self.winner[image[new]]]
+        self.winner[image[new]] = number[new]
+        made = np.minimum(step[rows[new]], self.attack.evaluations)
+        self.spent[image[new]] = number[new] * self.attack.evaluations + made.astype(int)
+        at, source = self._on_device(image[new]), self._on_device(new)
+        self.outcome.fooled[at] = True
+        self.outcome.worst[at], self.outcome.margin[at] = worst[source], margin[source]
+
+    def _keep(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
+        """Of the finished jobs of an image that still stands, the one that came closest."""
+        order = rows[np.argsort(-margin[rows], kind="stable")]
+        _, first = np.unique(image[order], return_index=True)
+        rows = order[first]
+        rows = rows[self.winner[image[rows]] == self.attempts]
+        if not len(rows):
+            return
+        at, which = self._on_device(image[rows]), self._on_device(rows)
+        closer = state["margin"][which] > self.outcome.margin[at]
+        at, which = at[closer], which[closer]
+        self.outcome.worst[at], self.outcome.margin[at] = state["worst"][which], state["margin"][which]
+
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        return torch.as_tensor(numbers, dtype=torch.int64).to(self.shot.images.device)

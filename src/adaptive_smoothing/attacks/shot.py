@@ -1,0 +1,42 @@
+"""What an attack is given, and what it makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adaptive_smoothing.threat import Threat
+
+
+@dataclass(frozen=True)
+class Shot:
+    """Images with what an attack has to know of them: labels, positions in the data set, logits, radii."""
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+    logits: Tensor
+    threat: Threat
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def eps(self) -> Tensor:
+        return torch.as_tensor(self.threat.eps, dtype=torch.float32, device=self.images.device).expand(len(self))
+
+    def take(self, which: Tensor) -> Shot:
+        images, labels, index, logits = (part[which] for part in (self.images, self.labels, self.index, self.logits))
+        return Shot(images, labels, index, logits, self.threat.take(which))
+
+
+@dataclass
+class Outcome:
+    """What an attack made of each image: whether it fell, its worst version and margin, the queries spent on it."""
+
+    fooled: Tensor
+    worst: Tensor
+    margin: Tensor
+    queries: Tensor
