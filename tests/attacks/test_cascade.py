@@ -7,23 +7,17 @@ import torch
 from torch import nn
 from toys import CPU, Planes, aimed, pictures
 
-from adaptive_smoothing.attacks.adaptive import (
-    PRESETS,
-    AdaptiveAttack,
-    AdaptiveAutoAttack,
-    AtAlpha,
-    Base,
-    GrayBox,
-    Smooth,
-    preset,
-)
+from adaptive_smoothing.attacks import cascade as cascade_module
+from adaptive_smoothing.attacks.adaptive import PRESETS, AdaptiveAttack, AdaptiveAutoAttack, preset
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
+from adaptive_smoothing.attacks.arithmetic import FastModel, rounding
+from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack, in_full_precision
 from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
+from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, Smooth
 from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.threat import L2, Linf
@@ -170,6 +164,55 @@ def test_pgd_has_a_radius_for_each_image():
     assert torch.equal(standing.fooled_by[2:] == 1, (torch.arange(20) % 2 == 0)[2:])
 
 
+# --- full precision -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    """Fast arithmetic that knows logits to the nearest half only."""
+    exact = FastModel.__call__
+
+    def rounded(self, images):
+        logits = exact(self, images)
+        return logits if self.precise else logits + ((2 * logits).round() / 2 - logits).detach()
+
+    monkeypatch.setattr(FastModel, "__call__", rounded)
+    monkeypatch.setattr(cascade_module, "rounding", lambda logits: torch.full(logits.shape[:1], 0.5))
+
+
+def test_what_stands_by_a_rounding_error_is_attacked_in_full_precision(coarse):
+    model, images = Planes(classes=2), pictures(20)
+    labels = model(images).argmax(1)
+    # Just enough to fool the model, by a margin that the nearest half cannot show.
+    shot = aimed(model, images, Linf(model.distance(images, labels, LINF) + 0.001))
+    engine, standing = Engine(model, CPU, 16), Standing.before(shot)
+    run_stage(engine, 0, Stage("apgd", APGD(shot.threat, steps=20)), shot, standing)
+    assert len(standing.left()) > 5
+    again = replace(in_full_precision(shot.threat, 0), attack=APGD(shot.threat, steps=20))
+    run_stage(engine, 1, again, shot, standing)
+    assert not len(standing.left()) and (standing.margin > 0).all()
+
+
+def test_what_stands_by_more_is_left_alone(coarse):
+    model = Planes()
+    shot = aimed(model, pictures(6), Linf(0.001))
+    standing = Standing.before(shot)
+    standing.margin[:] = torch.tensor([-1.0, -0.6, -0.4, 0.1, -0.5, -torch.inf])
+    run_stage(Engine(model, CPU, 16), 0, in_full_precision(shot.threat, 0), shot, standing)
+    assert (standing.queries > 0).tolist() == [False, False, True, True, False, False]
+
+
+def test_fast_arithmetic_is_off_by_less_than_it_is_said_to_be():
+    network = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.Flatten(), nn.Linear(2048, 10)
+    )
+    network.eval().requires_grad_(False)
+    images = torch.rand(64, 3, 8, 8)
+    exact = network.double()(images.double()).float()
+    off = (FastModel(network.float(), CPU)(images) - exact).abs().amax(1)
+    assert (off < rounding(exact)).all()
+
+
 # --- presets --------------------------------------------------------------------------------------------
 
 
@@ -183,15 +226,25 @@ def budgets(cascade, classes=10):
 
 def test_the_budgets_of_autoattack_are_the_references():
     expected = {"apgd-ce": (1, 101), "apgd-t": (9, 101), "fab-t": (9, 101), "square": (1, 5001)}
+    expected["full-precision"] = (9, 101)  # of a few images
     assert budgets(AutoAttack(LINF)) == budgets(preset("standard", LINF)) == budgets(preset("C", LINF)) == expected
     assert budgets(AutoAttack(LINF), classes=5)["apgd-t"] == (4, 101)
 
 
 def test_the_fast_preset_audits_with_the_other_half_of_autoattack():
     fast, full = FastAttack(LINF), AutoAttack(LINF)
-    assert fast.audit == full.stages[2:]
-    spent = sum(jobs * steps for jobs, steps in budgets(replace(fast, audit=())).values())
-    assert spent == 17 + 9 * 23 + 2 * 51
+    assert fast.audit == full.stages[2:4]
+    for model in (Planes(), mixed()):
+        cascade = replace(fast.for_model(model), audit=())
+        spent = budgets(cascade)
+        assert spent.pop("full-precision") == (9, 101)  # of a few images
+        assert sum(jobs * steps for jobs, steps in spent.values()) == 17 + 9 * 23 + 2 * 51 + 3 * 31
+
+
+def test_the_fast_preset_adds_up_probabilities_where_the_model_does():
+    assert "diverse-pgd" in names(FastAttack(LINF), Planes())
+    assert "diverse-pgd-p" in names(FastAttack(LINF), mixed())
+    assert len(names(FastAttack(LINF), Planes())) == len(names(FastAttack(LINF), mixed())) == 5
 
 
 def test_presets_have_their_names_and_threats():
@@ -218,6 +271,7 @@ def names(cascade, model):
     return [stage.name for stage in cascade.for_model(model).stages]
 
 
+PRECISE = "full-precision"
 STANDARD = ["apgd-ce", "apgd-t", "fab-t", "square"]
 TRANSFERS = ["transfer-g", "transfer-h", "transfer-alpha-0.5", "transfer-alpha-0.9"]
 LOWERING = [f"apgd-{kind}-alpha-{weight}" for weight in (0.1, 0.5, 0.9) for kind in ("ce", "t")]
@@ -225,20 +279,21 @@ LOWERING = [f"apgd-{kind}-alpha-{weight}" for weight in (0.1, 0.5, 0.9) for kind
 
 def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     adaptive = AdaptiveAttack(LINF)
-    assert names(adaptive, Planes()) == [*STANDARD, "apgd-margin-t"]
-    assert names(adaptive, mixed(0.5)) == [*STANDARD, "apgd-margin-t", *TRANSFERS]
-    learned = [*STANDARD, "apgd-margin-t", *LOWERING, "gray-ce", "gray-t", *TRANSFERS]
+    assert names(adaptive, Planes()) == [*STANDARD, "apgd-margin-t", PRECISE]
+    assert names(adaptive, mixed(0.5)) == [*STANDARD, "apgd-margin-t", *TRANSFERS, PRECISE]
+    learned = [*STANDARD, "apgd-margin-t", *LOWERING, "gray-ce", "gray-t", *TRANSFERS, PRECISE]
     assert names(adaptive, mixed(Brightness())) == learned
-    hard = [*STANDARD, "apgd-margin-t", "smooth-margin-t", *TRANSFERS]
+    hard = [*STANDARD, "apgd-margin-t", "smooth-margin-t", *TRANSFERS, PRECISE]
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == hard
     gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
-    assert names(adaptive, gradient) == [*STANDARD, "apgd-margin-t", "transfer-g", "transfer-h"]
+    assert names(adaptive, gradient) == [*STANDARD, "apgd-margin-t", "transfer-g", "transfer-h", PRECISE]
 
 
 def test_setting_d_lowers_alpha_where_there_is_one_to_lower():
     cascade = AdaptiveAutoAttack(LINF)
-    assert names(cascade, mixed(Brightness())) == ["apgd-ce-alpha-0.5", "apgd-t-alpha-0.5", "fab-t", "square"]
-    assert names(cascade, mixed(0.5)) == names(cascade, Planes()) == STANDARD
+    learned = ["apgd-ce-alpha-0.5", "apgd-t-alpha-0.5", "fab-t", "square", PRECISE]
+    assert names(cascade, mixed(Brightness())) == learned
+    assert names(cascade, mixed(0.5)) == names(cascade, Planes()) == [*STANDARD, PRECISE]
 
 
 def test_a_cascade_without_a_stage_for_a_model_is_an_error_and_no_robustness():
@@ -252,7 +307,7 @@ def test_every_adaptive_stage_runs_on_a_mixture_that_has_everything():
     model = mixed(Brightness(), standard=Hardmax(Planes(seed=0)))
     shot = aimed(model, pictures(4), Linf(0.005))
     engine = Engine(model, CPU, 16)
-    for number, stage in enumerate(AdaptiveAttack(shot.threat).for_model(model).stages):
+    for number, stage in enumerate(AdaptiveAttack(shot.threat).for_model(model).stages[:-1]):
         short = {"queries": 3} if isinstance(stage.attack, Square) else {"steps": 2}
         standing = Standing.before(shot)
         run_stage(engine, number, replace(stage, attack=replace(stage.attack, **short)), shot, standing)

@@ -314,7 +314,7 @@ def two_tables(fast, full, length=12, looks=4, batch_size=8):
     attack = Scripted(Linf(1.0), jobs, length, looks)
     shot = Shot(images, torch.zeros(count).long(), torch.arange(count), torch.zeros(count, 2), attack.threat)
     engine = Engine(Table(full), CPU, batch_size)
-    engine._fast[id(engine.model)] = Fast(Table(fast))
+    engine._fast[id(engine.model), False] = Fast(Table(fast))
     return engine.run("test", attack, shot)
 
 

@@ -6,18 +6,27 @@ Transfer and gray-box attacks are made on a view of the model and judged on the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import nn
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, FastAttack, boundary_and_square
+from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, FastAttack, in_full_precision
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
 from adaptive_smoothing.attacks.objectives import LowerAlpha, cross_entropy, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.mixing.bases import BaseClassifiers
-from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier
+from adaptive_smoothing.attacks.views import (
+    AtAlpha,
+    Base,
+    GrayBox,
+    Smooth,
+    has_hard_part,
+    lacks_learned_alpha,
+    learns_alpha,
+    mixes,
+    mixes_probabilities,
+)
 from adaptive_smoothing.threat import Threat
 
 # Weights of the term that lowers alpha; the paper's reference evaluates with the middle one.
@@ -26,88 +35,18 @@ ALPHA_WEIGHTS = (0.1, 0.5, 0.9)
 OTHER_ALPHAS = (0.5, 0.9)
 
 
-# --- views ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Base:
-    """g or h of a mixture."""
-
-    role: str
-
-    def __call__(self, model: nn.Module) -> nn.Module:
-        if not isinstance(model, BaseClassifiers):
-            raise ValueError(
-                f"expected a mixture, whose {self.role} classifier is attacked, got {type(model).__name__}: mix two "
-                "models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
-            )
-        return getattr(model, self.role)
-
-
-@dataclass(frozen=True)
-class AtAlpha:
-    """The mixture of the same networks with one alpha for all images."""
-
-    alpha: float
-
-    def __call__(self, model: nn.Module) -> nn.Module:
-        assert isinstance(model, MixedClassifier)
-        return model.with_alpha_range(0.0, 1.0).with_alpha(self.alpha)
-
-
-@dataclass(frozen=True)
-class GrayBox:
-    """The mixture without the gradient of alpha."""
-
-    def __call__(self, model: nn.Module) -> nn.Module:
-        return model.gray_box() if isinstance(model, MixedClassifier) else model
-
-
-@dataclass(frozen=True)
-class Smooth:
-    """The mixture with a Hardmax taken out, so that its network has a gradient."""
-
-    def __call__(self, model: nn.Module) -> nn.Module:
-        assert isinstance(model, MixedClassifier)
-        return model.smooth()
-
-
-def mixes(model: nn.Module) -> bool:
-    return isinstance(model, BaseClassifiers)
-
-
-def mixes_probabilities(model: nn.Module) -> bool:
-    return isinstance(model, MixedClassifier)
-
-
-def learns_alpha(model: nn.Module) -> bool:
-    return isinstance(model, MixedClassifier) and isinstance(model.alpha, nn.Module)
-
-
-def lacks_learned_alpha(model: nn.Module) -> bool:
-    return not learns_alpha(model)
-
-
-def has_hard_part(model: nn.Module) -> bool:
-    return isinstance(model, MixedClassifier) and any(
-        isinstance(base, Hardmax) for base in (model.standard, model.robust)
-    )
-
-
-# --- presets --------------------------------------------------------------------------------------
-
-
 def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """AutoAttack, then whatever else the model could fall to; stages that make no sense for a model are left out."""
     margin = APGD(threat, climb=targeted_margin, target_classes=TARGETS, seed=seed)
     stages = (
-        *AutoAttack(threat, seed=seed).stages,
+        *AutoAttack(threat, seed=seed).stages[:-1],
         Stage("apgd-margin-t", margin),
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
         Stage("gray-ce", APGD(threat, climb=cross_entropy, seed=seed), GrayBox(), learns_alpha),
         Stage("gray-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, seed=seed), GrayBox(), learns_alpha),
         *transfers(threat, seed),
+        in_full_precision(threat, seed),
     )
     return Cascade("adaptive", threat, stages)
 
@@ -152,9 +91,9 @@ def MinimumMargin(threat: Threat, *, seed: int = 0) -> Cascade:
 
 def AdaptiveAutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """The paper's setting D: AutoAttack with the term that lowers alpha in both of its APGD parts."""
-    plain = AutoAttack(threat, seed=seed).stages[:2]
-    unlearned = (replace(stage, needs=lacks_learned_alpha) for stage in plain)
-    return Cascade("D", threat, (*lowering_alpha(threat, 0.5, seed), *unlearned, *boundary_and_square(threat, seed)))
+    ce, targeted, *others = AutoAttack(threat, seed=seed).stages
+    unlearned = (replace(stage, needs=lacks_learned_alpha) for stage in (ce, targeted))
+    return Cascade("D", threat, (*lowering_alpha(threat, 0.5, seed), *unlearned, *others))
 
 
 PRESETS: dict[str, Callable[..., Cascade]] = {

@@ -16,14 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from adaptive_smoothing.attacks.verdict import full_precision
 from adaptive_smoothing.models.contract import trusted_images
+
+# The share of the logits' spread by which a margin can be off: bfloat16 has eight binary digits.
+FINENESS = {"cuda": 2.0**-8}
+FINE = 2.0**-16
+
+
+def rounding(logits: Tensor) -> Tensor:
+    """By how much fast arithmetic may be off in the margins of images with these logits."""
+    return FINENESS.get(logits.device.type, FINE) * (logits.amax(1) - logits.amin(1))
 
 
 class FastModel:
-    """Calls `model`, or its `mix`, in fast arithmetic; values come back in float32."""
+    """Calls `model`, or its `mix`, in fast arithmetic, unless it is to be `precise`; values come back in float32."""
 
-    def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool = False) -> None:
-        self.device = device
+    def __init__(
+        self, model: nn.Module, device: torch.device, *, compiled: bool = False, precise: bool = False
+    ) -> None:
+        self.device, self.precise = device, precise
         # One function serves logits and alpha, so that a mixture is compiled once.
         self.mixes = hasattr(model, "mix")
         function: Callable[..., Any] = getattr(model, "mix", model)
@@ -45,6 +57,8 @@ class FastModel:
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
+        if self.precise:
+            return full_precision()
         if self.device.type == "cuda":
             return torch.autocast("cuda", torch.bfloat16)
         return ArmConvolutions() if self.device.type == "cpu" and ON_ARM else nullcontext()

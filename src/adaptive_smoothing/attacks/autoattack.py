@@ -6,36 +6,53 @@ from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
-from adaptive_smoothing.attacks.losses import margin_loss, targeted_margin_loss
-from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_dlr
+from adaptive_smoothing.attacks.losses import Loss, margin_loss, targeted_margin_loss, targeted_probability_loss
+from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.square import Square
+from adaptive_smoothing.attacks.views import mixes_no_probabilities, mixes_probabilities
 from adaptive_smoothing.threat import Threat
 
 TARGETS = 9
 
 
 def AutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
-    """APGD on cross-entropy, 100 steps; APGD on the targeted DLR loss, 9 x 100; FAB, 9 x 100; Square, 5,000 queries."""
+    """APGD on cross-entropy, 100 steps; APGD on the targeted DLR loss, 9 x 100; FAB, 9 x 100; Square, 5,000 queries.
+
+    What stands by no more than a rounding error is then attacked again in full precision, as the reference works.
+    """
     stages = (
         Stage("apgd-ce", APGD(threat, climb=cross_entropy, seed=seed)),
         Stage("apgd-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, seed=seed)),
         *boundary_and_square(threat, seed),
+        in_full_precision(threat, seed),
     )
     return Cascade("standard", threat, stages)
 
 
 def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
-    """Short attacks on the margin, targeted ones from diverse starts, APGD on the likeliest targets, and an audit."""
-    diverse = DiversifiedPGD(
-        threat, steps=20, loss=targeted_margin_loss, target_classes=TARGETS, diversify=2, seed=seed
-    )
+    """Short attacks on the margin, targeted ones from diverse starts, APGD and FAB on the likeliest targets; an audit.
+
+    On a mixed classifier the targeted ones climb the lead in probability.
+    """
+
+    def diverse(loss: Loss) -> DiversifiedPGD:
+        return DiversifiedPGD(threat, steps=20, loss=loss, target_classes=TARGETS, diversify=2, seed=seed)
+
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, loss=margin_loss, seed=seed)),
-        Stage("diverse-pgd", diverse),
+        Stage("diverse-pgd", diverse(targeted_margin_loss), needs=mixes_no_probabilities),
+        Stage("diverse-pgd-p", diverse(targeted_probability_loss), needs=mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
+        Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed)),
+        in_full_precision(threat, seed),
     )
     return Cascade("fast", threat, stages, audit=boundary_and_square(threat, seed))
 
 
 def boundary_and_square(threat: Threat, seed: int) -> tuple[Stage, ...]:
     return Stage("fab-t", FAB(threat, target_classes=TARGETS, seed=seed)), Stage("square", Square(threat, seed=seed))
+
+
+def in_full_precision(threat: Threat, seed: int) -> Stage:
+    again = APGD(threat, climb=targeted_margin, target_classes=TARGETS, seed=seed)
+    return Stage("full-precision", again, precise=True)

@@ -20,8 +20,6 @@ class Batch:
 
     def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool, memory: Any) -> None:
         self.victim, self.state, self.memory = victim, state, memory
-        # Kept, as the engine knows a batch by the identity of its attack.
-        self.origin = attack
         # Kept alive, so that no other attack gets the identity that this batch is found by.
         self.made_for = attack
         self.cuda = state["label"].is_cuda

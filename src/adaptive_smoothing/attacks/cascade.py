@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.arithmetic import rounding
 from adaptive_smoothing.attacks.engine import Engine, View
 from adaptive_smoothing.attacks.jobs import Watch
 from adaptive_smoothing.attacks.pgd import PGD
@@ -25,17 +26,21 @@ PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 class Stage:
     """An attack with a name; `source` says on which view of the model it is made, when not on the model itself.
 
-    `needs` says which models it is for.
+    `needs` says which models it is for. A `precise` one is for the images that stand by so little that the rounding
+    errors of fast arithmetic may be why.
     """
 
     name: str
     attack: StepAttack | PlainAttack
     source: View | None = None
     needs: Callable[[nn.Module], bool] | None = None
+    precise: bool = False
 
     @property
     def cost(self) -> float:
         """Roughly, in forward passes an image that stands: for estimates of the time left."""
+        if self.precise:
+            return 0.0
         if not isinstance(self.attack, StepAttack):
             return 3.0 * getattr(self.attack, "steps", 20)
         attempts = max(1, getattr(self.attack, "target_classes", 1)) * getattr(self.attack, "restarts", 1)
@@ -106,11 +111,15 @@ def run_stage(
 ) -> None:
     """Attack what stands, and note what became of it."""
     which = standing.left()
+    if stage.precise:
+        which = which[standing.margin[which] > -rounding(shot.logits[which])]
+        # What fast arithmetic said of them is not to be compared with.
+        standing.margin[which] = -torch.inf
     if not len(which):
         return
     part = shot.take(which)
     if isinstance(stage.attack, StepAttack):
-        outcome = engine.run(stage.name, stage.attack, part, source=stage.source, watch=watch)
+        outcome = engine.run(stage.name, stage.attack, part, source=stage.source, precise=stage.precise, watch=watch)
     else:
         attack = stage.attack
         outcome = engine.retried(part, stage.source, lambda view: plain_outcome(engine, attack, part, view))

@@ -50,8 +50,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.size = self.batch_size or BATCH.get(self.device.type, 256)
         self._views: dict[View, nn.Module] = {}
-        self._fast: dict[int, FastModel] = {}
-        self._recorded: dict[tuple[int, int, int], Batch] = {}
+        self._fast: dict[tuple[int, bool], FastModel] = {}
+        self._recorded: dict[tuple[int, int, bool, int], Batch] = {}
         # Recorded graphs take turns, and nothing outlives a replay: they can all work in the same memory.
         self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -62,13 +62,15 @@ class Engine:
         shot: Shot,
         *,
         source: View | None = None,
+        precise: bool = False,
         watch: Watch | None = None,
     ) -> Outcome:
         """Attack every image of `shot`; `name` is what the random numbers are keyed by.
 
-        `watch` is told now and then the share of the work that is done, and how many images have fallen.
+        A `precise` attack is made in full precision, and takes several times as long. `watch` is told now and then the
+        share of the work that is done, and how many images have fallen.
         """
-        return self.retried(shot, source, lambda view: Jobs(self, name, attack, shot, view, watch).run())
+        return self.retried(shot, source, lambda view: Jobs(self, name, attack, shot, view, precise, watch).run())
 
     def retried(self, shot: Shot, source: View | None, work: Callable[[nn.Module | None], Outcome]) -> Outcome:
         """Work on a view of the model, frozen, until the batches are small enough for it."""
@@ -108,24 +110,27 @@ class Engine:
             self._views[source] = source(self.model)
         return self._views[source]
 
-    def victim(self, source: nn.Module | None) -> Victim:
-        return Victim(self._fast_model(self.model), None if source is None else self._fast_model(source))
+    def victim(self, source: nn.Module | None, precise: bool) -> Victim:
+        model = self._fast_model(self.model, precise)
+        return Victim(model, None if source is None else self._fast_model(source, precise))
 
-    def _fast_model(self, model: nn.Module) -> FastModel:
-        if id(model) not in self._fast:
-            # A view is attacked too shortly to win back the time that compiling it would take.
-            compiled = self.compiled and model is self.model
-            self._fast[id(model)] = FastModel(model, self.device, compiled=compiled)
-        return self._fast[id(model)]
+    def _fast_model(self, model: nn.Module, precise: bool) -> FastModel:
+        key = (id(model), precise)
+        if key not in self._fast:
+            # A view, or a few images in full precision, are attacked too shortly to win back the time of compiling.
+            compiled = self.compiled and model is self.model and not precise
+            self._fast[key] = FastModel(model, self.device, compiled=compiled, precise=precise)
+        return self._fast[key]
 
-    def batch(self, attack: StepAttack, source: nn.Module | None, state: State) -> Batch:
+    def batch(self, attack: StepAttack, source: nn.Module | None, precise: bool, state: State) -> Batch:
         """A batch that starts from `state`, with the graph of an earlier one of its size where there is one."""
         # Not by name: presets share names of stages that differ.
-        key = (id(attack), id(source), len(state["label"]))
+        key = (id(attack), id(source), precise, len(state["label"]))
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
-        batch = Batch(attack, self.victim(source), state, compiled=self.compiled, memory=self._memory)
+        compiled = self.compiled and not precise
+        batch = Batch(attack, self.victim(source, precise), state, compiled=compiled, memory=self._memory)
         if batch.cuda:
             self._recorded[key] = batch
         return batch

@@ -37,9 +37,11 @@ class Jobs:
         attack: StepAttack,
         shot: Shot,
         source: nn.Module | None,
+        precise: bool,
         watch: Watch | None,
     ) -> None:
-        self.engine, self.name, self.attack, self.shot, self.source = engine, name, attack, shot, source
+        self.engine, self.name, self.attack, self.shot = engine, name, attack, shot
+        self.source, self.precise = source, precise
         self.watch = watch or (lambda share, fallen: None)
         self.targets = attack.targets(shot.logits, shot.labels)
         self.images, self.attempts = self.targets.shape
@@ -109,7 +111,7 @@ class Jobs:
         """Idle rows repeat the first job."""
         rows = self.engine.rows(len(jobs))
         padded = np.array(jobs + [jobs[0]] * (rows - len(jobs)))
-        return self.engine.batch(self.attack, self.source, self._begin(padded))
+        return self.engine.batch(self.attack, self.source, self.precise, self._begin(padded))
 
     @staticmethod
     def _padded(jobs: list[int], batch: Batch) -> np.ndarray:
@@ -128,7 +130,7 @@ class Jobs:
         state = {name: value[which] for name, value in batch.state.items()}
         job = job[kept]
         job[len(running) :] = -1
-        return self.engine.batch(self.attack, self.source, state), job
+        return self.engine.batch(self.attack, self.source, self.precise, state), job
 
     # --- results ----------------------------------------------------------------------------------
 

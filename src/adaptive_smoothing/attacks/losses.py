@@ -44,6 +44,11 @@ def targeted_margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None)
     return _lead(logits.float(), labels, _wanted(targets))
 
 
+def targeted_probability_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
+    """The same lead in probabilities, which a mixed classifier adds up: a network that is sure has no say in it."""
+    return _lead(logits.float().softmax(1), labels, _wanted(targets))
+
+
 def dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
     """Difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3, so that scale is nothing.
 

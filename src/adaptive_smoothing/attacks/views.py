@@ -1,0 +1,79 @@
+"""Sides of a mixed classifier that an attack can be made on, and which models have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from adaptive_smoothing.mixing.bases import BaseClassifiers
+from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier
+
+
+@dataclass(frozen=True)
+class Base:
+    """g or h of a mixture."""
+
+    role: str
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        if not isinstance(model, BaseClassifiers):
+            raise ValueError(
+                f"expected a mixture, whose {self.role} classifier is attacked, got {type(model).__name__}: mix two "
+                "models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
+            )
+        return getattr(model, self.role)
+
+
+@dataclass(frozen=True)
+class AtAlpha:
+    """The mixture of the same networks with one alpha for all images."""
+
+    alpha: float
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, MixedClassifier)
+        return model.with_alpha_range(0.0, 1.0).with_alpha(self.alpha)
+
+
+@dataclass(frozen=True)
+class GrayBox:
+    """The mixture without the gradient of alpha."""
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        return model.gray_box() if isinstance(model, MixedClassifier) else model
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """The mixture with a Hardmax taken out, so that its network has a gradient."""
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, MixedClassifier)
+        return model.smooth()
+
+
+def mixes(model: nn.Module) -> bool:
+    return isinstance(model, BaseClassifiers)
+
+
+def mixes_probabilities(model: nn.Module) -> bool:
+    return isinstance(model, MixedClassifier)
+
+
+def mixes_no_probabilities(model: nn.Module) -> bool:
+    return not mixes_probabilities(model)
+
+
+def learns_alpha(model: nn.Module) -> bool:
+    return isinstance(model, MixedClassifier) and isinstance(model.alpha, nn.Module)
+
+
+def lacks_learned_alpha(model: nn.Module) -> bool:
+    return not learns_alpha(model)
+
+
+def has_hard_part(model: nn.Module) -> bool:
+    return isinstance(model, MixedClassifier) and any(
+        isinstance(base, Hardmax) for base in (model.standard, model.robust)
+    )
