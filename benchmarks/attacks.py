@@ -1,6 +1,6 @@
 """Ours and AutoAttack's reference (`pyautoattack` on PyPI) in one process, on the same images and the same model.
 
-    python benchmarks/attacks.py resnet18-robust --images 1000 --data cifar10 --out benchmarks/results/attacks-h.json
+    python benchmarks/attacks.py resnet18-robust --images 1000 --out benchmarks/results/attacks-h.json
     python benchmarks/attacks.py resnet18-standard resnet18-robust --alpha 0.8 ...
     python benchmarks/attacks.py small-robust --images 16 --device cpu
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.adaptive import preset
+from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.cli.evaluate import Subject
 from adaptive_smoothing.data import datasets
@@ -67,12 +68,12 @@ def clocked(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def ours(name: str, model: nn.Module, data: ImageData, device: torch.device, rounds: int) -> dict[str, Any]:
     """The last of some rounds with one engine, which keeps what the first has compiled."""
-    cascade = preset(name, Linf(EPS)).for_model(model)
-    judging = Judging(model, data, cascade, device, Journal(), compiled=device.type == "cuda", with_alarms=False)
-    engine, seconds = judging.engine(), []
+    cascade, compiled = preset(name, Linf(EPS)).for_model(model), device.type == "cuda"
+    engine, seconds = Engine(model, device, compiled=compiled), []
     for _ in range(rounds):
         engine.passes.forward = engine.passes.backward = 0
-        verdict, took = clocked(lambda: judging.run(engine=engine))
+        judging = Judging(model, data, cascade, device, Journal(), with_alarms=False)
+        verdict, took = clocked(lambda judging=judging: judging.run(engine=engine))
         seconds.append(took)
     row = {"seconds": seconds[-1], "forwards": engine.passes.forward, "backwards": engine.passes.backward}
     row |= {"first": seconds[0]} if rounds > 1 else {}
@@ -105,24 +106,28 @@ def contestants(
     everything = {
         "fast": lambda: ours("fast", model, data, device, rounds),
         "standard": lambda: ours("standard", model, data, device, rounds),
-        "reference": lambda: reference(model, data, device, freeze=False, batch_size=250),
-        "reference, frozen": lambda: reference(model, data, device, freeze=True, batch_size=250),
         "reference, frozen, one batch": lambda: reference(model, data, device, freeze=True, batch_size=len(data)),
+        "reference, frozen": lambda: reference(model, data, device, freeze=True, batch_size=250),
+        "reference": lambda: reference(model, data, device, freeze=False, batch_size=250),
     }
     return {name: run for name, run in everything.items() if not wanted or name in wanted}
 
 
-def compare(rows: dict[str, dict[str, Any]], images: int) -> None:
-    """What each is worth beside the reference; the sets themselves stay in the file as counts."""
-    stands = {name: set(row.pop("stands")) for name, row in rows.items()}
-    theirs = next((name for name in rows if name.startswith("reference")), None)
-    for name, row in rows.items():
+def compared(runs: dict[str, dict[str, Any]], images: int) -> dict[str, dict[str, Any]]:
+    """What each is worth beside the reference; of the images themselves only counts are kept."""
+    stands = {name: set(run["stands"]) for name, run in runs.items()}
+    theirs = next((name for name in ("reference", *runs) if name in runs and name.startswith("reference")), None)
+    rows = {}
+    for name, run in runs.items():
+        row = {key: value for key, value in run.items() if key != "stands"}
+        row |= {key: row[key] / images for key in ("forwards", "backwards")}
         row["robust accuracy"] = len(stands[name]) / images
-        row |= {key: row.pop(key) / images for key in ("forwards", "backwards")}
         if theirs is not None and not name.startswith("reference"):
             row["only ours broke"] = len(stands[theirs] - stands[name])
             row["only theirs broke"] = len(stands[name] - stands[theirs])
-            row["times as fast"] = rows[theirs]["seconds"] / row["seconds"]
+            row["times as fast"] = runs[theirs]["seconds"] / row["seconds"]
+        rows[name] = row
+    return rows
 
 
 def show(rows: dict[str, dict[str, Any]]) -> None:
@@ -146,16 +151,16 @@ def main() -> None:
     device = torch.device(args.device)
     subject = Subject.load(args.models[0], args.models[1] if len(args.models) > 1 else None, args.alpha, args.device)
     data = datasets.load(args.data, args.split, root=args.data_root).take(args.images)
-    rows: dict[str, dict[str, Any]] = {}
+    facts = {"models": subject.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
+    runs: dict[str, dict[str, Any]] = {}
     for name, run in contestants(subject.model, data, device, args.only).items():
         print(name, "...", flush=True)
-        rows[name] = run()
-        print(f"  {rows[name]['seconds']:.1f} s, {len(rows[name]['stands'])} of {len(data)} stand", flush=True)
-    compare(rows, len(data))
-    show(rows)
-    if args.out:
-        facts = {"models": subject.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
-        write_json(args.out, {"rows": rows, "facts": {**facts, **environment(device)}})
+        runs[name] = run()
+        print(f"  {runs[name]['seconds']:.1f} s, {len(runs[name]['stands'])} of {len(data)} stand", flush=True)
+        # What is known so far, should the next one not end.
+        if args.out:
+            write_json(args.out, {"rows": compared(runs, len(data)), "facts": {**facts, **environment(device)}})
+    show(compared(runs, len(data)))
 
 
 if __name__ == "__main__":

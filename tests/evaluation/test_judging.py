@@ -327,10 +327,10 @@ def test_any_other_attack_is_another_attack(model, data, tmp_path, change):
     def judging(cascade):
         return Judging(model, data, cascade, torch.device("cpu"), journal)
 
-    journal.bind(judging(brief()).binding())
-    journal.bind(judging(brief()).binding())
+    journal.bind(judging(brief()).binding)
+    journal.bind(judging(brief()).binding)
     with pytest.raises(ValueError, match="another attack"):
-        journal.bind(judging(change()).binding())
+        journal.bind(judging(change()).binding)
 
 
 def test_every_number_of_a_model_is_in_its_digest():

@@ -33,7 +33,7 @@ from adaptive_smoothing.threat import Threat
 State = dict[str, Tensor]
 
 # The host looks at a batch this often, in steps: a look stops the device, and a job that is done waits for it.
-LOOK = 17
+LOOKS = range(5, 9)
 
 
 class Answer(NamedTuple):
@@ -57,9 +57,8 @@ class StepAttack(ABC):
 
     @property
     def look_every(self) -> int:
-        """Steps between two looks of the host, so that the last one falls on the end of a job."""
-        looks = max(1, round(self.evaluations / LOOK))
-        return -(-self.evaluations // looks)
+        """Steps between two looks of the host, so that the last one falls on the end of a job, or soon after."""
+        return min(LOOKS, key=lambda steps: -self.evaluations % steps)
 
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[images, jobs]: the target of each job, or the label where there is none; in the order they are tried."""

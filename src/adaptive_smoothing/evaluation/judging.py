@@ -11,6 +11,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -81,7 +82,7 @@ class Judging:
         watch: Callable[[Progress], None] | None = None,
         engine: Engine | None = None,
     ) -> Verdict:
-        self.journal.bind(self.binding())
+        self.journal.bind(self.binding)
         early = self.probe() if self.with_alarms else []
         watch = watch or (lambda progress: None)
         if len(devices) > 1:
@@ -130,7 +131,9 @@ class Judging:
             threat = threat.with_eps(threat.eps.cpu()[which].to(self.device))
         return next(iter(batches(data, len(data), device=self.device))), threat
 
+    @cached_property
     def binding(self) -> dict[str, Any]:
+        """What the result depends on; hashing a large model takes a while."""
         return {
             "model": model_digest(self.model),
             "fingerprint": self.data.fingerprint(),
@@ -192,7 +195,7 @@ class Judging:
             tensors["attacked_prediction"],
             **{name: tensors[name] for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
             stages=self.cascade.stage_names,
-            settings={"data": self.data.name, **self.binding()},
+            settings={"data": self.data.name, **self.binding},
             audit=audit,
             alarms=found,
         )
