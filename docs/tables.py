@@ -219,6 +219,24 @@ def margins(*runs: str) -> Table:
     return Table("Confidence gaps under attack", columns, tuple(dict.fromkeys(rows)))
 
 
+def consistency() -> Table:
+    """The same images in other batches and processes: benchmarks/consistency.py."""
+    result = read_json(ROOT / "benchmarks" / "results" / "consistency.json")
+    differences = ("verdict", "fooled by", "queries")
+    rows = [
+        (
+            name,
+            percent(row["robust accuracy"]),
+            *(str(len(row[kind])) for kind in differences),
+            f"{row['margin, largest difference']:.1g}",
+            f"{row['seconds']:,.0f}",
+        )
+        for name, row in result["rows"].items()
+    ]
+    columns = ("arrangement", "robust, %", *(f"other {kind}" for kind in differences), "margin off by", "seconds")
+    return Table(f"{result['facts']['images']} images, in fp32 on a CPU", columns, tuple(rows))
+
+
 def draw(pair: str) -> None:
     """figure.png and gaps.png of a stored run, as `sweep` draws them."""
     for name, figure in figures(Report(load_tradeoff(_folder(pair)), choice=_chosen(pair))).items():
@@ -237,7 +255,7 @@ def _chosen(pair: str) -> Choice:
     return Choice(**found)
 
 
-KINDS = (models, candidates, training, attacks, verdicts, margins, pair, curve, chosen, held, gaps)
+KINDS = (models, candidates, training, attacks, verdicts, margins, consistency, pair, curve, chosen, held, gaps)
 TABLES = {table.__name__: table for table in KINDS}
 
 

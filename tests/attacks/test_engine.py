@@ -11,8 +11,8 @@ from torch import nn
 from toys import CPU, Planes, aimed, pictures, run
 
 from adaptive_smoothing.attacks import arithmetic
-from adaptive_smoothing.attacks import batch as batch_file
 from adaptive_smoothing.attacks import engine as engine_file
+from adaptive_smoothing.attacks import jobs as jobs_file
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
@@ -40,6 +40,7 @@ class Scripted(StepAttack):
     jobs: int
     length: int
     looks: int
+    to_the_end: bool = False
     seed: int = 0
 
     evaluations = property(lambda self: self.length)
@@ -92,12 +93,12 @@ def by_the_book(margins, length, looks):
     return list(fooled), list(queries), list(margin)
 
 
-def scripted(margins, length, looks, batch_size, order=None):
+def scripted(margins, length, looks, batch_size, order=None, *, to_the_end=False):
     count, jobs, _ = margins.shape
     order = torch.arange(count) if order is None else order
     images = torch.zeros(count, 1, 2, 2)
     images[:, 0, 0, 1] = order / CODES
-    attack = Scripted(Linf(1.0), jobs, length, looks)
+    attack = Scripted(Linf(1.0), jobs, length, looks, to_the_end)
     shot = Shot(images, torch.zeros(count).long(), order, torch.zeros(count, 2), attack.threat)
     return run(Table(margins), attack, shot, batch_size)
 
@@ -134,6 +135,15 @@ def test_what_comes_after_the_end_of_a_job_does_not_count():
     assert told(scripted(margins, 13, 5, 4)) == ([False], [13], [-1.0])
     margins[0, 0, 12] = 0.25
     assert told(scripted(margins, 13, 5, 4)) == ([True], [13], [0.25])
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_a_job_that_goes_on_to_its_end_finds_the_widest_margin(batch_size):
+    """The second of three succeeds, and again by more; the third would have succeeded by more still."""
+    margins = torch.full((1, 3, 40), -1.0)
+    margins[0, 1, 1], margins[0, 1, 10], margins[0, 2, 0] = 0.1, 0.4, 0.9
+    assert told(scripted(margins, 12, 4, batch_size)) == ([True], [12 + 4], [pytest.approx(0.1)])
+    assert told(scripted(margins, 12, 4, batch_size, to_the_end=True)) == ([True], [24], [pytest.approx(0.4)])
 
 
 def test_the_worst_of_all_failed_jobs_is_kept():
@@ -240,6 +250,25 @@ class Upside(nn.Module):
         return self.model(images.flip(2))
 
 
+class InPlace(engine_file.Batch):
+    """Steps as a recorded graph does, every tensor in its place."""
+
+    def advance(self, steps):
+        for _ in range(steps):
+            self.step_in_place()
+
+
+@pytest.mark.parametrize("threat", [Linf(0.012), L2(0.12)])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_is_recorded_is_the_attack_itself(network, name, threat, monkeypatch):
+    """An update may hand back tensors of the state under other names."""
+    shot = aimed(network, pictures(14, (3, 8, 8), 0, 1), threat)
+    expected = run(network, ATTACKS[name](threat), shot, 7)
+    monkeypatch.setattr(engine_file, "Batch", InPlace)
+    outcome = run(network, ATTACKS[name](threat), shot, 7)
+    assert torch.equal(outcome.worst, expected.worst) and torch.equal(outcome.margin, expected.margin)
+
+
 class Kept(engine_file.Batch):
     """Kept for the next batch of its size, as those are that were recorded on a GPU."""
 
@@ -322,7 +351,7 @@ def test_after_a_refusal_a_wider_margin_is_judged_again():
     fast, full = torch.full((2, 1, 40), -1.0), torch.full((2, 1, 40), -1.0)
     fast[:, 0, 1], fast[:, 0, 6] = 0.2, 0.3
     full[1, 0, 6] = 0.25
-    assert told(two_tables(fast, full)) == ([False, True], [12, 8], [0.3, 0.25])
+    assert told(two_tables(fast, full)) == ([False, True], [12, 8], [-1.0, 0.25])
 
 
 def test_a_refused_job_does_not_stand_in_the_way_of_the_next():
@@ -330,6 +359,38 @@ def test_a_refused_job_does_not_stand_in_the_way_of_the_next():
     fast[0, 0, 1], fast[0, 1, 1] = 0.9, 0.2
     full[0, 1, 1] = 0.1
     assert told(two_tables(fast, full)) == ([True], [12 + 4], [pytest.approx(0.1)])
+
+
+def test_what_stands_by_a_rounding_error_is_judged_when_all_jobs_are_done(monkeypatch):
+    """Fast arithmetic has both at -0.001; one of them is a success, and the other's margin is not what it seemed."""
+    monkeypatch.setattr(jobs_file, "rounding", lambda logits: torch.full(logits.shape[:1], 0.01))
+    fast, full = torch.full((3, 2, 40), -1.0), torch.full((3, 2, 40), -1.0)
+    fast[:2, 1, 4] = -0.001
+    full[0, 1, 4], full[1, 1, 4] = 0.002, -0.005
+    assert told(two_tables(fast, full)) == ([True, False, False], [24, 24, 24], [0.002, -0.005, -1.0])
+
+
+def test_a_level_image_is_one_that_the_model_calls_by_another_name():
+    """Of level classes the first is named: 0 beats 1, which the image is."""
+    model, images = Table(torch.zeros(1, 1, 40)), torch.zeros(2, 1, 2, 2)
+    margin, _ = verdict(model, images, images, torch.tensor([0, 1]), Linf(0.1))
+    assert (margin > 0).tolist() == [False, True]
+
+
+def test_a_model_that_cuts_its_images_off_is_attacked_all_the_same(network):
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.training = False
+
+        def forward(self, images):
+            return network(images.detach())
+
+    shot = aimed(network, pictures(8, (3, 8, 8), 0, 1), Linf(0.03))
+    for name in ATTACKS:
+        outcome = run(Cut(), ATTACKS[name](shot.threat), shot)
+        assert outcome.margin.isfinite().all()
+    assert outcome.fooled.any()  # Square needs no gradient
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
@@ -428,8 +489,7 @@ class Narrow(nn.Module):
         return self.model(images)
 
 
-def test_without_memory_the_batch_is_halved_and_the_outcome_stays(network, monkeypatch):
-    monkeypatch.setattr(batch_file, "FULL", {"cpu": 1})
+def test_without_memory_the_batch_is_halved_and_the_outcome_stays(network):
     shot = aimed(network, pictures(8, (3, 8, 8), 0, 1), Linf(0.012))
     for name in ("apgd", "square"):
         narrow = Narrow(network, 5)

@@ -10,7 +10,6 @@ from scipy.optimize import linprog, minimize
 from torch import nn
 from toys import CPU, Planes, aimed, assert_inside, pictures, run
 
-from adaptive_smoothing.attacks import batch as batch_file
 from adaptive_smoothing.attacks import square as square_file
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
@@ -508,7 +507,7 @@ def test_looking_ahead_changes_nothing(small, kind, lookahead, monkeypatch):
     shot = aimed(small, pictures(12, (3, 8, 8), 0, 1), kind(eps))
     attack, outcomes = Square(shot.threat, queries=50), []
     for full in (1, 7 * lookahead):
-        monkeypatch.setattr(batch_file, "FULL", {"cpu": full})
+        monkeypatch.setattr(Engine, "_full", lambda self, state, full=full: full)
         outcomes.append(run(small, attack, shot, batch_size=7))
     plain, ahead = outcomes
     assert attack.for_rows(7, 1).lookahead == 1 and attack.for_rows(7, 7 * lookahead).lookahead == lookahead

@@ -6,6 +6,7 @@ import multiprocessing
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.evaluation import journal as journal_file
 from adaptive_smoothing.evaluation import workers
 from adaptive_smoothing.evaluation.journal import BINDING, Journal, model_digest
-from adaptive_smoothing.evaluation.judging import Judging
+from adaptive_smoothing.evaluation.judging import Judging, describe
 from adaptive_smoothing.evaluation.verdict import STANDS, WRONG, Audit, Verdict, gap_figures, top_gap
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.results import interval
@@ -345,6 +346,25 @@ def test_every_number_of_a_model_is_in_its_digest():
     mixtures = [ads.MixedClassifier(network(), network(1), alpha) for alpha in (0.5, 0.6)]
     assert model_digest(mixtures[0]) != model_digest(mixtures[1])
     assert model_digest(network().half()) != digest != model_digest(nn.Sequential(network()))
+    warmer = network()
+    warmer.temperature = 2.0
+    assert model_digest(warmer) != digest
+
+
+def test_two_settings_of_a_function_are_two_attacks():
+    def attack(model, images, labels, steps):
+        return images
+
+    class Attack:
+        def __init__(self, steps):
+            self.steps, self.start = steps, torch.zeros(steps)
+
+        def __call__(self, model, images, labels):
+            return images
+
+    for few, same, many in ([partial(attack, steps=k) for k in (1, 1, 2)], [Attack(k) for k in (1, 1, 2)]):
+        assert describe(few) == describe(same) != describe(many)
+        json.dumps(describe(few))
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])

@@ -1,6 +1,7 @@
 """The attacks that a mixed classifier deserves, and the paper's settings A to D and STD, ROB, MIX by name.
 
-Transfer and gray-box attacks are made on a view of the model and judged on the model itself, at every step.
+Transfer and gray-box attacks are made on a view of the model and judged on the model itself: every step of APGD, and
+what PGD ends with.
 """
 
 from __future__ import annotations
@@ -75,18 +76,26 @@ def transfers(threat: Threat, seed: int) -> tuple[Stage, ...]:
     )
 
 
-def _pgd(name: str, view: Callable[[nn.Module], nn.Module] | None = None) -> Callable[..., Cascade]:
+def _pgd(
+    name: str,
+    view: Callable[[nn.Module], nn.Module] | None = None,
+    needs: Callable[[nn.Module], bool] | None = None,
+) -> Callable[..., Cascade]:
     """PGD-20 with the paper's step and no random start, on a view of the model."""
 
     def build(threat: Threat, *, seed: int = 0) -> Cascade:
-        return Cascade(name, threat, (Stage("pgd-20", PGD(threat, steps=20, stop_when_fooled=False), view),))
+        return Cascade(name, threat, (Stage("pgd-20", PGD(threat, steps=20, stop_when_fooled=False), view, needs),))
 
     return build
 
 
 def MinimumMargin(threat: Threat, *, seed: int = 0) -> Cascade:
-    """The two APGD parts of AutoAttack, for the smallest margin they reach (the paper's appendix)."""
-    return Cascade("margin", threat, AutoAttack(threat, seed=seed).stages[:2])
+    """The two APGD parts of AutoAttack, for the smallest lead of the right class they reach (the paper's appendix)."""
+    apgd = (
+        Stage("apgd-ce", APGD(threat, climb=cross_entropy, to_the_end=True, seed=seed)),
+        Stage("apgd-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, to_the_end=True, seed=seed)),
+    )
+    return Cascade("margin", threat, apgd)
 
 
 def AdaptiveAutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
@@ -105,8 +114,8 @@ PRESETS: dict[str, Callable[..., Cascade]] = {
     "B": _pgd("B"),
     "C": AutoAttack,
     "D": AdaptiveAutoAttack,
-    "STD": _pgd("STD", Base("standard")),
-    "ROB": _pgd("ROB", Base("robust")),
+    "STD": _pgd("STD", Base("standard"), mixes),
+    "ROB": _pgd("ROB", Base("robust"), mixes),
     "MIX": _pgd("MIX"),
 }
 

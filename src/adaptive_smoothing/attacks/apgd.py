@@ -36,6 +36,7 @@ class APGD(StepAttack):
     climb: Objective = cross_entropy
     target_classes: int = 0
     restarts: int = 1
+    to_the_end: bool = False
     seed: int = 0
 
     @property

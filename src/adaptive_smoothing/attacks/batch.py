@@ -11,19 +11,18 @@ from torch import Tensor
 
 from adaptive_smoothing.attacks.steps import State, StepAttack, Victim
 
-# Fewer images than these take a device as long, or nearly.
-FULL = {"cuda": 1024, "cpu": 32}
-
 
 class Batch:
     """Rows that step together; on CUDA one recorded graph a step, which costs the host nothing."""
 
-    def __init__(self, attack: StepAttack, victim: Victim, state: State, *, compiled: bool, memory: Any) -> None:
+    def __init__(
+        self, attack: StepAttack, victim: Victim, state: State, *, full: int, compiled: bool, memory: Any
+    ) -> None:
         self.victim, self.state, self.memory = victim, state, memory
         # Kept alive, so that no other attack gets the identity that this batch is found by.
         self.made_for = attack
         self.cuda = state["label"].is_cuda
-        self.attack = attack.for_rows(len(state["label"]), FULL.get(state["label"].device.type, 1))
+        self.attack = attack.for_rows(len(state["label"]), full)
         self.query: Callable[..., Tensor] = self.attack.query
         self.update: Callable[..., State] = self.attack.update
         if compiled:
@@ -56,9 +55,16 @@ class Batch:
         answer = self.victim.answer(self.attack.objective(state), images, state)
         return {"step": state["step"] + 1} | self.update(state, images, answer)
 
+    def step_in_place(self) -> None:
+        """As a recorded graph has to: every tensor of the state keeps its place."""
+        mine = {value.data_ptr() for value in self.state.values()}
+        new = self._stepped(self.state)
+        # What was another tensor of the state must be saved before that one is overwritten.
+        self.load({name: value.clone() if value.data_ptr() in mine else value for name, value in new.items()})
+
     def _record(self) -> None:
         """Warm up on a copy, as the recording itself computes nothing."""
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream(self.state["label"].device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
@@ -66,8 +72,8 @@ class Batch:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.memory):
-                self.load(self._stepped(self.state))
+            with torch.cuda.graph(graph, pool=self.memory, stream=stream):
+                self.step_in_place()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -66,7 +67,7 @@ class Cascade:
         if not stages:
             raise ValueError(
                 f"expected a cascade with an attack for this {type(model).__name__}, got {self.name}, whose stages are "
-                "all for other models: choose another preset, such as standard"
+                "all for other models: mix two models (G H --alpha), or choose another preset, such as standard"
             )
         return replace(self, stages=stages)
 
@@ -113,8 +114,6 @@ def run_stage(
     which = standing.left()
     if stage.precise:
         which = which[standing.margin[which] > -rounding(shot.logits[which])]
-        # What fast arithmetic said of them is not to be compared with.
-        standing.margin[which] = -torch.inf
     if not len(which):
         return
     part = shot.take(which)
@@ -128,10 +127,27 @@ def run_stage(
 
 def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Module | None) -> Outcome:
     """An attack that is no engine's: called batch by batch, judged like any other."""
-    parts = [shot.take(rows) for rows in torch.arange(len(shot), device=shot.labels.device).split(engine.size)]
-    worst = torch.cat([_for(attack, part)(source or engine.model, part.images, part.labels) for part in parts])
-    margin, _ = verdict(engine.model, worst, shot.images, shot.labels, shot.threat)
-    return Outcome(margin > 0, worst, margin, torch.zeros_like(shot.labels))
+    attacked = source or engine.model
+    worst, queries = [], torch.zeros_like(shot.labels)
+    for rows in torch.arange(len(shot), device=shot.labels.device).split(engine.size):
+        part = shot.take(rows)
+        with _counted(attacked) as calls:
+            worst.append(_for(attack, part)(attacked, part.images, part.labels))
+        queries[rows] = len(calls)
+        engine.passes.add(sum(calls), gradient=True)
+    margin, _ = verdict(engine.model, torch.cat(worst), shot.images, shot.labels, shot.threat)
+    return Outcome(margin > 0, torch.cat(worst), margin, queries)
+
+
+@contextmanager
+def _counted(model: nn.Module) -> Iterator[list[int]]:
+    """How many images each call of the model was about."""
+    calls: list[int] = []
+    handle = model.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    try:
+        yield calls
+    finally:
+        handle.remove()
 
 
 def _for(attack: PlainAttack, shot: Shot) -> PlainAttack:

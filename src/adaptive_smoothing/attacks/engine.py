@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ from adaptive_smoothing.attacks.steps import State, StepAttack, Victim
 
 # Rows of a batch of CIFAR's size: two cores are full with some dozens.
 BATCH = {"cuda": 2048, "cpu": 32}
+# Fewer images of that size than these take a device as long, or nearly.
+FULL = {"cuda": 1024, "cpu": 32}
 CIFAR_PIXELS = 3 * 32 * 32
 # Sizes a batch can have on a GPU, where each has to be recorded once: a third apart.
 SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
@@ -80,7 +83,7 @@ class Engine:
         while True:
             try:
                 view = self.view(source)
-                with frozen(*filter(None, (self.model, view))):
+                with frozen(*filter(None, (self.model, view))), self._current():
                     return work(view)
             except torch.OutOfMemoryError:
                 if self.size == 1:
@@ -92,6 +95,10 @@ class Engine:
                     raise
                 warnings.warn(f"this model does not compile, so that attacks take longer: {error}", stacklevel=2)
                 self._begin_again(compiled=False)
+
+    def _current(self) -> AbstractContextManager[Any]:
+        """Graphs are recorded on the current device, whichever their tensors are on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _begin_again(self, **changes: Any) -> None:
         """With other settings; what was compiled or recorded with the old ones goes."""
@@ -112,7 +119,7 @@ class Engine:
 
     def victim(self, source: nn.Module | None, precise: bool) -> Victim:
         model = self._fast_model(self.model, precise)
-        return Victim(model, None if source is None else self._fast_model(source, precise))
+        return Victim(model, None if source is None else self._fast_model(source, precise), precise)
 
     def _fast_model(self, model: nn.Module, precise: bool) -> FastModel:
         key = (id(model), precise)
@@ -129,11 +136,15 @@ class Engine:
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
-        compiled = self.compiled and not precise
-        batch = Batch(attack, self.victim(source, precise), state, compiled=compiled, memory=self._memory)
+        victim, compiled = self.victim(source, precise), self.compiled and not precise
+        batch = Batch(attack, victim, state, full=self._full(state), compiled=compiled, memory=self._memory)
         if batch.cuda:
             self._recorded[key] = batch
         return batch
+
+    def _full(self, state: State) -> int:
+        """How many images keep the device busy, and are not more than it may be given."""
+        return min(FULL.get(self.device.type, 1) * CIFAR_PIXELS // state["clean"][0].numel(), self.size)
 
     def rows(self, jobs: int) -> int:
         """How many rows a batch for so many jobs has: on a GPU one of a few sizes."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.arithmetic import rounding
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.attacks.steps import State, StepAttack
@@ -70,6 +71,7 @@ class Jobs:
                 batch.put(self._on_device(rows), self._begin(np.array(new)))
                 job[rows] = new
             batch, job = self._shrunk(batch, job)
+        self._settle()
         self.outcome.queries = self._on_device(self.spent)
         return self.outcome
 
@@ -137,13 +139,13 @@ class Jobs:
     def _look(self, state: State, job: np.ndarray) -> np.ndarray:
         """Judge what seems to have fooled the model, keep the worst of what is finished; says which rows are free."""
         margin, bar, step = torch.stack([state["margin"], state["bar"], state["step"].float()]).cpu().numpy()
-        running = job >= 0
-        promising = np.flatnonzero(running & (margin > bar))
+        running, at_end = job >= 0, step >= self.attack.evaluations
+        promising = np.flatnonzero(running & (margin > bar) & (at_end | (not self.attack.to_the_end)))
         if len(promising):
             self._judge(state, promising, job, step)
         number, image = np.divmod(job, self.images)
         over = running & (number >= self.winner[image])
-        finished = running & ~over & (step >= self.attack.evaluations)
+        finished = running & ~over & at_end
         self._keep(state, np.flatnonzero(finished), image, margin)
         self.watch(self._share(job[running], step[running]), int((self.winner < self.attempts).sum()))
         return over | finished
@@ -184,6 +186,17 @@ class Jobs:
         closer = state["margin"][which] > self.outcome.margin[at]
         at, which = at[closer], which[closer]
         self.outcome.worst[at], self.outcome.margin[at] = state["worst"][which], state["margin"][which]
+
+    def _settle(self) -> None:
+        """Judge what stands by no more than a rounding error; from here on its margin is the true one."""
+        outcome, shot = self.outcome, self.shot
+        close = ~outcome.fooled & (outcome.margin > -rounding(shot.logits))
+        if which := close.nonzero().squeeze(1).tolist():
+            at = torch.tensor(which, device=shot.labels.device)
+            part = shot.take(at)
+            worst = part.threat.project(outcome.worst[at], part.images)
+            margin, _ = verdict(self.engine.model, worst, part.images, part.labels, part.threat)
+            outcome.worst[at], outcome.margin[at], outcome.fooled[at] = worst, margin, margin > 0
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         return torch.as_tensor(numbers, dtype=torch.int64).to(self.shot.images.device)

@@ -139,17 +139,19 @@ def _places(images: Tensor, size: Tensor, top: Tensor, left: Tensor) -> tuple[Te
 
 
 def _tiles(state: State) -> Tensor:
-    """A grid of about five by five bumps with random signs, as long as eps."""
+    """A grid of about five by five bumps, upright or lying, with random signs; as long as eps, in the middle."""
     clean = state["clean"]
     count, channels, height, width = clean.shape
     size = max(min(height, width) // 5, 2)
     rows, columns = height // size, width // size
     place = torch.arange(size, device=clean.device)
     bump = _bump(torch.full_like(place[:1], size), place[None, :, None], place[None, None, :])[0]
-    chance = uniform(fold(state["key"], 0), channels * rows * columns).view(count, channels, rows, columns)
-    tiles = torch.einsum("ncij,rs->ncirjs", _signs(chance), bump)
-    delta = torch.zeros_like(clean)
-    delta[:, :, : rows * size, : columns * size] = tiles.reshape(count, channels, rows * size, columns * size)
+    chance = uniform(fold(state["key"], 0), (channels + 1) * rows * columns).view(count, channels + 1, rows, columns)
+    lying = chance[:, -1, :, :, None, None] < 0.5
+    tiles = torch.einsum("ncij,nijrs->ncirjs", _signs(chance[:, :-1]), torch.where(lying, bump.T, bump))
+    delta, top, left = torch.zeros_like(clean), (height - rows * size) // 2, (width - columns * size) // 2
+    grid = delta[:, :, top : top + rows * size, left : left + columns * size]
+    grid.copy_(tiles.reshape(count, channels, rows * size, columns * size))
     return delta / _length(delta, (1, 2, 3)) * column(state["eps"], clean)
 
 
@@ -171,7 +173,10 @@ def _move_mass(state: State, size: Tensor, chance: Tensor) -> Tensor:
 
 
 def _bump(size: Tensor, row: Tensor, col: Tensor) -> Tensor:
-    """A hill in the upper half of a square, and a hollow in the lower one: 1 / k^2 for each of k nested rectangles."""
+    """A hill in the upper half of a square, and a hollow in the lower one: 1 / k^2 for each of k nested rectangles.
+
+    Both are of length 1.
+    """
     side = size[:, None, None]
     half = side // 2
     lower = row >= half
@@ -179,7 +184,9 @@ def _bump(size: Tensor, row: Tensor, col: Tensor) -> Tensor:
     away = torch.maximum((torch.where(lower, row - half, row) - height // 2).abs(), (col - side // 2).abs())
     largest = torch.maximum(height // 2, side // 2)
     hill = _inverse_squares(largest + 1) - _inverse_squares(away.clamp_min(0))
-    return torch.where(lower, -hill, hill)
+    inside = (row >= 0) & (row < side) & (col >= 0) & (col < side)
+    up, down = hill * (inside & ~lower), hill * (inside & lower)
+    return up / _length(up, (1, 2)) - down / _length(down, (1, 2))
 
 
 def _inverse_squares(count: Tensor) -> Tensor:

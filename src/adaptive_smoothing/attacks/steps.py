@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import Objective
+from adaptive_smoothing.attacks.verdict import full_precision
 from adaptive_smoothing.noise import uniform
 from adaptive_smoothing.threat import Threat
 
@@ -49,6 +51,8 @@ class StepAttack(ABC):
 
     threat: Threat
     seed: int
+    # Whether a job that has succeeded goes on to its end, for the widest margin it can find.
+    to_the_end: bool = False
 
     @property
     @abstractmethod
@@ -91,22 +95,31 @@ class Victim:
 
     model: Callable[[Tensor], Tensor]
     source: Any = None
+    precise: bool = False
 
     def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
         """One pass of each network."""
-        if objective is None:
-            return Answer(self.predict(images))
-        with torch.enable_grad():
-            images = images.detach().requires_grad_()
-            source = self.model if self.source is None else self.source
-            loss, logits = objective(source, images, state["label"], state["target"])
-            (gradient,) = torch.autograd.grad(loss.sum(), images)
-        logits = logits.detach() if self.source is None else self.predict(images)
-        return Answer(logits, loss.detach(), gradient)
+        # Around the gradient as well, which would have a precision of its own.
+        with full_precision() if self.precise else nullcontext():
+            if objective is None:
+                return Answer(self.predict(images))
+            with torch.enable_grad():
+                images = images.detach().requires_grad_()
+                source = self.model if self.source is None else self.source
+                loss, logits = objective(source, images, state["label"], state["target"])
+                gradient = _gradient(loss, images)
+            logits = logits.detach() if self.source is None else self.predict(images)
+            return Answer(logits, loss.detach(), gradient)
 
     def predict(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             return self.model(images.detach())
+
+
+def _gradient(loss: Tensor, images: Tensor) -> Tensor:
+    """Zero where the model cuts the images off from its output: for the alarms to say, and for Square to attack."""
+    gradient = torch.autograd.grad(loss.sum(), images, allow_unused=True)[0] if loss.requires_grad else None
+    return torch.zeros_like(images) if gradient is None else gradient
 
 
 def most_likely_targets(logits: Tensor, labels: Tensor, count: int) -> Tensor:

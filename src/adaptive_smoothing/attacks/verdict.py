@@ -16,8 +16,8 @@ from adaptive_smoothing.threat import Threat
 # A pixel of 1 moved by eps and back is off by a rounding error of float32, and a length by a share of itself that
 # grows with the number of pixels: some millionths for those of ImageNet.
 ROUNDING, OF_LENGTH = 1e-6, 1e-5
-# Images in one pass of full precision.
-CHUNK = 512
+# Images in one pass of full precision, and values of a pixel in all of them.
+CHUNK, PIXELS = 512, 2048 * 3 * 32 * 32
 
 
 @contextmanager
@@ -44,6 +44,12 @@ def verdict_logits(model: nn.Module, images: Tensor) -> Tensor:
     return logits
 
 
+def all_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """The same for any number of images, some at a time."""
+    size = max(1, min(CHUNK, PIXELS // images[0].numel())) if len(images) else CHUNK
+    return torch.cat([verdict_logits(model, part) for part in images.split(size)])
+
+
 def verdict(
     model: nn.Module, adversarial: Tensor, images: Tensor, labels: Tensor, threat: Threat
 ) -> tuple[Tensor, Tensor]:
@@ -52,7 +58,10 @@ def verdict(
         raise ValueError(
             "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
         )
-    logits = torch.cat([verdict_logits(model, part) for part in adversarial.split(CHUNK)])
+    logits = all_logits(model, adversarial)
+    margin = logit_margin(logits, labels)
+    # Where two classes are level, the model still names one of them.
+    margin = margin.where(logits.argmax(1) == labels, margin.clamp_min(torch.finfo(margin.dtype).tiny))
     eps = torch.as_tensor(threat.eps, device=images.device)
     inside = threat.distance(adversarial, images) <= eps * (1 + OF_LENGTH) + ROUNDING
-    return logit_margin(logits, labels).where(inside, -torch.inf), logits
+    return margin.where(inside, -torch.inf), logits

@@ -20,7 +20,7 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
-from adaptive_smoothing.evaluation.journal import Journal
+from adaptive_smoothing.evaluation.journal import Journal, room_for
 from adaptive_smoothing.evaluation.judging import Progress, judge
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -48,7 +48,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test, val, or all for images that were never split")] = "test",
     images: Annotated[int | None, typer.Option(min=1, help="The first so many images; default all")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/evaluate-MODEL-PRESET")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin again, and replace what is there")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what another run has left there")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1 or cpu,cpu")] = "auto",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Default 2048 small images; on a CPU 32")] = None,
     shard_size: Annotated[int | None, typer.Option(min=1, help="Images journalled together: 1000; CPU 32")] = None,
@@ -89,9 +89,10 @@ def evaluate(
     facts |= {"cost": {part: cost.summary() for part, cost in costs.items()}}
     if BINARIZATION in check:
         facts["binarization"] = _binarization(subject.model, chosen, cascade.threat, devices[0], console)
-    write_verdict(folder, verdict, subject.facts, facts)
+    with room_for(folder):
+        write_verdict(folder, verdict, subject.facts, facts)
     Journal(folder / JOURNAL).clear()
-    _show(console, verdict, costs, folder, looked=alarms)
+    _show(console, verdict, costs, folder)
 
 
 @dataclass(frozen=True)
@@ -160,25 +161,27 @@ def _check_checks(checks: list[str]) -> None:
 def _binarization(model: nn.Module, data: ImageData, threat: Threat, device: str, console: Console) -> dict[str, Any]:
     part = data.take(min(BINARIZED.get(torch.device(device).type, 64), len(data))).to(device)
     found = binarization_test(model, part.floats(), part.labels, threat)
-    console.print(
-        f"\nBinarization test {'passed' if found.passed else 'FAILED'}: on {found.images} images the attack found the "
-        f"planted example in {100 * found.attack_success:.0f} %, random points in {100 * found.random_success:.0f} %.",
-        markup=False,
-    )
+    said = "no image could be tested."
+    if found.attack_success is not None and found.random_success is not None:
+        said = (
+            f"on {found.images} images the attack found the planted example in {100 * found.attack_success:.0f} %, "
+            f"random points in {100 * found.random_success:.0f} %."
+        )
+    console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {said}", markup=False)
     return {**found.__dict__, "passed": found.passed}
 
 
-def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], folder: Path, *, looked: bool) -> None:
+def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], folder: Path) -> None:
     for text in sentences(verdict):
         console.print(f"\n{text}", markup=False)
     for table in verdict_tables(verdict, costs):
         console.print()
         console.print(rich_table(table))
     console.print()
-    for alarm in verdict.alarms:
+    for alarm in verdict.alarms or ():
         console.print(f"[yellow]alarm[/] {alarm.name}:", end=" ")
         console.print(f"{alarm.saw}; {alarm.advice}.", markup=False)
     if not verdict.alarms:
-        console.print("No alarm fired." if looked else "Alarms were off.")
+        console.print("Alarms were off." if verdict.alarms is None else "No alarm fired.")
     names = ", ".join(sorted(path.name for path in folder.iterdir()))
     console.print(f"Written to {folder}: {names}", markup=False, soft_wrap=True)

@@ -24,6 +24,7 @@ from adaptive_smoothing.attacks.objectives import margin
 from adaptive_smoothing.attacks.pgd import PGD, MaskedGradientWarning
 from adaptive_smoothing.attacks.steps import most_likely_targets
 from adaptive_smoothing.attacks.verdict import full_precision, verdict_logits
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels, check_not_probabilities
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Linf, Threat, per_image
@@ -182,7 +183,7 @@ def flat_steps(sample: Sample) -> Alarm | None:
 
 def detached_alpha(sample: Sample) -> Alarm | None:
     """An attack that does not see alpha move attacks another mixture."""
-    if not hasattr(sample.model, "mix"):
+    if not isinstance(sample.model, MixedClassifier):
         return None
     moves = _alpha_moves(sample)
     without = _share_zero(_gradient_of(lambda images: sample.model.mix(images).alpha, sample.images))
@@ -266,7 +267,7 @@ def _share_zero(gradient: Tensor | None) -> float:
 
 
 def _share(which: Tensor) -> float:
-    return which.double().mean().item()
+    return which.float().mean().item()
 
 
 def _flat(sample: Sample) -> Tensor:

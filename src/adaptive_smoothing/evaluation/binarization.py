@@ -49,13 +49,14 @@ class Binarization:
     """
 
     images: int
-    attack_success: float
-    random_success: float
+    attack_success: float | None
+    random_success: float | None
     skipped: int
 
     @property
     def passed(self) -> bool:
-        return self.images > 0 and self.attack_success >= PASSED
+        """Not where nothing was tested: that shows nothing."""
+        return self.attack_success is not None and self.attack_success >= PASSED
 
 
 def binarization_test(
@@ -87,10 +88,10 @@ def binarization_test(
         eps = torch.as_tensor(threat.eps).expand(len(images))[number].item()
         ball = Ball(images[number], threat.with_eps(eps), generator(seed, "binarization", number))
         if (binary := _binary(features, ball, inner, boundary)) is not None:
-            by_attack = _fooled(binary, attack, images[which], threat.take(which), which)
-            found.append((by_attack, bool((_in_chunks(binary, ball.surface(STEPS * RESTARTS))[:, 1] > 0).any())))
-    success = np.mean(found, axis=0) if found else np.full(2, np.nan)
-    return Binarization(len(found), float(success[0]), float(success[1]), skipped=len(right) - len(found))
+            fell = _fooled(binary, attack, images[which], threat.take(which), which)
+            found.append((fell, bool((_in_chunks(binary, ball.surface(STEPS * RESTARTS))[:, 1] > 0).any())))
+    by_attack, by_chance = (float(share) for share in np.mean(found, axis=0)) if found else (None, None)
+    return Binarization(len(found), by_attack, by_chance, skipped=len(right) - len(found))
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Binary(nn.Module):
 def _binary(features: Features, ball: Ball, inner: int, boundary: int) -> Binary | None:
     """The model with a readout that tells the points apart, where there is one."""
     found = [_in_chunks(features, points) for points in (ball.inside(inner), ball.surface(boundary))]
-    low, high = (part.double().cpu().numpy() for part in found)
+    low, high = (part.cpu().double().numpy() for part in found)
     normal = _widest_gap(low, high)
     if normal is None:
         return None
@@ -216,7 +217,7 @@ def _fooled(
     """Whether one of the copies of an image fell. Stages that are made on another model have no meaning here."""
     # An attack may hold something for each image of the data, such as a radius.
     attack = attack.take(which) if isinstance(attack, PGD) else attack
-    stages = attack.stages if isinstance(attack, Cascade) else (Stage("attack", attack),)
+    stages = attack.for_model(binary).stages if isinstance(attack, Cascade) else (Stage("attack", attack),)
     labels, index = torch.zeros_like(which), torch.arange(len(which), device=which.device)
     shot = Shot(images, labels, index, verdict_logits(binary, images), threat)
     engine, standing = Engine(binary, images.device), Standing.before(shot)

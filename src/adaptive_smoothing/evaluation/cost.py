@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,9 @@ class Cost:
 def measure_cost(model: nn.Module, shape: tuple[int, ...], device: torch.device | str) -> Cost:
     """Counted on one image, timed on batches in the model's own precision; the fastest round counts."""
     device = torch.device(device)
-    images = torch.rand(BATCH.get(device.type, 64), *shape, device=device)
+    # As many values as so many images of CIFAR's have.
+    count = max(1, BATCH.get(device.type, 64) * 3 * 32 * 32 // math.prod(shape))
+    images = torch.rand(count, *shape, device=device)
     with torch.no_grad(), trusted_images():
         counter = FlopCounterMode(display=False)
         with counter:

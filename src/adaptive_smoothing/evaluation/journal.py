@@ -11,7 +11,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from adaptive_smoothing.results import atomic, read_json, write_json
 
 BINDING = "binding.json"
 SUM = 32
+# Attributes of a module that say how it computes, and look the same in every process.
+PLAIN = bool | int | float | str
 
 Columns = dict[str, np.ndarray]
 
@@ -52,7 +54,7 @@ class Journal:
                     "or begin again with --overwrite"
                 )
             self.clear()
-        with _room(self.folder):
+        with room_for(self.folder):
             write_json(path, dict(facts))
 
     @staticmethod
@@ -84,7 +86,7 @@ class Journal:
         packed = io.BytesIO()
         np.savez_compressed(packed, **columns)  # type: ignore[arg-type]
         content = packed.getvalue()
-        with _room(self.folder), atomic(path) as partial, partial.open("wb") as file:
+        with room_for(self.folder), atomic(path) as partial, partial.open("wb") as file:
             file.write(hashlib.sha256(content).digest() + content)
             file.flush()
             os.fsync(file.fileno())
@@ -95,14 +97,16 @@ class Journal:
             return
         for path in [*self.folder.glob("*.entry"), *self.folder.glob("*.tmp"), self.folder / BINDING]:
             path.unlink(missing_ok=True)
-        self.folder.rmdir()
+        # Somebody else's file may be in it.
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def _path(self, name: str) -> Path | None:
         return None if self.folder is None else self.folder / f"{name}.entry"
 
 
 @contextmanager
-def _room(folder: Path) -> Iterator[None]:
+def room_for(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -117,6 +121,9 @@ def _room(folder: Path) -> Iterator[None]:
 def model_digest(model: nn.Module) -> str:
     """sha256 of a model's structure and of every number in it."""
     digest = hashlib.sha256(repr(model).encode())
+    for name, module in model.named_modules():
+        plain = {key: value for key, value in sorted(vars(module).items()) if isinstance(value, PLAIN)}
+        digest.update(f"{name} {plain}".encode())
     # Not the state_dict, which lacks the numbers that a module does not save, such as those of a normalisation.
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

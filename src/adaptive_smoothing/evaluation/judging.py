@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -94,7 +94,7 @@ class Judging:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != DONE}
         audit = self._audit(engine, columns, watch) if self.cascade.audit else None
         late = self._late_alarms(columns) if self.with_alarms else []
-        return self._verdict(columns, audit, (*early, *late))
+        return self._verdict(columns, audit, (*early, *late) if self.with_alarms else None)
 
     def engine(self) -> Engine:
         compiled = self.compiled
@@ -186,7 +186,7 @@ class Judging:
         names = ("cascade", *self.cascade.stage_names[first:])
         return found + alarms.after(names, right[right >= first] - first + 1, audited)
 
-    def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...]) -> Verdict:
+    def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...] | None) -> Verdict:
         tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
         return Verdict(
             tensors["index"],
@@ -256,6 +256,12 @@ def describe(setting: Any) -> Any:
         return hashlib.sha256(setting.detach().cpu().numpy().tobytes()).hexdigest()
     if isinstance(setting, tuple | list):
         return [describe(part) for part in setting]
+    if isinstance(setting, Mapping):
+        return {str(name): describe(part) for name, part in setting.items()}
+    if isinstance(setting, partial):
+        return {"": "partial", "of": describe([setting.func, setting.args, setting.keywords])}
+    if name := getattr(setting, "__qualname__", ""):
+        return name
     if callable(setting):
-        return getattr(setting, "__qualname__", type(setting).__name__)
-    return setting
+        return {"": type(setting).__name__, **describe(vars(setting))}
+    return setting if isinstance(setting, str | int | float | None) else type(setting).__name__

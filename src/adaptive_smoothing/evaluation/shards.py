@@ -13,7 +13,7 @@ from adaptive_smoothing.attacks.cascade import Stage, Standing, run_stage
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.shot import Shot
-from adaptive_smoothing.attacks.verdict import CHUNK, verdict, verdict_logits
+from adaptive_smoothing.attacks.verdict import all_logits, verdict
 from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.evaluation.journal import Columns, Journal
 from adaptive_smoothing.evaluation.verdict import STANDS, WRONG, top_gap
@@ -42,7 +42,7 @@ class Shard:
         saved = self.journal.read(self.name)
         if saved is not None and saved[DONE] >= len(self.stages):
             return saved
-        logits = predict(engine, self.batch.images)
+        logits = all_logits(engine.model, self.batch.images)
         right = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
         shot = Shot(*self.batch, logits, self.threat).take(right)
         standing = Standing.before(shot)
@@ -94,11 +94,6 @@ class Shard:
             "attacked_gap": top_gap(everything),
         }
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}
-
-
-def predict(engine: Engine, images: Tensor) -> Tensor:
-    """Logits in full precision, some images at a time."""
-    return torch.cat([verdict_logits(engine.model, part) for part in images.split(CHUNK)])
 
 
 def _partial(standing: Standing, done: int) -> Columns:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from adaptive_smoothing.evaluation.accuracy import Evaluation
@@ -55,7 +54,8 @@ class Verdict(Evaluation):
     stages: tuple[str, ...] = field(kw_only=True)
     settings: dict[str, Any] = field(kw_only=True)
     audit: Audit | None = field(kw_only=True, default=None)
-    alarms: tuple[Alarm, ...] = field(kw_only=True, default=())
+    # None: nobody looked.
+    alarms: tuple[Alarm, ...] | None = field(kw_only=True, default=None)
 
     @property
     def robust_correct(self) -> Tensor:
@@ -104,7 +104,7 @@ class Verdict(Evaluation):
             "gaps": self.gaps(),
             "queries": int(self.queries.sum()),
             "audit": None if self.audit is None else self.audit.summary(),
-            "alarms": [alarm.__dict__ for alarm in self.alarms],
+            "alarms": None if self.alarms is None else [alarm.__dict__ for alarm in self.alarms],
             "settings": self.settings,
         }
 
@@ -123,7 +123,3 @@ def top_gap(logits: Tensor) -> Tensor:
     """Probability of the prediction over that of the runner-up."""
     first, second = logits.float().softmax(1).topk(2).values.unbind(1)
     return first - second
-
-
-def no_gap(labels: Tensor) -> Tensor:
-    return torch.zeros(labels.shape)

@@ -33,6 +33,10 @@ def spread(judging: Judging, devices: Sequence[str], watch: Callable[[Progress],
     except multiprocessing.ProcessRaisedException as error:
         # Its last line says what was wrong; above it is the stack of another process.
         raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+    except multiprocessing.ProcessExitedException as error:
+        raise RuntimeError(
+            f"a process has ended before its work ({error}): the same command goes on from there"
+        ) from error
     finally:
         # After Ctrl-C some may be at work, and Python would wait for them.
         for process in context.processes:

@@ -24,6 +24,8 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # A run that is replaced must not stand beside one that is not finished.
+        (folder / RESULT).unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise OSError(

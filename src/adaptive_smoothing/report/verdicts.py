@@ -71,7 +71,8 @@ def gap_table(verdict: Verdict) -> Table:
     columns = ("", "accuracy", "right: mean gap", "median", "wrong: mean gap", "median")
     note = (
         "Gap: probability of the first class minus that of the second, under attack on the worst version of an image. "
-        "Attacks leave an image once it is fooled, so gaps where wrong are not the widest there are."
+        "Only the preset margin and the settings of PGD go on when an image is fooled; with others, gaps where wrong "
+        "are not the widest there are."
     )
     return Table("Confidence gaps", columns, tuple(rows), note)
 
@@ -90,4 +91,6 @@ def cost_table(costs: dict[str, Cost]) -> Table:
         for name, cost in costs.items()
     ]
     columns = ("", "parameters", "FLOPs an image", "images a second", "relative")
-    return Table("What it costs to run", columns, tuple(rows), "Forward passes in full precision on this machine.")
+    return Table(
+        "What it costs to run", columns, tuple(rows), "Forward passes on this machine, with torch's own settings."
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -9,6 +12,8 @@ from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import side_by_side
 from adaptive_smoothing.report.panels import Panel
 from adaptive_smoothing.report.style import LIGHT, Style
+
+BINS = 40
 
 
 def waterfall_figure(verdict: Verdict, *, style: Style = LIGHT) -> Figure:
@@ -40,12 +45,19 @@ def waterfall_panel(verdict: Verdict, style: Style) -> Panel:
     return draw
 
 
+def _bins(values: np.ndarray) -> list[float]:
+    """Some forty bins over all values, with an edge at zero."""
+    low, high = min(0.0, values.min(initial=0.0)), max(0.0, values.max(initial=0.0))
+    width = max((high - low) / BINS, 1e-3)
+    return [width * edge for edge in range(math.floor(low / width), math.ceil(high / width) + 2)]
+
+
 def margin_panel(verdict: Verdict, style: Style) -> Panel:
     def draw(axes: Axes) -> None:
         right = verdict.clean_correct
         stood, fell = verdict.robust_correct, right & ~verdict.robust_correct
         lead = -verdict.margin.clamp(-10, 10).numpy()
-        bins = [step / 4 for step in range(-20, 41)]
+        bins = _bins(lead[right.numpy()])
         axes.hist(lead[stood.numpy()], bins=bins, color=style.clean, label=f"stood: {int(stood.sum()):,}")
         axes.hist(lead[fell.numpy()], bins=bins, color=style.mix, alpha=0.8, label=f"fell: {int(fell.sum()):,}")
         axes.axvline(0, color=style.ink, linewidth=1)
