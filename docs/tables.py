@@ -191,7 +191,8 @@ def verdicts(*runs: str) -> Table:
         steps = " → ".join(f"{step['attack']} {percent(step['left'])}" for step in result["waterfall"])
         low, high = (100 * bound for bound in result["robust"]["interval"])
         robust = f"{percent(result['robust']['accuracy'])} ({low:.1f} to {high:.1f})"
-        alarms = ", ".join(alarm["name"] for alarm in result["alarms"]) or "none"
+        found = result["alarms"]
+        alarms = "not looked for" if found is None else ", ".join(alarm["name"] for alarm in found) or "none"
         rows.append((_subject(result["models"]), f"{result['images']:,}", steps, robust, alarms))
     columns = ("model", "images", "accuracy left after each attack, %", "robust, %", "alarms")
     return Table("Verdicts", columns, tuple(rows), "95 % Clopper-Pearson intervals.")

@@ -1,6 +1,6 @@
 """The engine gives the result of running jobs one after the other, in whatever order and company they run."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -344,6 +344,7 @@ def two_tables(fast, full, length=12, looks=4, batch_size=8):
     shot = Shot(images, torch.zeros(count).long(), torch.arange(count), torch.zeros(count, 2), attack.threat)
     engine = Engine(Table(full), CPU, batch_size)
     engine._fast[id(engine.model), False] = Fast(Table(fast))
+    engine._tried = True
     return engine.run("test", attack, shot)
 
 
@@ -493,7 +494,7 @@ def test_without_memory_the_batch_is_halved_and_the_outcome_stays(network):
     shot = aimed(network, pictures(8, (3, 8, 8), 0, 1), Linf(0.012))
     for name in ("apgd", "square"):
         narrow = Narrow(network, 5)
-        engine = Engine(narrow, CPU, 64)
+        engine = Engine(narrow, CPU, 64, precise=True)
         outcome = engine.run("test", ATTACKS[name](shot.threat), shot)
         expected = run(network, ATTACKS[name](shot.threat), shot, 64)
         assert torch.equal(outcome.fooled, expected.fooled) and torch.equal(outcome.queries, expected.queries)
@@ -602,12 +603,21 @@ def test_a_view_is_made_once():
 
 # --- arithmetic -----------------------------------------------------------------------------------------
 
-IMPLEMENTATIONS = {"torch": nullcontext, **({"winograd": arithmetic.ArmConvolutions} if arithmetic.ON_ARM else {})}
+
+@contextmanager
+def half():
+    with torch.autocast("cpu", torch.float16), arithmetic.HalfConvolutions():
+        yield
+
+
+# With the error that each may have.
+IMPLEMENTATIONS = {"torch": (nullcontext, 1e-4), **({"half": (half, 0.02)} if arithmetic.HALF else {})}
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("width", [1, 2])
 def test_every_arithmetic_gives_the_logits_and_gradients_of_double_precision(name, width):
+    arithmetic, error = IMPLEMENTATIONS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         # A ReLU at a kink has another gradient in another precision.
@@ -619,11 +629,10 @@ def test_every_arithmetic_gives_the_logits_and_gradients_of_double_precision(nam
         logits = model(images)
         return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), images)[0]
 
-    with IMPLEMENTATIONS[name]():
+    with arithmetic():
         logits, gradient = both(model, images)
-    exact = [part.float() for part in both(model.double(), images.double())]
-    assert torch.allclose(logits, exact[0], atol=1e-4)
-    assert torch.allclose(gradient, exact[1], atol=1e-4 * exact[1].abs().max().item())
+    for found, exact in zip((logits, gradient), both(model.double(), images.double()), strict=True):
+        assert torch.allclose(found, exact.float(), atol=error * exact.abs().max().item())
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -633,6 +642,9 @@ def test_every_arithmetic_gives_the_logits_and_gradients_of_double_precision(nam
         nn.Conv2d(16, 24, 3, padding=1),
         nn.Conv2d(16, 24, 3, padding=1, bias=False),
         nn.Conv2d(16, 24, 3, padding=1, stride=2),
+        nn.Conv2d(16, 24, 3, padding=(1, 0), stride=(3, 2)),
+        nn.Conv2d(16, 24, 1, stride=2),
+        nn.Conv2d(16, 24, (1, 3), padding=2),
         nn.Conv2d(16, 24, 3),
         nn.Conv2d(16, 24, 3, padding="same"),
         nn.Conv2d(32, 32, 3, padding=1, groups=2),
@@ -643,19 +655,74 @@ def test_every_arithmetic_gives_the_logits_and_gradients_of_double_precision(nam
     ids=str,
 )
 def test_any_convolution(name, layer):
+    arithmetic, error = IMPLEMENTATIONS[name]
     layer.requires_grad_(False)
     images = torch.randn(2, layer.in_channels, 9, 7, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = layer(images)
     inputs = images.clone().requires_grad_()
-    with IMPLEMENTATIONS[name]():
+    with arithmetic():
         found = layer(inputs)
-    assert torch.allclose(found, expected, atol=1e-4)
+    assert torch.allclose(found.float(), expected, atol=error)
     weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
     (gradient,) = torch.autograd.grad((found * weight).sum(), inputs)
     again = images.clone().requires_grad_()
     (exact,) = torch.autograd.grad((layer(again) * weight).sum(), again)
-    assert torch.allclose(gradient, exact, atol=1e-4)
+    assert torch.allclose(gradient, exact, atol=error)
+
+
+@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+def test_half_precision_says_the_same_of_an_image_in_any_batch():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build("wide_resnet", depth=10, width=2, activation="silu").eval().requires_grad_(False)
+    fast, images = FastModel(model, CPU), pictures(17, (3, 32, 32), 0, 1)
+
+    def both(images):
+        images = images.clone().requires_grad_()
+        logits = fast(images)
+        return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), images)[0]
+
+    logits, gradient = both(images)
+    for count in (1, 2, 7):
+        alone = both(images[:count])
+        assert torch.allclose(alone[0], logits[:count], atol=1e-5) and torch.equal(alone[1], gradient[:count])
+
+
+@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+def test_products_stay_in_float32():
+    """Torch makes them one number at a time in float16; the answer is that of float32 to the last bit."""
+    layer, images = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        expected = layer(images, images, images)[0] @ images.mT
+        with half():
+            found = layer(images, images, images)[0] @ images.half().mT
+    assert found.dtype == torch.float32 and torch.allclose(found, expected, atol=1e-2)
+
+
+class Loud(nn.Module):
+    """Logits that no half precision can hold on their way."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5)).requires_grad_(False)
+        self.training = False
+
+    def forward(self, images):
+        return self.layers[1:](1e6 * self.layers[0](images)) / 1e6
+
+
+@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+def test_a_model_that_fast_arithmetic_cannot_hold_is_attacked_in_full_precision():
+    model = Loud()
+    shot = aimed(model, pictures(6, (3, 8, 8)), Linf(0.02))
+    engine = Engine(model, CPU, 8)
+    with pytest.warns(UserWarning, match="in fast arithmetic this model is another one"):
+        found = engine.run("test", APGD(shot.threat, steps=5), shot)
+    expected = Engine(model, CPU, 8, precise=True).run("test", APGD(shot.threat, steps=5), shot)
+    assert torch.equal(found.worst, expected.worst) and found.fooled.any()
 
 
 def test_a_fast_model_gives_the_models_logits_in_float32(network):

@@ -47,7 +47,8 @@ def aimed(model: nn.Module, images: Tensor, threat: Threat) -> Shot:
 
 
 def run(model: nn.Module, attack, shot: Shot, batch_size: int = 64, **options) -> Outcome:
-    return Engine(model, CPU, batch_size).run("test", attack, shot, **options)
+    """In full precision, as what is tested is not the arithmetic."""
+    return Engine(model, CPU, batch_size, precise=True).run("test", attack, shot, **options)
 
 
 def assert_inside(outcome: Outcome, shot: Shot) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
+from adaptive_smoothing.attacks.arithmetic import FastModel, frozen, strays
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.jobs import Jobs, Watch
 from adaptive_smoothing.attacks.shot import Outcome, Shot
@@ -22,6 +22,8 @@ BATCH = {"cuda": 2048, "cpu": 32}
 # Fewer images of that size than these take a device as long, or nearly.
 FULL = {"cuda": 1024, "cpu": 32}
 CIFAR_PIXELS = 3 * 32 * 32
+# Images on which fast arithmetic is compared with the model itself.
+TRIED = 8
 # Sizes a batch can have on a GPU, where each has to be recorded once: a third apart.
 SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
 
@@ -48,6 +50,7 @@ class Engine:
     device: torch.device
     batch_size: int | None = None
     compiled: bool = False
+    precise: bool = False
     passes: Passes = field(default_factory=Passes)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,7 @@ class Engine:
         self._views: dict[View, nn.Module] = {}
         self._fast: dict[tuple[int, bool], FastModel] = {}
         self._recorded: dict[tuple[int, int, bool, int], Batch] = {}
+        self._tried = False
         # Recorded graphs take turns, and nothing outlives a replay: they can all work in the same memory.
         self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -70,10 +74,26 @@ class Engine:
     ) -> Outcome:
         """Attack every image of `shot`; `name` is what the random numbers are keyed by.
 
-        A `precise` attack is made in full precision, and takes several times as long. `watch` is told now and then the
-        share of the work that is done, and how many images have fallen.
+        A `precise` attack is made in full precision, and takes several times as long; a `precise` engine makes no
+        other. `watch` is told now and then the share of the work that is done, and how many images have fallen.
         """
-        return self.retried(shot, source, lambda view: Jobs(self, name, attack, shot, view, precise, watch).run())
+
+        def work(view: nn.Module | None) -> Outcome:
+            return Jobs(self, name, attack, shot, view, precise or self._needs_precision(shot), watch).run()
+
+        return self.retried(shot, source, work)
+
+    def _needs_precision(self, shot: Shot) -> bool:
+        """Whether fast arithmetic will not do for this model, which is seen on the first images."""
+        if not self.precise and not self._tried:
+            few = shot.take(torch.arange(min(TRIED, self.size, len(shot)), device=shot.labels.device))
+            self.precise = strays(self.model, few.images, few.logits)
+            if self.precise:
+                warnings.warn(
+                    "in fast arithmetic this model is another one: attacks are made in full precision", stacklevel=5
+                )
+        self._tried = True
+        return self.precise
 
     def retried(self, shot: Shot, source: View | None, work: Callable[[nn.Module | None], Outcome]) -> Outcome:
         """Work on a view of the model, frozen, until the batches are small enough for it."""

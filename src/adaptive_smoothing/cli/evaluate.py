@@ -53,6 +53,7 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Default 2048 small images; on a CPU 32")] = None,
     shard_size: Annotated[int | None, typer.Option(min=1, help="Images journalled together: 1000; CPU 32")] = None,
     compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: for many images")] = None,
+    precise: Annotated[bool, typer.Option("--precise", help="Attacks in full precision, not only verdicts")] = False,
     alarms: Annotated[bool, typer.Option("--alarms/--no-alarms", help="Look for signs of masked gradients")] = True,
     check: Annotated[list[str], typer.Option("--check", help="A further check: binarization")] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(help="Of all random numbers")] = 0,
@@ -82,6 +83,7 @@ def evaluate(
             batch_size=batch_size,
             shard_size=shard_size,
             compiled=compiled,
+            precise=precise,
             with_alarms=alarms,
         )
     costs = subject.costs(chosen, devices[0])

@@ -74,6 +74,7 @@ class Judging:
     batch_size: int | None = None
     shard_size: int | None = None
     compiled: bool | None = None
+    precise: bool = False
     with_alarms: bool = True
 
     def run(
@@ -100,7 +101,7 @@ class Judging:
         compiled = self.compiled
         if compiled is None:
             compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
-        return Engine(self.model, self.device, self.batch_size, compiled)
+        return Engine(self.model, self.device, self.batch_size, compiled, self.precise)
 
     def shards(
         self, engine: Engine, watch: Callable[[Progress], None], *, every: int = 1, first: int = 0
@@ -139,6 +140,7 @@ class Judging:
             "fingerprint": self.data.fingerprint(),
             "attack": describe(self.cascade),
             "shard size": self.images_per_shard,
+            "precise": self.precise,
             "code": code_version(),
         }
 
@@ -213,8 +215,9 @@ def evaluate(
 
     Options: `device`, `batch_size`. For a cascade also `journal` (a folder from which the same call goes on
     after a crash), `overwrite` (what that folder holds of another run), `devices` (several names: one process each,
-    which meet in the journal), `shard_size`, `compiled`, `with_alarms`, and `watch`, which is called with a `Progress`;
-    for a function `progress`, which is called with the number of images of each finished batch.
+    which meet in the journal), `shard_size`, `compiled`, `precise` (attacks in full precision, too), `with_alarms`, and
+    `watch`, which is called with a `Progress`; for a function `progress`, which is called with the number of images of
+    each finished batch.
     """
     if isinstance(attack, Cascade):
         return judge(model, data, attack, **options)
