@@ -3,10 +3,13 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+
+from adaptive_smoothing.evaluation.journal import Journal
 
 torch.set_num_threads(2)
 
@@ -61,3 +64,22 @@ def linear() -> LinearClassifier:
 def images() -> torch.Tensor:
     """Six images of 3 x 8 x 8 in [0, 1], always the same."""
     return torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def ctrl_c_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Somebody stops an evaluation when the k-th entry of its journal is written."""
+    write = Journal.write
+
+    def at(k: int) -> None:
+        written: list[str] = []
+
+        def writes(self: Journal, name: str, columns: dict) -> None:
+            written.append(name)
+            if len(written) == k:
+                raise KeyboardInterrupt
+            write(self, name, columns)
+
+        monkeypatch.setattr(Journal, "write", writes)
+
+    return at

@@ -18,6 +18,7 @@ from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB
+from adaptive_smoothing.attacks.half import HalfConvolutions
 from adaptive_smoothing.attacks.losses import targeted_margin_loss
 from adaptive_smoothing.attacks.objectives import targeted_dlr
 from adaptive_smoothing.attacks.shot import Shot
@@ -606,7 +607,7 @@ def test_a_view_is_made_once():
 
 @contextmanager
 def half():
-    with torch.autocast("cpu", torch.float16), arithmetic.HalfConvolutions():
+    with torch.autocast("cpu", torch.float16), HalfConvolutions():
         yield
 
 

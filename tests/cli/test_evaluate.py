@@ -137,25 +137,6 @@ def test_what_is_wrong_is_one_sentence(
     assert not list(Path("runs").rglob("result.json"))
 
 
-@pytest.fixture
-def ctrl_c_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Somebody stops the run when its k-th entry is written."""
-    write = Journal.write
-
-    def at(k: int) -> None:
-        written: list[str] = []
-
-        def writes(self: Journal, name: str, columns: dict) -> None:
-            written.append(name)
-            if len(written) == k:
-                raise KeyboardInterrupt
-            write(self, name, columns)
-
-        monkeypatch.setattr(Journal, "write", writes)
-
-    return at
-
-
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("options", [(), ("--overwrite",)])
 def test_after_ctrl_c_the_same_command_goes_on(

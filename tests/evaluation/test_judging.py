@@ -173,46 +173,28 @@ def test_a_journal_does_not_change_the_result(model, data, tmp_path):
     assert not calls  # all of it was in the journal
 
 
-@pytest.fixture
-def interrupt(monkeypatch):
-    """The k-th entry is not written: somebody pressed Ctrl-C before it, or in its middle."""
-
-    def at(k: int) -> None:
-        written, write = [], Journal.write
-
-        def writes(self, name, columns):
-            written.append(name)
-            if len(written) == k:
-                raise KeyboardInterrupt
-            write(self, name, columns)
-
-        monkeypatch.setattr(Journal, "write", writes)
-
-    return at
-
-
-def test_an_interruption_anywhere_leads_to_the_same_result(model, data, tmp_path, interrupt, monkeypatch):
+def test_an_interruption_anywhere_leads_to_the_same_result(model, data, tmp_path, ctrl_c_at, monkeypatch):
     """Four shards of two stages, and the audit of two: ten entries."""
     expected = content(run(model, data))
     for k in range(1, 11):
         folder = tmp_path / str(k)
-        interrupt(k)
+        ctrl_c_at(k)
         with pytest.raises(KeyboardInterrupt):
             run(model, data, journal=folder)
         monkeypatch.undo()
         assert content(run(model, data, journal=folder)) == expected
-    interrupt(11)
+    ctrl_c_at(11)
     assert content(run(model, data, journal=tmp_path / "whole")) == expected
 
 
-def test_an_interrupted_run_goes_on_where_it_was(model, data, tmp_path, interrupt, monkeypatch):
+def test_an_interrupted_run_goes_on_where_it_was(model, data, tmp_path, ctrl_c_at, monkeypatch):
     stages = []
 
     def watch(progress):
         if progress.stage and (not stages or stages[-1] != progress.stage):
             stages.append(progress.stage)
 
-    interrupt(4)
+    ctrl_c_at(4)
     with pytest.raises(KeyboardInterrupt):
         run(model, data, journal=tmp_path)
     monkeypatch.undo()

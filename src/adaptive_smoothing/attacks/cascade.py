@@ -40,8 +40,8 @@ class Stage:
     @property
     def cost(self) -> float:
         """Roughly, in forward passes an image that stands: for estimates of the time left."""
-        if self.precise:
-            return 0.0
+        if self.precise:  # of a few images only
+            return 1.0
         if not isinstance(self.attack, StepAttack):
             return 3.0 * getattr(self.attack, "steps", 20)
         attempts = max(1, getattr(self.attack, "target_classes", 1)) * getattr(self.attack, "restarts", 1)

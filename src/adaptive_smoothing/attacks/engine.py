@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.arithmetic import FastModel, frozen, strays
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.jobs import Jobs, Watch
 from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.attacks.steps import State, StepAttack, Victim
+from adaptive_smoothing.attacks.verdict import verdict_logits
 
 # Rows of a batch of CIFAR's size: two cores are full with some dozens.
 BATCH = {"cuda": 2048, "cpu": 32}
@@ -44,13 +45,17 @@ class Passes:
 
 @dataclass
 class Engine:
-    """Attacks `model` on one device. It keeps what it has compiled and recorded, so that the next images go faster."""
+    """Attacks `model` on one device. It keeps what it has compiled and recorded, so that the next images go faster.
+
+    On `examples`, or on the first images it is given, it sees whether fast arithmetic will do for the model.
+    """
 
     model: nn.Module
     device: torch.device
     batch_size: int | None = None
     compiled: bool = False
     precise: bool = False
+    examples: Callable[[], Tensor] | None = None
     passes: Passes = field(default_factory=Passes)
 
     def __post_init__(self) -> None:
@@ -84,10 +89,10 @@ class Engine:
         return self.retried(shot, source, work)
 
     def _needs_precision(self, shot: Shot) -> bool:
-        """Whether fast arithmetic will not do for this model, which is seen on the first images."""
+        """Whether fast arithmetic will not do for this model, which is tried once."""
         if not self.precise and not self._tried:
-            few = shot.take(torch.arange(min(TRIED, self.size, len(shot)), device=shot.labels.device))
-            self.precise = strays(self.model, few.images, few.logits)
+            images = shot.images[: min(TRIED, self.size)] if self.examples is None else self.examples()
+            self.precise = strays(self.model, images, verdict_logits(self.model, images))
             if self.precise:
                 warnings.warn(
                     "in fast arithmetic this model is another one: attacks are made in full precision", stacklevel=5

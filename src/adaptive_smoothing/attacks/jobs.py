@@ -190,9 +190,8 @@ class Jobs:
     def _settle(self) -> None:
         """Judge what stands by no more than a rounding error; from here on its margin is the true one."""
         outcome, shot = self.outcome, self.shot
-        close = ~outcome.fooled & (outcome.margin > -rounding(shot.logits))
-        if which := close.nonzero().squeeze(1).tolist():
-            at = torch.tensor(which, device=shot.labels.device)
+        at = (~outcome.fooled & (outcome.margin > -rounding(shot.logits))).nonzero().squeeze(1)
+        if len(at):
             part = shot.take(at)
             worst = part.threat.project(outcome.worst[at], part.images)
             margin, _ = verdict(self.engine.model, worst, part.images, part.labels, part.threat)

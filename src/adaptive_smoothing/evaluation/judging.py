@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.arithmetic import frozen
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
-from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.engine import TRIED, Engine
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation import accuracy, alarms
@@ -101,7 +101,11 @@ class Judging:
         compiled = self.compiled
         if compiled is None:
             compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
-        return Engine(self.model, self.device, self.batch_size, compiled, self.precise)
+        return Engine(self.model, self.device, self.batch_size, compiled, self.precise, self._examples)
+
+    def _examples(self) -> Tensor:
+        """The same in every process and after every crash."""
+        return self._batch(slice(0, TRIED))[0].images
 
     def shards(
         self, engine: Engine, watch: Callable[[Progress], None], *, every: int = 1, first: int = 0

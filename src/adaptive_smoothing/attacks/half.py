@@ -1,0 +1,96 @@
+"""Convolutions in float16 on a CPU that computes in it, and their gradients, which torch is slow at."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+ON_ARM = platform.machine() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available()
+HALF = ON_ARM and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+
+
+class HalfConvolutions(TorchFunctionMode):
+    """Inside `torch.autocast`: convolutions and their gradients in float16, what torch is slow at in it in float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.conv2d and not kwargs and _applies(*args):
+            return _Convolution.apply(*args[:6])
+        if func not in IN_FLOAT32:
+            return func(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return func(*tree_map(_float32, args), **tree_map(_float32, kwargs))
+
+
+# Torch makes matrix products in float16 one number at a time, and so the gradients of convolutions.
+IN_FLOAT32 = {
+    *(torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+    *(F.linear, F.bilinear, F.scaled_dot_product_attention, F.multi_head_attention_forward),
+    *(torch.mm, torch.bmm, torch.matmul, torch.addmm, torch.baddbmm, torch.einsum, torch.cdist),
+    *(Tensor.mm, Tensor.bmm, Tensor.matmul, Tensor.addmm, Tensor.baddbmm, Tensor.__matmul__, Tensor.__rmatmul__),
+}
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.float16 else value
+
+
+def _half(images: Tensor) -> Tensor:
+    return images.to(torch.float16, memory_format=torch.channels_last)
+
+
+def _applies(
+    images: Tensor,
+    weight: Tensor,
+    bias: Any = None,
+    stride: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> bool:
+    """A convolution with frozen weights whose gradient is a convolution, too."""
+    if groups != 1 or images.dim() != 4 or weight.requires_grad or not isinstance(padding, tuple):
+        return False
+    return all(pad <= reach for pad, reach in zip(padding, _reach(weight, dilation), strict=True))
+
+
+def _reach(weight: Tensor, dilation: tuple[int, int]) -> list[int]:
+    """How far the last of a kernel's places is from the first."""
+    return [step * (length - 1) for step, length in zip(dilation, weight.shape[2:], strict=True)]
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int] = (0, 0),
+        dilation: tuple[int, int] = (1, 1),
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.images, ctx.stride, ctx.padding, ctx.dilation = images.shape, stride, padding, dilation
+        bias = None if bias is None else bias.half()
+        return torch.conv2d(_half(images), _half(weight), bias, stride, padding, dilation)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """With the kernel turned around, and zeros between what came from strides."""
+        (weight,) = ctx.saved_tensors
+        reach, gradient = _reach(weight, ctx.dilation), _half(gradient)
+        if max(ctx.stride) > 1:
+            sides = [side - far + 2 * pad for side, far, pad in zip(ctx.images[2:], reach, ctx.padding, strict=True)]
+            apart = _half(gradient.new_zeros(*gradient.shape[:2], *sides))
+            apart[:, :, :: ctx.stride[0], :: ctx.stride[1]] = gradient
+            gradient = apart
+        turned = _half(weight.flip((2, 3)).transpose(0, 1))
+        padding = tuple(far - pad for far, pad in zip(reach, ctx.padding, strict=True))
+        return torch.conv2d(gradient, turned, None, (1, 1), padding, ctx.dilation), *[None] * 5
