@@ -7,6 +7,7 @@ import math
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import side_by_side
@@ -64,6 +65,9 @@ def margin_panel(verdict: Verdict, style: Style) -> Panel:
         axes.set_xlabel("lead of the right class on the worst version found, in logits")
         axes.set_ylabel("images")
         axes.set_title("How close they came")
+        # Room for the legend above the bars.
+        axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend()
 
     return draw
