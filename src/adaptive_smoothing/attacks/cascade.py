@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -83,26 +83,26 @@ class Cascade:
 
 @dataclass
 class Standing:
-    """What is known of each image so far: which stage fooled it (-1: none), its worst version, margin and queries."""
+    """What is known of each image so far: which stage fooled it (-1: none), and the rest as in an `Outcome`."""
 
     fooled_by: Tensor
     worst: Tensor
     margin: Tensor
-    queries: Tensor = field(repr=False)
+    logits: Tensor
+    queries: Tensor
 
     @classmethod
     def before(cls, shot: Shot) -> Standing:
-        nobody = torch.full_like(shot.labels, -1)
-        low = torch.full(shot.labels.shape, -torch.inf, device=shot.images.device)
-        return cls(nobody, shot.images.clone(), low, torch.zeros_like(shot.labels))
+        start = Outcome.before(shot)
+        return cls(torch.full_like(shot.labels, -1), start.worst, start.margin, start.logits, start.queries)
 
     def left(self) -> Tensor:
         return (self.fooled_by < 0).nonzero().squeeze(1)
 
     def add(self, number: int, which: Tensor, outcome: Outcome) -> None:
         closer = outcome.fooled | (outcome.margin > self.margin[which])
-        self.worst[which[closer]] = outcome.worst[closer]
-        self.margin[which[closer]] = outcome.margin[closer]
+        for mine, theirs in ((self.worst, outcome.worst), (self.margin, outcome.margin), (self.logits, outcome.logits)):
+            mine[which[closer]] = theirs[closer]
         self.fooled_by[which[outcome.fooled]] = number
         self.queries[which] += outcome.queries
 
@@ -135,8 +135,8 @@ def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Mo
             worst.append(_for(attack, part)(attacked, part.images, part.labels))
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
-    margin, _ = verdict(engine.model, torch.cat(worst), shot.images, shot.labels, shot.threat)
-    return Outcome(margin > 0, torch.cat(worst), margin, queries)
+    margin, logits = verdict(engine.model, torch.cat(worst), shot.images, shot.labels, shot.threat)
+    return Outcome(margin > 0, torch.cat(worst), margin, logits, queries)
 
 
 @contextmanager

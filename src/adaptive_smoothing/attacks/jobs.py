@@ -49,12 +49,7 @@ class Jobs:
         self.taken = 0
         self.winner = np.full(self.images, self.attempts)
         self.spent = np.full(self.images, self.attempts * attack.evaluations)
-        self.outcome = Outcome(
-            torch.zeros_like(shot.labels, dtype=torch.bool),
-            shot.images.clone(),
-            torch.full(shot.labels.shape, -torch.inf, device=shot.images.device),
-            torch.zeros_like(shot.labels),
-        )
+        self.outcome = Outcome.before(shot)
 
     def run(self) -> Outcome:
         waiting = iter(range(self.images * self.attempts))
@@ -155,7 +150,7 @@ class Jobs:
         which = self._on_device(rows)
         threat = self.shot.threat.with_eps(state["eps"][which])
         clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
-        margin, _ = verdict(self.engine.model, worst, clean, state["label"][which], threat)
+        margin, logits = verdict(self.engine.model, worst, clean, state["label"][which], threat)
         # Where only fast arithmetic overflows, the job goes on from what full precision says.
         seemed = state["margin"][which]
         state["margin"][which] = seemed = seemed.where(seemed < torch.finfo(seemed.dtype).max, margin)
@@ -171,8 +166,9 @@ class Jobs:
         made = np.minimum(step[rows[new]], self.attack.evaluations)
         self.spent[image[new]] = number[new] * self.attack.evaluations + made.astype(int)
         at, source = self._on_device(image[new]), self._on_device(new)
-        self.outcome.fooled[at] = True
-        self.outcome.worst[at], self.outcome.margin[at] = worst[source], margin[source]
+        outcome = self.outcome
+        outcome.fooled[at] = True
+        outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[source], margin[source], logits[source]
 
     def _keep(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
         """Of the finished jobs of an image that still stands, the one that came closest."""
@@ -194,8 +190,9 @@ class Jobs:
         if len(at):
             part = shot.take(at)
             worst = part.threat.project(outcome.worst[at], part.images)
-            margin, _ = verdict(self.engine.model, worst, part.images, part.labels, part.threat)
-            outcome.worst[at], outcome.margin[at], outcome.fooled[at] = worst, margin, margin > 0
+            margin, logits = verdict(self.engine.model, worst, part.images, part.labels, part.threat)
+            outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst, margin, logits
+            outcome.fooled[at] = margin > 0
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         return torch.as_tensor(numbers, dtype=torch.int64).to(self.shot.images.device)

@@ -34,9 +34,20 @@ class Shot:
 
 @dataclass
 class Outcome:
-    """What an attack made of each image: whether it fell, its worst version and margin, the queries spent on it."""
+    """What an attack made of each image: whether it fell, its worst version and margin, the queries spent on it.
+
+    The margin and the logits of an image that fell are those it was judged by; of another, the margin is what the
+    attack believes, and the logits are unknown.
+    """
 
     fooled: Tensor
     worst: Tensor
     margin: Tensor
+    logits: Tensor
     queries: Tensor
+
+    @classmethod
+    def before(cls, shot: Shot) -> Outcome:
+        nobody, none = torch.zeros_like(shot.labels, dtype=torch.bool), torch.zeros_like(shot.labels)
+        low = torch.full(shot.labels.shape, -torch.inf, device=shot.images.device)
+        return cls(nobody, shot.images.clone(), low, torch.zeros_like(shot.logits), none)

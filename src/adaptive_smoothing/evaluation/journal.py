@@ -11,6 +11,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adaptive_smoothing.results import atomic, read_json, write_json
 
@@ -125,7 +126,15 @@ def model_digest(model: nn.Module) -> str:
         plain = {key: value for key, value in sorted(vars(module).items()) if isinstance(value, PLAIN)}
         digest.update(f"{name} {plain}".encode())
     # Not the state_dict, which lacks the numbers that a module does not save, such as those of a normalisation.
-    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+    tensors = dict(sorted([*model.named_parameters(), *model.named_buffers()]))
+    for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    # Each on its own, so that several cores share the work; they come from the device one after the other.
+    with ThreadPoolExecutor() as pool:
+        for part in pool.map(hashlib.sha256, map(_content, tensors.values())):
+            digest.update(part.digest())
     return digest.hexdigest()
+
+
+def _content(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

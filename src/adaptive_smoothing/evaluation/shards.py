@@ -16,11 +16,11 @@ from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.verdict import all_logits, verdict
 from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.evaluation.journal import Columns, Journal
-from adaptive_smoothing.evaluation.verdict import STANDS, WRONG, top_gap
+from adaptive_smoothing.evaluation.verdict import WRONG, top_gap
 from adaptive_smoothing.threat import Threat
 
 DONE = "done"
-KEPT = ("fooled_by", "worst", "margin", "queries")
+KEPT = ("fooled_by", "worst", "margin", "logits", "queries")
 
 # Told the stage, the share of the work on the shard that is done, its images, and how many of them stand.
 Watch = Callable[[str, float, int, int], None]
@@ -50,7 +50,8 @@ class Shard:
             self._attack(number, engine, shot, standing, watch)
             if number + 1 < len(self.stages):
                 self.journal.write(self.name, _partial(standing, number + 1))
-        columns = self._columns(engine, logits, right, shot, standing)
+        self._judge_survivors(engine, shot, standing)
+        columns = self._columns(logits, right, standing)
         self.journal.write(self.name, columns)
         return columns
 
@@ -65,23 +66,26 @@ class Shard:
         tell(0.0, 0)
         run_stage(engine, self.first_stage + number, stage, shot, standing, tell)
 
-    def _columns(self, engine: Engine, logits: Tensor, right: Tensor, shot: Shot, standing: Standing) -> Columns:
-        """Every image of the shard, with the worst version judged once more."""
-        margin, attacked = standing.margin, logits[:0]
-        if len(right):
-            margin, attacked = verdict(engine.model, standing.worst, shot.images, shot.labels, shot.threat)
-        # The worst version of an image that stood is not known to be harmless before it is looked at in full precision.
-        late = (margin > 0) & (standing.fooled_by == STANDS)
-        standing.fooled_by[late] = self.first_stage + len(self.stages) - 1
+    def _judge_survivors(self, engine: Engine, shot: Shot, standing: Standing) -> None:
+        """The worst version of an image is not known to be harmless before it is looked at in full precision."""
+        left = standing.left()
+        if len(left):
+            part, worst = shot.take(left), standing.worst[left]
+            margin, logits = verdict(engine.model, worst, part.images, part.labels, part.threat)
+            standing.margin[left], standing.logits[left] = margin, logits
+            standing.fooled_by[left[margin > 0]] = self.first_stage + len(self.stages) - 1
+
+    def _columns(self, logits: Tensor, right: Tensor, standing: Standing) -> Columns:
+        """Every image of the shard, those that were wrong from the start included."""
         labels = self.batch.labels
         fooled_by = torch.full_like(labels, WRONG)
         fooled_by[right] = standing.fooled_by
         queries = torch.zeros_like(labels)
         queries[right] = standing.queries
         everything = logits.clone()
-        everything[right] = attacked
+        everything[right] = standing.logits
         kept = logit_margin(logits, labels)
-        kept[right] = margin
+        kept[right] = standing.margin
         columns = {
             "index": self.batch.index,
             "label": labels,
