@@ -248,9 +248,9 @@ def test_the_fast_preset_audits_with_the_other_half_of_autoattack():
         assert sum(jobs * steps for jobs, steps in spent.values()) == 17 + 9 * 23 + 2 * 51 + 3 * 31
 
 
-def test_the_fast_preset_adds_up_probabilities_where_the_model_does():
+def test_the_fast_preset_turns_g_where_there_is_one():
     assert "diverse-pgd" in names(FastAttack(LINF), Planes())
-    assert "diverse-pgd-p" in names(FastAttack(LINF), mixed())
+    assert "turning-pgd" in names(FastAttack(LINF), mixed())
     assert len(names(FastAttack(LINF), Planes())) == len(names(FastAttack(LINF), mixed())) == 5
 
 
@@ -287,10 +287,11 @@ LOWERING = [f"apgd-{kind}-alpha-{weight}" for weight in (0.1, 0.5, 0.9) for kind
 def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     adaptive = AdaptiveAttack(LINF)
     assert names(adaptive, Planes()) == [*STANDARD, "apgd-margin-t", PRECISE]
-    assert names(adaptive, mixed(0.5)) == [*STANDARD, "apgd-margin-t", *TRANSFERS, PRECISE]
-    learned = [*STANDARD, "apgd-margin-t", *LOWERING, "gray-ce", "gray-t", *TRANSFERS, PRECISE]
+    assert names(adaptive, mixed(0.5)) == [*STANDARD, "apgd-margin-t", "turning-t", *TRANSFERS, PRECISE]
+    learned = [*STANDARD, "apgd-margin-t", "turning-t", *LOWERING, "gray-ce", "gray-t", *TRANSFERS, PRECISE]
     assert names(adaptive, mixed(Brightness())) == learned
-    hard = [*STANDARD, "apgd-margin-t", "smooth-margin-t", *TRANSFERS, PRECISE]
+    smooth = ["smooth-margin-t", "smooth-turning-t"]
+    hard = [*STANDARD, "apgd-margin-t", "turning-t", *smooth, *TRANSFERS, PRECISE]
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == hard
     gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
     assert names(adaptive, gradient) == [*STANDARD, "apgd-margin-t", "transfer-g", "transfer-h", PRECISE]
@@ -344,6 +345,39 @@ def test_lowering_alpha_finds_what_the_plain_attack_does_not_see():
         run_stage(engine, 0, replace(stages[name], attack=replace(stages[name].attack, steps=10)), shot, standing)
         outcomes[name] = (standing.fooled_by == 0).all().item()
     assert outcomes == {"apgd-ce-alpha-0.5": True, "gray-ce": False}
+
+
+class Leaning(nn.Module):
+    """Always for class 0, by a little more or less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes, self.training = Planes(seed=1), False
+
+    def forward(self, images):
+        return torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]) + 0.01 * self.slopes(images)
+
+
+def test_a_g_that_is_sure_hides_its_gradient_and_is_turned_all_the_same():
+    """The mixture falls when g does, and g is easy to turn; but what can be seen of it from afar is h."""
+    g, images = Planes(seed=0), pictures(300, low=0.35, high=0.65)
+    with torch.no_grad():
+        g.weight *= 200
+        g.bias *= 200
+    images = images[g(images).argmax(1) == 0]
+    model, threat = MixedClassifier(g, Leaning(), 0.6), Linf(0.02)
+    shot = aimed(model, images, threat)
+    assert len(shot) > 20 and (shot.labels == 0).all()
+    stages = {stage.name: stage for stage in AdaptiveAttack(threat).for_model(model).stages}
+    fell = {}
+    for name in ("apgd-ce", "apgd-t", "apgd-margin-t", "turning-t"):
+        standing = Standing.before(shot)
+        brief = replace(stages[name].attack, steps=10)
+        run_stage(Engine(model, CPU, 64, precise=True), 0, replace(stages[name], attack=brief), shot, standing)
+        fell[name] = (standing.fooled_by == 0).float().mean().item()
+    could = (g.distance(images, shot.labels, threat) < 0.95 * 0.02).float().mean().item()
+    assert fell.pop("turning-t") >= could > 0.9
+    assert max(fell.values()) < 0.75
 
 
 # --- views ----------------------------------------------------------------------------------------------

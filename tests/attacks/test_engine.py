@@ -19,8 +19,7 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.half import HalfConvolutions
-from adaptive_smoothing.attacks.losses import targeted_margin_loss
-from adaptive_smoothing.attacks.objectives import targeted_dlr
+from adaptive_smoothing.attacks.objectives import targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
@@ -199,7 +198,7 @@ def network():
 
 ATTACKS = {
     "apgd": partial(APGD, steps=12, climb=targeted_dlr, target_classes=2, restarts=2),
-    "pgd": partial(DiversifiedPGD, steps=8, loss=targeted_margin_loss, target_classes=3, diversify=2),
+    "pgd": partial(DiversifiedPGD, steps=8, climb=targeted_margin, target_classes=3, diversify=2),
     "fab": partial(FAB, steps=12, target_classes=3),
     "square": partial(Square, queries=60),
 }

@@ -10,7 +10,7 @@ from adaptive_smoothing.attacks.losses import (
     targeted_dlr_loss,
     targeted_margin_loss,
 )
-from adaptive_smoothing.attacks.objectives import Climb, LowerAlpha, cross_entropy, margin
+from adaptive_smoothing.attacks.objectives import Climb, LowerAlpha, TurnStandard, cross_entropy, margin
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 
 # The best wrong class of the first is 3, of the second 0; the third is a tie.
@@ -115,6 +115,31 @@ def test_the_gradient_of_lower_alpha_pushes_alpha_down(mixed):
     alpha = mixed.mix(IMAGES).alpha
     assert torch.allclose(gradient, (-0.6 / 12 / alpha).view(-1, 1, 1, 1).expand_as(gradient))
     assert (mixed.mix((IMAGES + 0.1 * gradient).clamp(0, 1)).alpha < alpha).all()
+
+
+def test_turning_g_adds_the_lead_of_the_target_in_g_up_to_a_bound(mixed):
+    targets = (CLASSES + 1) % 4
+    loss = targeted_margin_loss(mixed(IMAGES), CLASSES, targets)
+    lead = torch.stack(
+        [
+            row[target] - torch.cat([row[:target], row[target + 1 :]]).amax()
+            for row, target in zip(mixed.standard(IMAGES), targets, strict=True)
+        ]
+    )
+    sure = lead.median().item()
+    assert (lead < sure).any() and (lead > sure).any()
+    found, logits = TurnStandard(targeted_margin_loss, sure)(mixed, IMAGES, CLASSES, targets)
+    torch.testing.assert_close(found, loss + lead.clamp(max=sure))
+    assert torch.equal(logits, mixed(IMAGES))
+
+
+def test_a_g_that_is_sure_of_the_target_is_left_alone(mixed):
+    images, targets = IMAGES.clone().requires_grad_(), mixed.standard(IMAGES).argmax(1)
+    gradients = [
+        torch.autograd.grad(objective(mixed, images, CLASSES, targets)[0].sum(), images)[0]
+        for objective in (Climb(targeted_margin_loss), TurnStandard(targeted_margin_loss, sure=-1.0))
+    ]
+    assert torch.equal(*gradients)
 
 
 def test_an_alpha_of_zero_is_no_infinity(mixed):

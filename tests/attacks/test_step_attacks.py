@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from adaptive_smoothing.attacks.losses import targeted_margin_loss
 from adaptive_smoothing.attacks.objectives import cross_entropy, dlr, margin, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import Answer, most_likely_targets, targets_with_restarts
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import L2, Linf
 
 NORMS = [Linf, L2]
@@ -29,7 +31,7 @@ ATTACKS = {
     "margin": partial(APGD, climb=margin, steps=30),
     "targeted margin": partial(APGD, climb=targeted_margin, target_classes=9, steps=30),
     "margin pgd": partial(DiversifiedPGD, steps=20),
-    "diverse pgd": partial(DiversifiedPGD, loss=targeted_margin_loss, target_classes=9, diversify=2),
+    "diverse pgd": partial(DiversifiedPGD, climb=targeted_margin, target_classes=9, diversify=2),
     "fab": partial(FAB, steps=25),
 }
 # An image this close to the radius, relatively, may go either way.
@@ -212,10 +214,10 @@ def test_the_seed_decides(small, build):
 @pytest.mark.parametrize("classes", [2, 3, 1000])
 @pytest.mark.parametrize("kind", NORMS)
 def test_any_number_of_classes(classes, kind):
-    model, images = Planes(classes, (3, 5, 5)), pictures(3, (3, 5, 5))
-    shot = aimed(model, images, kind(0.02))
-    for cascade in (AutoAttack(shot.threat), FastAttack(shot.threat)):
-        for stage in cascade.stages:
+    g, h = (Planes(classes, (3, 5, 5), seed) for seed in range(2))
+    for model, cascade in product((g, MixedClassifier(g, h, 0.5)), (AutoAttack, FastAttack)):
+        shot = aimed(model, pictures(3, (3, 5, 5)), kind(0.02))
+        for stage in cascade(shot.threat).for_model(model).stages:
             short = {"queries": 5} if isinstance(stage.attack, Square) else {"steps": 3}
             outcome = run(model, replace(stage.attack, **short), shot)
             assert outcome.margin.isfinite().all()
@@ -308,6 +310,22 @@ def test_after_a_halving_the_climb_goes_on_from_the_best_point():
     assert not torch.equal(states[-2]["iterate"], states[5]["asked"])
 
 
+def test_apgd_can_go_on_from_the_worst_version_so_far():
+    """With steps of nothing it stays there: fooled where that version fools, which a random start does not."""
+    model = Planes()
+    ball = Linf(0.01)
+    shot = aimed(model, pictures(20), ball)
+    found = run(model, APGD(ball, steps=20), shot)
+    assert 3 < found.fooled.sum() < 20
+    again, anew = (APGD(ball, steps=1, first_step=0.0, go_on=go_on) for go_on in (True, False))
+    went_on = run(model, again, replace(shot, worst=found.worst))
+    assert torch.equal(went_on.fooled, found.fooled) and torch.allclose(went_on.worst, found.worst, atol=1e-6)
+    torch.testing.assert_close(went_on.margin, found.margin)
+    assert run(model, anew, replace(shot, worst=found.worst)).fooled.sum() < found.fooled.sum()
+    # Without earlier attacks the worst version is the image itself.
+    torch.testing.assert_close(run(model, again, shot).worst, shot.images)
+
+
 def test_the_first_question_is_about_the_start_on_the_surface():
     (state,) = climb(APGD(Linf(0.1)), [0.0])
     assert (state["asked"] - state["clean"]).abs().amax().item() == pytest.approx(0.1, rel=1e-5)
@@ -327,7 +345,7 @@ def test_momentum_is_a_quarter_of_the_last_move():
 def test_the_first_steps_climb_a_random_combination_of_logits_and_the_rest_the_loss():
     model, images = Planes(), pictures(3)
     labels, targets = model(images).argmax(1), torch.tensor([0, 1, 2])
-    attack = DiversifiedPGD(Linf(0.1), loss=targeted_margin_loss, diversify=2)
+    attack = DiversifiedPGD(Linf(0.1), climb=targeted_margin, diversify=2)
     state = {"clean": images, "eps": torch.full((3,), 0.1), "key": torch.arange(3), "step": torch.tensor([1, 2, 3])}
     state |= attack.begin(state, 5)
     loss, logits = attack.objective(state)(model, images, labels, targets)

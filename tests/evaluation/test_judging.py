@@ -19,7 +19,7 @@ import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
-from adaptive_smoothing.attacks.losses import targeted_margin_loss
+from adaptive_smoothing.attacks.objectives import targeted_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.evaluation import journal as journal_file
@@ -63,7 +63,7 @@ def brief(threat=None, seed: int = 0, **audit) -> Cascade:
     threat = threat or Linf(EPS)
     stages = (
         Stage("pgd", DiversifiedPGD(threat, steps=1, first_step=0.3, seed=seed)),
-        Stage("pgd-t", DiversifiedPGD(threat, 1, targeted_margin_loss, target_classes=2, first_step=0.6, seed=seed)),
+        Stage("pgd-t", DiversifiedPGD(threat, 1, targeted_margin, target_classes=2, first_step=0.6, seed=seed)),
     )
     audits = (
         Stage("fab-t", FAB(threat, steps=8, target_classes=2, seed=seed)),

@@ -58,11 +58,13 @@ def test_alpha_0_and_1_are_the_bases_exactly():
     assert torch.equal(MixedClassifier(G, H, 1)(images()), H(images()).log_softmax(1))
 
 
-def test_forward_gives_logits_and_mix_alpha_too():
-    mixed = MixedClassifier(G, H, 0.25)
+def test_forward_gives_logits_and_mix_what_they_were_made_of():
+    mixed = MixedClassifier(G, H, 0.25, standard_scale=2.0, robust_scale=0.5)
     mixture = mixed.mix(images())
     assert isinstance(mixture, Mixture) and torch.equal(mixture.logits, mixed(images()))
     assert torch.equal(mixture.alpha, torch.full((6,), 0.25))
+    torch.testing.assert_close(mixture.log_g, (2 * G(images())).log_softmax(1))
+    torch.testing.assert_close(mixture.log_h, (H(images()) / 2).log_softmax(1))
 
 
 def test_alpha_per_image_and_by_a_module():

@@ -15,7 +15,13 @@ from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, FastAttack, in_full_precision
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
-from adaptive_smoothing.attacks.objectives import LowerAlpha, cross_entropy, targeted_dlr, targeted_margin
+from adaptive_smoothing.attacks.objectives import (
+    LowerAlpha,
+    cross_entropy,
+    targeted_dlr,
+    targeted_margin,
+    turn_standard,
+)
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.views import (
     AtAlpha,
@@ -38,12 +44,16 @@ OTHER_ALPHAS = (0.5, 0.9)
 
 def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """AutoAttack, then whatever else the model could fall to; stages that make no sense for a model are left out."""
-    margin = APGD(threat, climb=targeted_margin, target_classes=TARGETS, seed=seed)
+    margin, turning = (
+        APGD(threat, climb=climb, target_classes=TARGETS, seed=seed) for climb in (targeted_margin, turn_standard)
+    )
     stages = (
         *AutoAttack(threat, seed=seed).stages[:-1],
         Stage("apgd-margin-t", margin),
+        Stage("turning-t", turning, needs=mixes_probabilities),
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
+        Stage("smooth-turning-t", turning, Smooth(), has_hard_part),
         Stage("gray-ce", APGD(threat, climb=cross_entropy, seed=seed), GrayBox(), learns_alpha),
         Stage("gray-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, seed=seed), GrayBox(), learns_alpha),
         *transfers(threat, seed),

@@ -29,13 +29,18 @@ FIRST, SHORTER, SHORTEST = 0.22, 0.03, 0.06
 
 @dataclass(frozen=True)
 class APGD(StepAttack):
-    """`target_classes` > 0 tries that many of the most likely wrong classes in turn, with a targeted objective."""
+    """`target_classes` > 0 tries that many of the most likely wrong classes in turn, with a targeted objective.
+
+    The start is random, or with `go_on` the worst version that earlier attacks have found. Steps are in units of eps.
+    """
 
     threat: Threat
     steps: int = 100
     climb: Objective = cross_entropy
     target_classes: int = 0
     restarts: int = 1
+    first_step: float = 2.0
+    go_on: bool = False
     to_the_end: bool = False
     seed: int = 0
 
@@ -50,13 +55,13 @@ class APGD(StepAttack):
         return self.climb
 
     def begin(self, state: State, classes: int) -> State:
-        start = random_start(self.threat, state)
+        start = state["worst"].clone() if self.go_on else random_start(self.threat, state)
         low = torch.full_like(state["eps"], -torch.inf)
         return {
             "iterate": start,
             "previous": start.clone(),
             "gradient": torch.zeros_like(start),
-            "step_size": 2 * state["eps"],
+            "step_size": self.first_step * state["eps"],
             "best": start.clone(),
             "best_gradient": torch.zeros_like(start),
             "best_loss": low,

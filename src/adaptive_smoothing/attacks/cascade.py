@@ -116,7 +116,7 @@ def run_stage(
         which = which[standing.margin[which] > -rounding(shot.logits[which])]
     if not len(which):
         return
-    part = shot.take(which)
+    part = replace(shot, worst=standing.worst).take(which)
     if isinstance(stage.attack, StepAttack):
         outcome = engine.run(stage.name, stage.attack, part, source=stage.source, precise=stage.precise, watch=watch)
     else:

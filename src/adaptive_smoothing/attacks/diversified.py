@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.losses import Loss, margin_loss
-from adaptive_smoothing.attacks.objectives import Objective
+from adaptive_smoothing.attacks.objectives import Objective, margin
 from adaptive_smoothing.attacks.steps import (
     Answer,
     State,
@@ -31,7 +30,7 @@ MOMENTUM = 0.25
 
 @dataclass(frozen=True)
 class DiversifiedPGD(StepAttack):
-    """`diversify` steps on a random combination of logits, then `steps` on `loss`.
+    """`diversify` steps on a random combination of logits, then `steps` on what there is to `climb`.
 
     `target_classes` > 0 tries that many of the most likely wrong classes, each `restarts` times; 0 goes untargeted.
     Without diversification the first steps start from a random point of the ball all the same.
@@ -39,7 +38,7 @@ class DiversifiedPGD(StepAttack):
 
     threat: Threat
     steps: int = 20
-    loss: Loss = margin_loss
+    climb: Objective = margin
     target_classes: int = 0
     restarts: int = 1
     diversify: int = 0
@@ -54,14 +53,14 @@ class DiversifiedPGD(StepAttack):
         return targets_with_restarts(logits, labels, self.target_classes, self.restarts)
 
     def objective(self, state: State) -> Objective:
-        def climb(
+        def diverse_first(
             model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor
         ) -> tuple[Tensor, Tensor]:
-            logits = model(images)
+            loss, logits = self.climb(model, images, labels, targets)
             diverse = (logits.float() * state["direction"]).sum(1)
-            return torch.where(state["step"] < self.diversify, diverse, self.loss(logits, labels, targets)), logits
+            return torch.where(state["step"] < self.diversify, diverse, loss), logits
 
-        return climb
+        return diverse_first
 
     def begin(self, state: State, classes: int) -> State:
         start = random_start(self.threat, state)

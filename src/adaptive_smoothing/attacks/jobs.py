@@ -98,7 +98,7 @@ class Jobs:
             "key": fold(fold(torch.full_like(number, stream), shot.index), number),
             "step": torch.zeros_like(number),
             "end": torch.full_like(number, self.attack.evaluations),
-            "worst": shot.images.clone(),
+            "worst": (shot.images if shot.worst is None else shot.worst).clone(),
             "margin": torch.full_like(shot.eps, -torch.inf),
             "bar": torch.zeros_like(shot.eps),
         }

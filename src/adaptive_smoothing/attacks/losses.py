@@ -41,12 +41,12 @@ def margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -
 
 def targeted_margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
     """How far the target is above the right class."""
-    return _lead(logits.float(), labels, _wanted(targets))
+    return _lead(logits.float(), labels, wanted(targets))
 
 
 def targeted_probability_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
     """The same lead in probabilities, which a mixed classifier adds up: a network that is sure has no say in it."""
-    return _lead(logits.float().softmax(1), labels, _wanted(targets))
+    return _lead(logits.float().softmax(1), labels, wanted(targets))
 
 
 def dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -66,14 +66,14 @@ def targeted_dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) ->
         return targeted_margin_loss(logits, labels, targets)
     logits = logits.float()
     top = logits.topk(4).values
-    return _lead(logits, labels, _wanted(targets)) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY)
+    return _lead(logits, labels, wanted(targets)) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY)
 
 
 def _lead(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     return (logits.gather(1, targets[:, None]) - logits.gather(1, labels[:, None])).squeeze(1)
 
 
-def _wanted(targets: Tensor | None) -> Tensor:
+def wanted(targets: Tensor | None) -> Tensor:
     if targets is None:
         raise ValueError("expected a target class per image for a targeted loss, got none: pass targets")
     return targets

@@ -16,9 +16,12 @@ from adaptive_smoothing.attacks.losses import (
     cross_entropy_loss,
     dlr_loss,
     kl_divergence,
+    logit_margin,
     margin_loss,
     targeted_dlr_loss,
     targeted_margin_loss,
+    targeted_probability_loss,
+    wanted,
 )
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
@@ -51,9 +54,33 @@ class LowerAlpha:
     def __call__(
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        logits, alpha = model.mix(images)
-        pushed = -alpha.clamp_min(1e-12).log()
-        return (1 - self.weight) * self.loss(logits, labels, targets) + self.weight * pushed, logits
+        mixture = model.mix(images)
+        pushed = -mixture.alpha.clamp_min(1e-12).log()
+        loss = (1 - self.weight) * self.loss(mixture.logits, labels, targets) + self.weight * pushed
+        return loss, mixture.logits
+
+
+@dataclass(frozen=True)
+class TurnStandard:
+    """The loss of a mixed classifier, and the lead that the target has in g, until g is sure of it.
+
+    A g that is sure of some other class hides from the gradient how easily it could be turned: its part of the mixture
+    is flat there.
+    """
+
+    loss: Loss
+    sure: float = 5.0
+
+    def __call__(
+        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        mixture = model.mix(images)
+        # How far the target is above the best of all other classes.
+        lead = -logit_margin(mixture.log_g, wanted(targets))
+        return self.loss(mixture.logits, labels, targets) + lead.clamp(max=self.sure), mixture.logits
+
+
+turn_standard = TurnStandard(targeted_probability_loss)
 
 
 @dataclass(frozen=True)

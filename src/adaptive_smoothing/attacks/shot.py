@@ -12,13 +12,17 @@ from adaptive_smoothing.threat import Threat
 
 @dataclass(frozen=True)
 class Shot:
-    """Images with what an attack has to know of them: labels, positions in the data set, logits, radii."""
+    """Images with what an attack has to know of them: labels, positions in the data set, logits, radii.
+
+    `worst` is what earlier attacks have made of them, where there were any.
+    """
 
     images: Tensor
     labels: Tensor
     index: Tensor
     logits: Tensor
     threat: Threat
+    worst: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -29,7 +33,8 @@ class Shot:
 
     def take(self, which: Tensor) -> Shot:
         images, labels, index, logits = (part[which] for part in (self.images, self.labels, self.index, self.logits))
-        return Shot(images, labels, index, logits, self.threat.take(which))
+        worst = None if self.worst is None else self.worst[which]
+        return Shot(images, labels, index, logits, self.threat.take(which), worst)
 
 
 @dataclass
