@@ -172,6 +172,7 @@ def attacks(*runs: str) -> Table:
 
 def _contest(row: dict[str, float]) -> tuple[str, ...]:
     cells = {"seconds": ".1f", "times as fast": ".1f", "first": ".0f", "forwards": ",.0f", "backwards": ",.0f"}
+    cells |= {"seconds": ".2f"} if row["seconds"] < 1 else {}
     shown = [format(row[key], form) if key in row else "" for key, form in cells.items()]
     broke = [str(row[key]) if key in row else "" for key in ("only ours broke", "only theirs broke")]
     return (*shown, percent(row["robust accuracy"]), *broke)
@@ -238,6 +239,25 @@ def consistency() -> Table:
     return Table(f"{result['facts']['images']} images, in fp32 on a CPU", columns, tuple(rows))
 
 
+def objectives() -> Table:
+    """Attacks on mixtures, each alone: benchmarks/objectives.py."""
+    result = read_json(ROOT / "benchmarks" / "results" / "objectives.json")
+    alphas, facts = result["alphas"], result["facts"]
+    names = next(iter(alphas.values()))
+    rows = [
+        (name, *(cell for found in alphas.values() for cell in (percent(found[name]["stands"]), _fell(found[name]))))
+        for name in names
+    ]
+    columns = ["attack, alone"]
+    for alpha in alphas:
+        columns += [f"α = {alpha}: stands, %", "fell to another"]
+    return Table(f"{facts['images']:,} images of {facts['data']} on {facts['device']}", tuple(columns), tuple(rows))
+
+
+def _fell(row: dict[str, Any]) -> str:
+    return str(row["fell to another"]) if "seconds" in row else ""
+
+
 def draw(pair: str) -> None:
     """figure.png and gaps.png of a stored run, as `sweep` draws them."""
     for name, figure in figures(Report(load_tradeoff(_folder(pair)), choice=_chosen(pair))).items():
@@ -256,7 +276,21 @@ def _chosen(pair: str) -> Choice:
     return Choice(**found)
 
 
-KINDS = (models, candidates, training, attacks, verdicts, margins, consistency, pair, curve, chosen, held, gaps)
+KINDS = (
+    models,
+    candidates,
+    training,
+    attacks,
+    verdicts,
+    margins,
+    consistency,
+    objectives,
+    pair,
+    curve,
+    chosen,
+    held,
+    gaps,
+)
 TABLES = {table.__name__: table for table in KINDS}
 
 

@@ -15,6 +15,7 @@ from adaptive_smoothing.attacks.arithmetic import FastModel, rounding
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack, in_full_precision
 from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
 from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
@@ -197,6 +198,39 @@ def test_what_stands_by_a_rounding_error_is_attacked_in_full_precision(coarse):
     assert not len(standing.left()) and (standing.margin > 0).all()
 
 
+def test_full_precision_goes_on_from_the_worst_version_towards_the_class_it_is_close_to():
+    """Be it one that was unlikely at first. A small step is enough from there, and from nowhere else."""
+    model, images = Planes(classes=10), pictures(300)
+    order = model(images).argsort(1, descending=True)
+    labels, unlikely = order[:, 0], order[:, 7]
+    normal = model.weight[unlikely] - model.weight[labels]
+    lead = model(images).gather(1, unlikely[:, None]) - model(images).gather(1, labels[:, None])
+    worst = images - (lead * normal / normal.square().sum(1, keepdim=True)).view_as(images).detach()
+    close = (model(worst).topk(2).indices.sort().values == torch.stack([labels, unlikely], 1).sort().values).all(1)
+    shot = aimed(model, images, Linf((worst - images).abs().amax((1, 2, 3)) + 1e-4)).take(close.nonzero().squeeze(1))
+    stage = in_full_precision(shot.threat, 0)
+    fell = []
+    for first_step in (stage.attack.first_step, 1e-3):
+        standing = Standing.before(shot)
+        standing.worst, standing.margin = worst[close].clone(), torch.full((len(shot),), -1e-7)
+        brief = replace(stage.attack, steps=2, first_step=first_step)
+        run_stage(Engine(model, CPU, 16), 0, replace(stage, attack=brief), shot, standing)
+        fell.append(len(shot) - len(standing.left()))
+    assert len(shot) >= 5 and fell == [len(shot)] * 2
+
+
+def test_what_fell_keeps_the_logits_it_was_judged_by():
+    model, images = mixed(), pictures(30)
+    shot = aimed(model, images, Linf(0.01))
+    for attack in (APGD(shot.threat, steps=8), PGD(shot.threat, steps=8)):
+        standing = Standing.before(shot)
+        run_stage(Engine(model, CPU, 16), 0, Stage("attack", attack), shot, standing)
+        fell = standing.fooled_by == 0
+        assert 3 < fell.sum() < 30
+        torch.testing.assert_close(standing.logits[fell], model(standing.worst[fell]).detach())
+        torch.testing.assert_close(standing.margin[fell], logit_margin(standing.logits, shot.labels)[fell])
+
+
 def test_what_stands_by_more_is_left_alone(coarse):
     model = Planes()
     shot = aimed(model, pictures(6), Linf(0.001))
@@ -233,7 +267,7 @@ def budgets(cascade, classes=10):
 
 def test_the_budgets_of_autoattack_are_the_references():
     expected = {"apgd-ce": (1, 101), "apgd-t": (9, 101), "fab-t": (9, 101), "square": (1, 5001)}
-    expected["full-precision"] = (4, 101)  # of a few images
+    expected["full-precision"] = (1, 101)
     assert budgets(AutoAttack(LINF)) == budgets(preset("standard", LINF)) == budgets(preset("C", LINF)) == expected
     assert budgets(AutoAttack(LINF), classes=5)["apgd-t"] == (4, 101)
 
@@ -241,17 +275,18 @@ def test_the_budgets_of_autoattack_are_the_references():
 def test_the_fast_preset_audits_with_the_other_half_of_autoattack():
     fast, full = FastAttack(LINF), AutoAttack(LINF)
     assert fast.audit == full.stages[2:4]
-    for model in (Planes(), mixed()):
+    for model, targets in ((Planes(), 9), (mixed(), 13)):
         cascade = replace(fast.for_model(model), audit=())
         spent = budgets(cascade)
-        assert spent.pop("full-precision") == (4, 51)  # of a few images
-        assert sum(jobs * steps for jobs, steps in spent.values()) == 17 + 9 * 23 + 2 * 51 + 3 * 31
+        assert spent.pop("full-precision") == (1, 51)  # of a few images
+        assert sum(jobs * steps for jobs, steps in spent.values()) == 17 + targets * 23 + 2 * 51 + 3 * 31
 
 
 def test_the_fast_preset_turns_g_where_there_is_one():
-    assert "diverse-pgd" in names(FastAttack(LINF), Planes())
-    assert "turning-pgd" in names(FastAttack(LINF), mixed())
-    assert len(names(FastAttack(LINF), Planes())) == len(names(FastAttack(LINF), mixed())) == 5
+    before, after = ["margin-pgd"], ["apgd-t", "fab-short", PRECISE]
+    assert names(FastAttack(LINF), Planes()) == [*before, "diverse-pgd", *after]
+    assert names(FastAttack(LINF), mixed()) == [*before, "turning-pgd", "diverse-pgd-p", *after]
+    assert names(FastAttack(LINF), mixed(0.5, Hardmax(Planes()))) == [*before, "diverse-pgd-p", *after]
 
 
 def test_presets_have_their_names_and_threats():
@@ -291,7 +326,7 @@ def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     learned = [*STANDARD, "apgd-margin-t", "turning-t", *LOWERING, "gray-ce", "gray-t", *TRANSFERS, PRECISE]
     assert names(adaptive, mixed(Brightness())) == learned
     smooth = ["smooth-margin-t", "smooth-turning-t"]
-    hard = [*STANDARD, "apgd-margin-t", "turning-t", *smooth, *TRANSFERS, PRECISE]
+    hard = [*STANDARD, "apgd-margin-t", *smooth, *TRANSFERS, PRECISE]
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == hard
     gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
     assert names(adaptive, gradient) == [*STANDARD, "apgd-margin-t", "transfer-g", "transfer-h", PRECISE]

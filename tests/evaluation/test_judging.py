@@ -127,11 +127,26 @@ def test_gaps_by_hand():
     assert gap_figures(torch.tensor([True]), torch.tensor([0.2]))["wrong_mean"] is None
 
 
+def test_a_model_of_low_precision_is_evaluated_too(model, data, tmp_path):
+    class Coarse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.training = model, False
+
+        def forward(self, images):
+            return self.model(images).bfloat16()
+
+    verdict = run(Coarse(), data, journal=tmp_path)
+    assert 0 < verdict.robust < verdict.clean and verdict.margin.dtype == torch.float32
+
+
 def test_a_model_that_is_always_wrong_is_evaluated_all_the_same(model, data):
     wrong = replace(data, labels=(model(data.floats()).argmax(1) + 1) % 4)
     verdict = run(model, wrong)
     assert verdict.clean == verdict.robust == 0 and verdict.queries.sum() == 0
     assert verdict.audit is not None and verdict.audit.survivors == 0 and verdict.audit.missed_share == 0
+    # Nobody was audited, so that no stage of the audit is to be seen.
+    assert [name for name, _, _ in verdict.waterfall] == ["clean", "pgd", "pgd-t"]
     json.dumps(verdict.summary(), allow_nan=False)
 
 

@@ -28,6 +28,7 @@ from adaptive_smoothing.attacks.views import (
     Base,
     GrayBox,
     Smooth,
+    has_g_to_turn,
     has_hard_part,
     lacks_learned_alpha,
     learns_alpha,
@@ -50,7 +51,7 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     stages = (
         *AutoAttack(threat, seed=seed).stages[:-1],
         Stage("apgd-margin-t", margin),
-        Stage("turning-t", turning, needs=mixes_probabilities),
+        Stage("turning-t", turning, needs=has_g_to_turn),
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
         Stage("smooth-turning-t", turning, Smooth(), has_hard_part),

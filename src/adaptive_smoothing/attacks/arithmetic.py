@@ -46,7 +46,7 @@ class FastModel:
         self, model: nn.Module, device: torch.device, *, compiled: bool = False, precise: bool = False
     ) -> None:
         self.device, self.precise = device, precise
-        # One function serves logits and alpha, so that a mixture is compiled once.
+        # One function serves the logits and all that made them, so that a mixture is compiled once.
         self.mixes = isinstance(model, MixedClassifier)
         function: Callable[..., Any] = model.mix if isinstance(model, MixedClassifier) else model
         self.function = torch.compile(function, dynamic=True) if compiled else function
@@ -56,7 +56,7 @@ class FastModel:
         return (answer.logits if self.mixes else answer).float()
 
     def mix(self, images: Tensor) -> Any:
-        """Logits and alpha of a mixed classifier."""
+        """All that a mixed classifier says."""
         return self._answer(images)
 
     def _answer(self, images: Tensor) -> Any:

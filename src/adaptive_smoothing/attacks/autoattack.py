@@ -12,10 +12,11 @@ from adaptive_smoothing.attacks.objectives import (
     margin,
     targeted_dlr,
     targeted_margin,
+    targeted_probability,
     turn_standard,
 )
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.views import mixes_no_probabilities, mixes_probabilities
+from adaptive_smoothing.attacks.views import has_g_to_turn, mixes_no_probabilities, mixes_probabilities
 from adaptive_smoothing.threat import Threat
 
 TARGETS = 9
@@ -38,16 +39,18 @@ def AutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
 def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """Short attacks on the margin, targeted ones from diverse starts, APGD and FAB on the likeliest targets; an audit.
 
-    On a mixed classifier the targeted ones turn g first.
+    On a mixed classifier those from diverse starts climb the lead in probability, on few targets, and on all of them
+    turn g first.
     """
 
-    def diverse(climb: Objective) -> DiversifiedPGD:
-        return DiversifiedPGD(threat, steps=20, climb=climb, target_classes=TARGETS, diversify=2, seed=seed)
+    def diverse(climb: Objective, targets: int = TARGETS) -> DiversifiedPGD:
+        return DiversifiedPGD(threat, steps=20, climb=climb, target_classes=targets, diversify=2, seed=seed)
 
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, climb=margin, seed=seed)),
         Stage("diverse-pgd", diverse(targeted_margin), needs=mixes_no_probabilities),
-        Stage("turning-pgd", diverse(turn_standard), needs=mixes_probabilities),
+        Stage("turning-pgd", diverse(turn_standard), needs=has_g_to_turn),
+        Stage("diverse-pgd-p", diverse(targeted_probability, 4), needs=mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
         Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed)),
         in_full_precision(threat, seed, steps=50),
@@ -60,6 +63,6 @@ def boundary_and_square(threat: Threat, seed: int) -> tuple[Stage, ...]:
 
 
 def in_full_precision(threat: Threat, seed: int, *, steps: int = 100) -> Stage:
-    """From the worst version so far. Targets far from the right class do not come within a rounding error of it."""
-    again = APGD(threat, steps=steps, climb=targeted_margin, target_classes=4, first_step=0.25, go_on=True, seed=seed)
+    """From the worst version so far, towards whichever class is closest there."""
+    again = APGD(threat, steps=steps, climb=margin, first_step=0.25, go_on=True, seed=seed)
     return Stage("full-precision", again, precise=True)

@@ -42,6 +42,7 @@ class Climb:
 
 cross_entropy, margin, dlr = Climb(cross_entropy_loss), Climb(margin_loss), Climb(dlr_loss)
 targeted_margin, targeted_dlr = Climb(targeted_margin_loss), Climb(targeted_dlr_loss)
+targeted_probability = Climb(targeted_probability_loss)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class TurnStandard:
     ) -> tuple[Tensor, Tensor]:
         mixture = model.mix(images)
         # How far the target is above the best of all other classes.
-        lead = -logit_margin(mixture.log_g, wanted(targets))
+        lead = -logit_margin(mixture.g, wanted(targets))
         return self.loss(mixture.logits, labels, targets) + lead.clamp(max=self.sure), mixture.logits
 
 

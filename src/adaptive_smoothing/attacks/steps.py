@@ -7,7 +7,8 @@ with one row a job, among them
     target                the class to reach, for attacks that have one
     key                   what its random numbers are drawn from: seed, attack, image and number of the job
     step, end             how many steps it has made, and how many it may make
-    worst, margin         the worst iterate so far inside the ball, and its margin (positive: misclassified)
+    worst, margin         the worst iterate so far inside the ball, and its margin (positive: misclassified); before the
+                          first step the worst version that earlier attacks have found
     bar                   the margin above which it may have succeeded: zero, or that of a success that was refused
 
 and whatever the attack keeps for itself. A step asks the model about one image (`query`) and learns from the answer

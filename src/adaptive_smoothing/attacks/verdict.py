@@ -36,12 +36,12 @@ def full_precision() -> Iterator[None]:
 
 
 def verdict_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """The logits a verdict is read from: full precision, checked to be numbers, of images that are images."""
+    """The logits a verdict is read from: in full precision, checked to be numbers, of images that are images."""
     check_images(images)
     with torch.no_grad(), full_precision(), torch.autocast(images.device.type, enabled=False):
         logits = model(images)
     check_logits(logits, images)
-    return logits
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def all_logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -65,6 +65,11 @@ def mixes_no_probabilities(model: nn.Module) -> bool:
     return not mixes_probabilities(model)
 
 
+def has_g_to_turn(model: nn.Module) -> bool:
+    """A mixture whose g has a gradient."""
+    return isinstance(model, MixedClassifier) and not isinstance(model.standard, Hardmax)
+
+
 def learns_alpha(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and isinstance(model.alpha, nn.Module)
 

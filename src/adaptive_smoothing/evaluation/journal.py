@@ -129,7 +129,7 @@ def model_digest(model: nn.Module) -> str:
     tensors = dict(sorted([*model.named_parameters(), *model.named_buffers()]))
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-    # Each on its own, so that several cores share the work; they come from the device one after the other.
+    # Each on its own, so that several cores share the work.
     with ThreadPoolExecutor() as pool:
         for part in pool.map(hashlib.sha256, map(_content, tensors.values())):
             digest.update(part.digest())

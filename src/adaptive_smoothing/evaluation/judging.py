@@ -194,13 +194,14 @@ class Judging:
 
     def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...] | None) -> Verdict:
         tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
+        audited = audit is not None and audit.random + audit.closest > 0
         return Verdict(
             tensors["index"],
             tensors["label"],
             tensors["prediction"],
             tensors["attacked_prediction"],
             **{name: tensors[name] for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
-            stages=self.cascade.stage_names,
+            stages=self.cascade.stage_names if audited else self.cascade.stage_names[: len(self.cascade.stages)],
             settings={"data": self.data.name, **self.binding},
             audit=audit,
             alarms=found,

@@ -8,20 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.bases import BaseClassifiers
-from adaptive_smoothing.mixing.formula import log_probabilities, mix_log_probabilities
+from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.models.contract import check_eval, check_logit_form, with_zero_gradient
 
 
 class Mixture(NamedTuple):
-    """What a mixed classifier says of a batch: logits [N, C], and what they were made of.
-
-    That is the alpha each image was given [N], and the log-probabilities of g and of h [N, C].
-    """
+    """What a mixed classifier says of a batch: logits [N, C], the alpha each image was given [N], the logits of g."""
 
     logits: Tensor
     alpha: Tensor
-    log_g: Tensor
-    log_h: Tensor
+    g: Tensor
 
 
 class MixedClassifier(BaseClassifiers):
@@ -61,11 +57,11 @@ class MixedClassifier(BaseClassifiers):
         return self.mix(images).logits
 
     def mix(self, images: Tensor) -> Mixture:
-        """The logits, and what made them."""
+        """The logits, the alpha that made them, and those of g with their scale."""
         g, h = self.base_logits(images)
         alpha = self._alpha_per_image(images)
-        log_g, log_h = log_probabilities(g, self.standard_scale), log_probabilities(h, self.robust_scale)
-        return Mixture(mix_log_probabilities(log_g, log_h, alpha), alpha, log_g, log_h)
+        scales = {"standard_scale": self.standard_scale, "robust_scale": self.robust_scale}
+        return Mixture(mix_logits(g, h, alpha, **scales), alpha, self.standard_scale * g)
 
     def gray_box(self) -> MixedClassifier:
         """A view whose alpha has no gradient: an attacker knows g and h but not the mixing network."""
