@@ -21,8 +21,6 @@ from adaptive_smoothing.models.contract import trusted_images
 # The share of the spread of the logits by which a margin may be off: bfloat16 has eight binary digits, float16 has
 # eleven, but sums are made in it, too.
 FINENESS = {"cuda": 2.0**-7, "cpu": 2.0**-7 if HALF else 2.0**-16}
-
-
 # Off by so many times as much, fast arithmetic is no stand-in for the model.
 FAR = 16
 
