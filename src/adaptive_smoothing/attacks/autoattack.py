@@ -16,7 +16,12 @@ from adaptive_smoothing.attacks.objectives import (
     turn_standard,
 )
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.views import has_g_to_turn, mixes_no_probabilities, mixes_probabilities
+from adaptive_smoothing.attacks.views import (
+    has_g_to_turn,
+    lacks_g_to_turn,
+    mixes_no_probabilities,
+    mixes_probabilities,
+)
 from adaptive_smoothing.threat import Threat
 
 TARGETS = 9
@@ -39,8 +44,8 @@ def AutoAttack(threat: Threat, *, seed: int = 0) -> Cascade:
 def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """Short attacks on the margin, targeted ones from diverse starts, APGD and FAB on the likeliest targets; an audit.
 
-    On a mixed classifier those from diverse starts climb the lead in probability, on few targets, and on all of them
-    turn g first.
+    On a mixed classifier those from diverse starts climb the lead in probability, after others that turn g first,
+    which take what FAB would.
     """
 
     def diverse(climb: Objective, targets: int = TARGETS) -> DiversifiedPGD:
@@ -49,10 +54,10 @@ def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, climb=margin, seed=seed)),
         Stage("diverse-pgd", diverse(targeted_margin), needs=mixes_no_probabilities),
-        Stage("turning-pgd", diverse(turn_standard), needs=has_g_to_turn),
-        Stage("diverse-pgd-p", diverse(targeted_probability, 4), needs=mixes_probabilities),
+        Stage("turning-pgd", diverse(turn_standard, 4), needs=has_g_to_turn),
+        Stage("diverse-pgd-p", diverse(targeted_probability), needs=mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
-        Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed)),
+        Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed), needs=lacks_g_to_turn),
         in_full_precision(threat, seed, steps=50),
     )
     return Cascade("fast", threat, stages, audit=boundary_and_square(threat, seed))

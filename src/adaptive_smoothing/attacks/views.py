@@ -70,6 +70,10 @@ def has_g_to_turn(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and not isinstance(model.standard, Hardmax)
 
 
+def lacks_g_to_turn(model: nn.Module) -> bool:
+    return not has_g_to_turn(model)
+
+
 def learns_alpha(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and isinstance(model.alpha, nn.Module)
 

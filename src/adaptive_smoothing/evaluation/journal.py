@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ from adaptive_smoothing.results import atomic, read_json, write_json
 
 BINDING = "binding.json"
 SUM = 32
+# Bytes of a model that are summed together, and how many such blocks at a time.
+BLOCK, SUMMING = 2**20, 4
 # Attributes of a module that say how it computes, and look the same in every process.
 PLAIN = bool | int | float | str
 
@@ -129,12 +131,26 @@ def model_digest(model: nn.Module) -> str:
     tensors = dict(sorted([*model.named_parameters(), *model.named_buffers()]))
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-    # Each on its own, so that several cores share the work.
-    with ThreadPoolExecutor() as pool:
-        for part in pool.map(hashlib.sha256, map(_content, tensors.values())):
-            digest.update(part.digest())
+    # While one block is copied from the device, others are summed on other cores.
+    with ThreadPoolExecutor(SUMMING) as pool:
+        for part in pool.map(_sum, _blocks(tensors.values())):
+            digest.update(part)
     return digest.hexdigest()
 
 
-def _content(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+def _blocks(tensors: Iterable[Tensor]) -> Iterator[list[memoryview]]:
+    """The contents of tensors, small ones together: each block costs a thread the same few moments."""
+    block: list[memoryview] = []
+    for tensor in tensors:
+        block.append(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        if sum(map(len, block)) >= BLOCK:
+            yield block
+            block = []
+    yield block
+
+
+def _sum(block: list[memoryview]) -> bytes:
+    digest = hashlib.sha256()
+    for content in block:
+        digest.update(content)
+    return digest.digest()
