@@ -342,6 +342,15 @@ def test_momentum_is_a_quarter_of_the_last_move():
 # --- diversified PGD ----------------------------------------------------------------------------------
 
 
+def test_what_falls_to_the_first_step_costs_two_queries_when_nobody_aims():
+    model, images = Planes(), pictures()
+    threat = Linf(0.3)  # beyond the distance of every image
+    plain, aiming = DiversifiedPGD(threat), DiversifiedPGD(threat, climb=targeted_margin, target_classes=2)
+    outcomes = [run(model, attack, aimed(model, images, threat)) for attack in (plain, aiming)]
+    assert all(outcome.fooled.all() for outcome in outcomes)
+    assert (outcomes[0].queries == 2).all() and (outcomes[1].queries > 2).all()
+
+
 def test_the_first_steps_climb_a_random_combination_of_logits_and_the_rest_the_loss():
     model, images = Planes(), pictures(3)
     labels, targets = model(images).argmax(1), torch.tensor([0, 1, 2])
