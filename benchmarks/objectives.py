@@ -29,6 +29,9 @@ from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf, Threat
 
+# To see whether more of the same would break more.
+RESTARTS = 5
+
 
 def contestants(threat: Threat) -> dict[str, Stage]:
     climbs = {
@@ -41,7 +44,15 @@ def contestants(threat: Threat) -> dict[str, Stage]:
         for name, climb in climbs.items()
     }
     ce, dlr, fab, square, _ = AutoAttack(threat).stages
-    return {"APGD-CE": ce, "APGD-T, DLR": dlr, "FAB-T": fab, "Square": square, **targeted}
+    again = APGD(threat, climb=turn_standard, target_classes=TARGETS, restarts=RESTARTS, seed=1)
+    return {
+        "APGD-CE": ce,
+        "APGD-T, DLR": dlr,
+        "FAB-T": fab,
+        "Square": square,
+        **targeted,
+        f"APGD-T, turning g, {RESTARTS} restarts": Stage("apgd", again),
+    }
 
 
 def measure(model: nn.Module, data: ImageData, stages: dict[str, Stage], device: str) -> dict[str, dict[str, Any]]:

@@ -194,8 +194,9 @@ def verdicts(*runs: str) -> Table:
         robust = f"{percent(result['robust']['accuracy'])} ({low:.1f} to {high:.1f})"
         found = result["alarms"]
         alarms = "not looked for" if found is None else ", ".join(alarm["name"] for alarm in found) or "none"
-        rows.append((_subject(result["models"]), f"{result['images']:,}", steps, robust, alarms))
-    columns = ("model", "images", "accuracy left after each attack, %", "robust, %", "alarms")
+        preset = result["settings"]["attack"]["name"]
+        rows.append((_subject(result["models"]), preset, f"{result['images']:,}", steps, robust, alarms))
+    columns = ("model", "preset", "images", "accuracy left after each attack, %", "robust, %", "alarms")
     return Table("Verdicts", columns, tuple(rows), "95 % Clopper-Pearson intervals.")
 
 
