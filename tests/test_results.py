@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from adaptive_smoothing import results as results_file
 from adaptive_smoothing.results import atomic, interval, read_json, read_rows, write_json, write_rows
 
 
@@ -13,6 +14,16 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
         raise KeyboardInterrupt
     assert target.read_bytes() == b"old"
     assert [file.name for file in target.parent.iterdir()] == ["file"]
+
+
+def test_two_processes_that_write_one_file_do_not_meet(tmp_path, monkeypatch):
+    with atomic(tmp_path / "file") as mine:
+        mine.write_bytes(b"mine")
+        monkeypatch.setattr(results_file.os, "getpid", lambda: -1)
+        with atomic(tmp_path / "file") as theirs:
+            theirs.write_bytes(b"theirs")
+        assert (tmp_path / "file").read_bytes() == b"theirs"
+    assert (tmp_path / "file").read_bytes() == b"mine"
 
 
 def test_json_refuses_what_json_cannot_say(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +31,13 @@ def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[flo
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Write to the path this yields; it becomes `path` when all went well, so that a file is whole or absent."""
+    """Write to the path this yields; it becomes `path` when all went well, so that a file is whole or absent.
+
+    Two processes may write the same file: the last one to finish wins.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".tmp")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield partial
         partial.replace(path)

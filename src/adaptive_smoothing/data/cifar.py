@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
 import tarfile
 import urllib.request
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from adaptive_smoothing.data.sources import Part, whole
+from adaptive_smoothing.results import atomic
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
 
@@ -169,18 +169,14 @@ def open_folder(path: Path) -> CifarFiles | None:
 
 def download(layout: Layout, root: Path) -> Path:
     """Fetch the archive into `root`; it gets its name only once its checksum is right."""
-    root.mkdir(parents=True, exist_ok=True)
-    target, partial = root / layout.file, root / f"{layout.file}.{os.getpid()}.tmp"
-    try:
+    target = root / layout.file
+    with atomic(target) as partial:
         digest = _fetch(layout.url, partial)
         if digest != layout.md5:
             raise ValueError(
                 f"expected md5 {layout.md5} from {layout.url}, got {digest}: the download was cut short or "
                 f"altered; try again, or fetch it by other means and put it at {target}"
             )
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
     return target
 
 
