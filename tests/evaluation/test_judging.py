@@ -296,16 +296,17 @@ def test_another_run_in_the_same_folder_is_refused_with_the_reason(model, data, 
     run(model, data, journal=tmp_path)
     others = {
         "model": lambda: run(network(1), data, journal=tmp_path),
-        "fingerprint": lambda: run(model, data.take(19), journal=tmp_path),
+        "data": lambda: run(model, data.take(19), journal=tmp_path),
         "attack": lambda: run(model, data, brief(Linf(0.03)), journal=tmp_path),
         "shard size": lambda: run(model, data, journal=tmp_path, shard_size=5),
     }
     for reason, other in others.items():
         with pytest.raises(ValueError, match=f"got one with another {reason}: choose another folder"):
             other()
-    with pytest.raises(ValueError, match="another model, fingerprint:"):
+    with pytest.raises(ValueError, match="another model, data:"):
         run(network(1), data.take(19), journal=tmp_path)
-    run(model, data, journal=tmp_path)  # and what was there still is
+    verdict = run(model, data, journal=tmp_path)  # and what was there still is
+    assert verdict.settings["data"] == data.name and verdict.settings["fingerprint"] == data.fingerprint()
 
 
 @pytest.mark.parametrize(

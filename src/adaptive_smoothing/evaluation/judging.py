@@ -141,7 +141,7 @@ class Judging:
         """What the result depends on; hashing a large model takes a while."""
         return {
             "model": model_digest(self.model),
-            "fingerprint": self.data.fingerprint(),
+            "data": self.data.fingerprint(),
             "attack": describe(self.cascade),
             "shard size": self.images_per_shard,
             "precise": self.precise,
@@ -202,7 +202,7 @@ class Judging:
             tensors["attacked_prediction"],
             **{name: tensors[name] for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
             stages=self.cascade.stage_names if audited else self.cascade.stage_names[: len(self.cascade.stages)],
-            settings={"data": self.data.name, **self.binding},
+            settings={**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]},
             audit=audit,
             alarms=found,
         )
