@@ -43,13 +43,12 @@ def contestants(threat: Threat) -> dict[str, Stage]:
         f"APGD-T, {name}": Stage("apgd", APGD(threat, climb=climb, target_classes=TARGETS))
         for name, climb in climbs.items()
     }
-    ce, dlr, fab, square, _ = AutoAttack(threat).stages
+    ce, dlr, fab, *_ = AutoAttack(threat).stages
     again = APGD(threat, climb=turn_standard, target_classes=TARGETS, restarts=RESTARTS, seed=1)
     return {
         "APGD-CE": ce,
         "APGD-T, DLR": dlr,
         "FAB-T": fab,
-        "Square": square,
         **targeted,
         f"APGD-T, turning g, {RESTARTS} restarts": Stage("apgd", again),
     }

@@ -322,15 +322,15 @@ LOWERING = [f"apgd-{kind}-alpha-{weight}" for weight in (0.1, 0.5, 0.9) for kind
 
 def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     adaptive = AdaptiveAttack(LINF)
-    assert names(adaptive, Planes()) == [*STANDARD, "apgd-margin-t", PRECISE]
-    assert names(adaptive, mixed(0.5)) == [*STANDARD, "apgd-margin-t", "turning-t", *TRANSFERS, PRECISE]
-    learned = [*STANDARD, "apgd-margin-t", "turning-t", *LOWERING, "gray-ce", "gray-t", *TRANSFERS, PRECISE]
-    assert names(adaptive, mixed(Brightness())) == learned
+    before, after = ["apgd-ce", "apgd-t", "apgd-margin-t"], ["fab-t", "square"]
+    assert names(adaptive, Planes()) == [*before, *after, PRECISE]
+    assert names(adaptive, mixed(0.5)) == [*before, "turning-t", *after, *TRANSFERS, PRECISE]
+    learned = ["turning-t", *LOWERING, "gray-ce", "gray-t"]
+    assert names(adaptive, mixed(Brightness())) == [*before, *learned, *after, *TRANSFERS, PRECISE]
     smooth = ["smooth-margin-t", "smooth-turning-t"]
-    hard = [*STANDARD, "apgd-margin-t", *smooth, *TRANSFERS, PRECISE]
-    assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == hard
+    assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == [*before, *smooth, *after, *TRANSFERS, PRECISE]
     gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
-    assert names(adaptive, gradient) == [*STANDARD, "apgd-margin-t", "transfer-g", "transfer-h", PRECISE]
+    assert names(adaptive, gradient) == [*before, *after, "transfer-g", "transfer-h", PRECISE]
 
 
 def test_setting_d_lowers_alpha_where_there_is_one_to_lower():

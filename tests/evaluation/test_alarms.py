@@ -211,6 +211,10 @@ def waterfall(*counts):
     [
         (["apgd-ce", "apgd-t", "fab-t", "square"], (300, 50, 0, 2), []),
         (["apgd-ce", "apgd-t", "fab-t", "square"], (300, 50, 0, 3), ["square-breaks"]),
+        (["apgd-ce", "apgd-t", "fab-t", "square"], (300, 50, 3, 0), ["fab-breaks"]),
+        (["apgd-ce", "apgd-t", "fab-t", "square"], (300, 50, 2, 0), []),
+        (["cascade", "fab-t", "square"], (0, 3, 0), ["fab-breaks"]),
+        (["fab-t", "apgd-ce"], (300, 50), []),
         (["square", "apgd-ce"], (300, 50), []),
         (["apgd-ce", "transfer-standard", "transfer-robust"], (300, 2, 1), ["transfer-breaks"]),
         (["transfer-standard", "apgd-ce", "square"], (300, 50, 2), []),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import nn
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, FastAttack, in_full_precision
+from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, FastAttack
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
 from adaptive_smoothing.attacks.objectives import (
@@ -44,12 +44,17 @@ OTHER_ALPHAS = (0.5, 0.9)
 
 
 def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
-    """AutoAttack, then whatever else the model could fall to; stages that make no sense for a model are left out."""
+    """AutoAttack and whatever else the model could fall to; stages that make no sense for a model are left out.
+
+    All that follows the model's own gradient comes first: what is left for FAB, Square and transfers is an alarm.
+    """
+    ce, targeted, fab, square, precise = AutoAttack(threat, seed=seed).stages
     margin, turning = (
         APGD(threat, climb=climb, target_classes=TARGETS, seed=seed) for climb in (targeted_margin, turn_standard)
     )
     stages = (
-        *AutoAttack(threat, seed=seed).stages[:-1],
+        ce,
+        targeted,
         Stage("apgd-margin-t", margin),
         Stage("turning-t", turning, needs=has_g_to_turn),
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
@@ -57,8 +62,10 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("smooth-turning-t", turning, Smooth(), has_hard_part),
         Stage("gray-ce", APGD(threat, climb=cross_entropy, seed=seed), GrayBox(), learns_alpha),
         Stage("gray-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, seed=seed), GrayBox(), learns_alpha),
+        fab,
+        square,
         *transfers(threat, seed),
-        in_full_precision(threat, seed),
+        precise,
     )
     return Cascade("adaptive", threat, stages)
 

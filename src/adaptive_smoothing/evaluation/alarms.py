@@ -61,6 +61,7 @@ ADVICE = {
     "detached-alpha": "let gradients flow through the mixing network, or attack at both ends of alpha's range as well",
     "more-steps-do-not-help": "attack from many starts and without gradients: these seem to point nowhere",
     "unbounded-attack": "the attack is blind, not the model robust: look at the other alarms, then for a better attack",
+    "fab-breaks": "the losses before it do not lead there: try others (for a mixture --preset adaptive, which turns g)",
     "square-breaks": "the gradients are masked: find where, and attack with more starts and a smooth stand-in",
     "transfer-breaks": "the white-box attack is stuck: start it from the transferred images, or give it more starts",
 }
@@ -228,6 +229,7 @@ def unbounded(sample: Sample) -> Alarm | None:
 def after(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> list[Alarm]:
     """What the order in which attacks succeeded says: `fooled_by` is the stage of each right image, or -1."""
     late = {
+        "fab-breaks": ("fab-t", "FAB, which looks for the nearest boundary, fooled the model on"),
         "square-breaks": ("square", "Square, which needs no gradient, fooled the model on"),
         "transfer-breaks": ("transfer", "attacks that were made on another model fooled this one on"),
     }
