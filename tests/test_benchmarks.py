@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -53,15 +52,10 @@ def test_each_objective_is_alone_and_beside_the_others(linear):
     pixels = torch.randint(100, 156, (20, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     data = from_tensors(pixels, model(pixels / 255).argmax(1))
     stages = objectives.contestants(Linf(0.01))
-    assert {"APGD-CE", "FAB-T", "Square", "APGD-T, turning g"} < set(stages)
-    brief = {"queries": 5}, {"steps": 3}
-    short = {
-        name: replace(stage, attack=replace(stage.attack, **brief[not isinstance(stage.attack, Square)]))
-        for name, stage in stages.items()
-    }
+    assert {"APGD-CE", "FAB-T", "APGD-T, turning g", "APGD-T, turning g, 5 restarts"} < set(stages)
+    short = {name: replace(stage, attack=replace(stage.attack, steps=3)) for name, stage in stages.items()}
     rows = objectives.measure(model, data, short, "cpu")
     together = rows.pop("all of them")["stands"]
-    assert {round(20 * (row["stands"] - together)) for row in rows.values()} == {
-        row["fell to another"] for row in rows.values()
-    }
-    assert rows["Square"]["fell to another"] > 0 and together == min(row["stands"] for row in rows.values()) < 1
+    assert all(round(20 * (row["stands"] - together)) == row["fell to another"] for row in rows.values())
+    assert max(row["fell to another"] for row in rows.values()) > 0
+    assert together <= min(row["stands"] for row in rows.values()) < 1
