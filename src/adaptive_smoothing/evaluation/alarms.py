@@ -8,26 +8,21 @@ from more steps or from a larger radius. An alarm is no proof; a plain network r
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.losses import cross_entropy_loss, logit_margin, margin_loss, targeted_margin_loss
-from adaptive_smoothing.attacks.objectives import margin
-from adaptive_smoothing.attacks.pgd import PGD, MaskedGradientWarning
-from adaptive_smoothing.attacks.steps import most_likely_targets
+from adaptive_smoothing.attacks.losses import cross_entropy_loss, logit_margin, margin_loss
+from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.verdict import full_precision, verdict_logits
+from adaptive_smoothing.evaluation.sample import TINY_STEP, Sample, gradient_of, share, share_zero
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels, check_not_probabilities
-from adaptive_smoothing.noise import generator
-from adaptive_smoothing.threat import Linf, Threat, per_image
+from adaptive_smoothing.threat import Linf, Threat
 
 # Two passes of the same images may differ by rounding, 1e-6 or so of the largest logit.
 CHANCE = 1e-4
@@ -35,10 +30,6 @@ CHANCE = 1e-4
 WITHOUT_GRADIENT = 0.1
 # Standard CIFAR networks reach logit margins of 15 to 25; from about 90 on the gradient of cross-entropy is zero.
 SATURATED = 50.0
-# Far below a level of 1/255, far above the rounding of float32.
-TINY_STEP = 1e-4
-# For plain networks autograd is off by 1 to 5 % in the median and by 20 % at most; where steps are flat, by all of it.
-WRONG_GRADIENT = 0.5
 MOST = 0.5
 SAME_ALPHA = 1e-6
 # The climbs that are compared, and how many images they are made on: they cost more than all other checks together.
@@ -50,7 +41,6 @@ UNBOUNDED_STEPS = 30
 LATE = 0.002
 # One image may fall to anything.
 FEW = 2
-
 
 ADVICE = {
     "random-output": "fix the random numbers (ads.SmoothedClassifier does), or attack the average over many draws",
@@ -80,25 +70,6 @@ def _alarm(name: str, saw: str) -> Alarm:
     return Alarm(name, saw, ADVICE[name])
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What the checks look at: a model, and images with their labels and logits."""
-
-    model: Any
-    images: Tensor
-    labels: Tensor
-    logits: Tensor
-    threat: Threat
-    seed: int = 0
-
-    def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        return torch.randn(*shape, generator=generator(self.seed, "alarms", name)).to(self.images)
-
-    def rounding(self) -> float:
-        """A change of the logits that means nothing."""
-        return 64 * torch.finfo(torch.float32).eps * self.logits.abs().max().item()
-
-
 def probe(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, seed: int = 0) -> list[Alarm]:
     """What is suspicious about a model, from about 32 images of which it gets most right."""
     check_eval(model)
@@ -118,7 +89,7 @@ def probe(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, s
 
 def _probe_right(sample: Sample) -> list[Alarm]:
     alarms = _raised(sample, saturated_logits, zero_gradient, flat_steps, detached_alpha)
-    if _gradient(sample, margin_loss) is None:  # no attack can so much as begin
+    if sample.gradient(margin_loss) is None:  # no attack can so much as begin
         return alarms
     return alarms + more_steps(sample.model, sample.images, sample.labels, sample.threat) + _raised(sample, unbounded)
 
@@ -162,8 +133,8 @@ def saturated_logits(sample: Sample) -> Alarm | None:
 
 def zero_gradient(sample: Sample) -> Alarm | None:
     """An attack cannot move such images, which is no robustness."""
-    gradients = {"the margin": _gradient(sample, margin_loss), "cross-entropy": _gradient(sample, cross_entropy_loss)}
-    shares = {name: _share_zero(gradient) for name, gradient in gradients.items()}
+    gradients = {"the margin": sample.gradient(margin_loss), "cross-entropy": sample.gradient(cross_entropy_loss)}
+    shares = {name: share_zero(gradient) for name, gradient in gradients.items()}
     if max(shares.values()) < WITHOUT_GRADIENT:
         return None
     saw = " and ".join(f"that of {name} for {share:.0%}" for name, share in shares.items())
@@ -173,10 +144,10 @@ def zero_gradient(sample: Sample) -> Alarm | None:
 
 def flat_steps(sample: Sample) -> Alarm | None:
     """A staircase has a gradient of zero, or one that somebody made up for it."""
-    if (flat := _share(_flat(sample))) > MOST:
+    if (flat := share(sample.flat())) > MOST:
         saw = f"for {flat:.0%} of the images a change by {TINY_STEP:g} changes nothing, one by eps does"
         return _alarm("flat-steps", saw)
-    if (wrong := max(map(_share, _wrong_gradient(sample)), default=0.0)) > MOST:
+    if (wrong := max(map(share, sample.wrong_gradient()), default=0.0)) > MOST:
         saw = f"for {wrong:.0%} of the images autograd and finite differences disagree by half or more"
         return _alarm("flat-steps", saw)
     return None
@@ -186,8 +157,8 @@ def detached_alpha(sample: Sample) -> Alarm | None:
     """An attack that does not see alpha move attacks another mixture."""
     if not isinstance(sample.model, MixedClassifier):
         return None
-    moves = _alpha_moves(sample)
-    without = _share_zero(_gradient_of(lambda images: sample.model.mix(images).alpha, sample.images))
+    moves = sample.alpha_moves()
+    without = share_zero(gradient_of(lambda images: sample.model.mix(images).alpha, sample.images))
     if moves < SAME_ALPHA or without <= MOST:
         return None
     saw = f"alpha varies by {moves:.2g} with the image, but has no gradient for {without:.0%} of the images"
@@ -203,7 +174,7 @@ def more_steps(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat)
     right = (logit_margin(sample.logits, labels) < 0).nonzero().squeeze(1)[:CLIMBERS]
     if not len(right) or not (torch.as_tensor(threat.eps) > 0).any():
         return []
-    gains = [_gain(sample, right, steps) for steps in STEPS]
+    gains = [sample.gain(right, steps) for steps in STEPS]
     if gains[-1] > sample.rounding() and all(later >= KEPT * earlier for earlier, later in pairwise(gains)):
         return []
     found = ", ".join(f"{gain:.2g} with {steps}" for gain, steps in zip(gains, STEPS, strict=True))
@@ -216,7 +187,7 @@ def unbounded(sample: Sample) -> Alarm | None:
     attack = PGD(sample.threat.with_eps(radius), UNBOUNDED_STEPS, stop_when_fooled=True, seed=sample.seed)
     left = torch.arange(len(sample.labels), device=sample.labels.device)
     for random_start in (False, True):
-        left = left[_margins(sample, left, replace(attack, random_start=random_start)) <= 0]
+        left = left[sample.margins_after(replace(attack, random_start=random_start), left) <= 0]
         if not len(left):
             return None
     saw = f"an attack without limits (eps = {radius:.3g}) leaves {len(left)} of {len(sample.labels)} images right"
@@ -247,101 +218,3 @@ def _found_late(stages: Sequence[str], fooled_by: np.ndarray, kind: str) -> int:
     white_box = [number for number, stage in numbered if not stage.startswith(("square", "transfer"))]
     late = [number for number, stage in numbered if stage.startswith(kind) and number > min([*white_box, number])]
     return int(np.isin(fooled_by, late).sum())
-
-
-# --- measuring ----------------------------------------------------------------------------------------
-
-
-def _gradient(sample: Sample, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    return _gradient_of(lambda images: loss(sample.model(images), sample.labels), sample.images)
-
-
-def _gradient_of(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor | None:
-    """None where the function is not connected to the images, which autograd would refuse."""
-    with torch.enable_grad():
-        images = images.detach().requires_grad_()
-        values = function(images)
-        return torch.autograd.grad(values.sum(), images, allow_unused=True)[0] if values.requires_grad else None
-
-
-def _share_zero(gradient: Tensor | None) -> float:
-    return 1.0 if gradient is None else _share((gradient == 0).flatten(1).all(1))
-
-
-def _share(which: Tensor) -> float:
-    return which.float().mean().item()
-
-
-def _flat(sample: Sample) -> Tensor:
-    """Which images look the same to the model after a tiny step, up or down, and not after one of eps.
-
-    Up and down apart, because images lie on levels of 1/255: a model that rounds down jumps at once on the way down.
-    """
-    normal = sample.normal("flat", sample.images.shape)
-    up = TINY_STEP * normal.abs().clamp_max(1)
-    same = [(_logits(sample, sample.images + step) == sample.logits).all(1) for step in (up, -up)]
-    return (same[0] | same[1]) & (_logits(sample, _far(sample, normal)) != sample.logits).any(1)
-
-
-def _wrong_gradient(sample: Sample) -> list[Tensor]:
-    """Which images have a gradient that is far from finite differences, along itself and along random directions."""
-    centre = sample.images.clamp(TINY_STEP, 1 - TINY_STEP)
-    # The margin jumps from one wrong class to another; the lead of one of them is smooth.
-    rivals = most_likely_targets(sample.logits, sample.labels, 1).squeeze(1)
-    gradient = _gradient_of(lambda images: targeted_margin_loss(sample.model(images), sample.labels, rivals), centre)
-    if gradient is None:
-        return []
-    directions = [gradient.sign()], _random_signs(sample)
-    return [_disagrees(sample, centre, rivals, gradient, signs) for signs in directions]
-
-
-def _random_signs(sample: Sample) -> list[Tensor]:
-    """Fine and coarse: what is detached may see only one of them."""
-    count, channels, *size = sample.images.shape
-    coarse = [sample.normal(f"coarse {k}", (count, channels, *(-(-side // 4) for side in size))) for k in range(2)]
-    fine = [sample.normal(f"fine {k}", sample.images.shape) for k in range(2)]
-    return [direction.sign() for direction in (*fine, *(F.interpolate(noise, size=size) for noise in coarse))]
-
-
-def _disagrees(sample: Sample, centre: Tensor, rivals: Tensor, gradient: Tensor, signs: list[Tensor]) -> Tensor:
-    """Over all directions together, as along one of them a gradient may be near zero by chance."""
-
-    def lead(images: Tensor) -> Tensor:
-        return targeted_margin_loss(_logits(sample, images), sample.labels, rivals)
-
-    real = torch.stack([lead(centre + TINY_STEP * sign) - lead(centre - TINY_STEP * sign) for sign in signs])
-    promised = torch.stack([2 * TINY_STEP * (gradient * sign).flatten(1).sum(1) for sign in signs])
-    error, size = (real - promised).norm(dim=0), torch.maximum(real.norm(dim=0), promised.norm(dim=0))
-    return (error > WRONG_GRADIENT * size) & (error > sample.rounding())
-
-
-def _alpha_moves(sample: Sample) -> float:
-    """The largest change of an alpha when its image moves by eps or is replaced by another one."""
-    places = sample.images, _far(sample, sample.normal("alpha", sample.images.shape)), sample.images.roll(1, 0)
-    with torch.no_grad():
-        alpha, moved, replaced = (sample.model.mix(images).alpha for images in places)
-    return torch.maximum((moved - alpha).abs(), (replaced - alpha).abs()).max().item()
-
-
-def _far(sample: Sample, direction: Tensor) -> Tensor:
-    step = sample.threat.steepest(direction) * per_image(sample.threat.eps, direction)
-    return (sample.images + step).clamp(0, 1)
-
-
-def _gain(sample: Sample, which: Tensor, steps: int) -> float:
-    """By how much an attack of so many steps raises the median margin."""
-    before = logit_margin(sample.logits, sample.labels)[which]
-    return (_margins(sample, which, PGD(sample.threat.take(which), steps)) - before).median().item()
-
-
-def _margins(sample: Sample, which: Tensor, attack: PGD) -> Tensor:
-    """Margins after an attack on the margin. That it cannot move is for an alarm to say."""
-    images, labels = sample.images[which], sample.labels[which]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MaskedGradientWarning)
-        adversarial = replace(attack, objective=margin)(sample.model, images, labels)
-    return logit_margin(_logits(sample, adversarial), labels)
-
-
-def _logits(sample: Sample, images: Tensor) -> Tensor:
-    return verdict_logits(sample.model, images.clamp(0, 1))
