@@ -16,6 +16,7 @@ from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack, in_ful
 from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
@@ -126,15 +127,40 @@ def test_a_stage_never_raises_robust_accuracy():
 
 
 def test_a_plain_attack_is_judged_like_any_other():
-    """One that leaves the ball fools nobody; one on images of their own radii gets those radii."""
     model, images = Planes(classes=2), pictures(20)
     shot = aimed(model, images, Linf(0.01))
-    engine = Engine(model, CPU, 8)
-    for attack, fooled in ((lambda model, images, labels: 1 - images, 0), (PGD(Linf(0.01), steps=10), None)):
-        standing = Standing.before(shot)
-        run_stage(engine, 0, Stage("plain", attack), shot, standing)
-        expected = model.distance(images, shot.labels, shot.threat) < 0.01 if fooled is None else torch.zeros(20) > 0
-        assert torch.equal(standing.fooled_by >= 0, expected)
+    standing = Standing.before(shot)
+    run_stage(Engine(model, CPU, 8), 0, Stage("plain", PGD(Linf(0.01), steps=10)), shot, standing)
+    assert torch.equal(standing.fooled_by >= 0, model.distance(images, shot.labels, shot.threat) < 0.01)
+
+
+def test_a_plain_attack_that_leaves_the_ball_fools_nobody_and_is_told_on():
+    """Such as one with another radius than that of the evaluation."""
+    model = Planes(classes=2)
+    shot = aimed(model, pictures(20), Linf(0.01))
+    standing = Standing.before(shot)
+    stage = Stage("plain", lambda model, images, labels: images + 0.0105)
+    with pytest.warns(UserWarning, match="left the Linf ball on 20 of 20 images, by up to 1.05 times its radius"):
+        run_stage(Engine(model, CPU, 8), 0, stage, shot, standing)
+    assert (standing.fooled_by < 0).all()
+
+
+def test_an_attack_to_the_end_goes_on_with_what_has_fallen():
+    """The widest margin of two stages, whichever had it; who came first is whom the image fell to."""
+    model = mixed()
+    shot = aimed(model, pictures(30), Linf(0.02))
+    stages = [
+        Stage(name, APGD(shot.threat, steps=8, climb=climb, target_classes=count, to_the_end=True))
+        for name, climb, count in (("ce", cross_entropy, 0), ("t", targeted_margin, 3))
+    ]
+    both, alone = Standing.before(shot), [Standing.before(shot) for _ in stages]
+    for number, stage in enumerate(stages):
+        for standing in (both, alone[number]):
+            run_stage(Engine(model, CPU, 16), number, stage, shot, standing)
+    margins = torch.stack([standing.margin for standing in alone])
+    torch.testing.assert_close(both.margin, margins.amax(0))
+    assert (margins[1] > margins[0]).any() and (margins[0] > 0).any()
+    assert torch.equal(both.fooled_by == 0, alone[0].fooled_by == 0)
 
 
 def test_a_plain_attack_gets_smaller_batches_where_memory_is_short_and_weights_that_are_frozen():

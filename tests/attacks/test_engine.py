@@ -18,8 +18,8 @@ from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB
-from adaptive_smoothing.attacks.half import HalfConvolutions
-from adaptive_smoothing.attacks.objectives import targeted_dlr, targeted_margin
+from adaptive_smoothing.attacks.half import HalfConvolutions, with_lifted_gradients
+from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
@@ -138,12 +138,14 @@ def test_what_comes_after_the_end_of_a_job_does_not_count():
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
-def test_a_job_that_goes_on_to_its_end_finds_the_widest_margin(batch_size):
-    """The second of three succeeds, and again by more; the third would have succeeded by more still."""
-    margins = torch.full((1, 3, 40), -1.0)
-    margins[0, 1, 1], margins[0, 1, 10], margins[0, 2, 0] = 0.1, 0.4, 0.9
-    assert told(scripted(margins, 12, 4, batch_size)) == ([True], [12 + 4], [pytest.approx(0.1)])
-    assert told(scripted(margins, 12, 4, batch_size, to_the_end=True)) == ([True], [24], [pytest.approx(0.4)])
+def test_jobs_that_go_on_to_their_end_find_the_widest_margin(batch_size):
+    """The second of four succeeds, and again by more; the third by more still, the fourth by less."""
+    margins = torch.full((2, 4, 40), -1.0)
+    margins[0, 1, 1], margins[0, 1, 10], margins[0, 2, 0], margins[0, 3, 3] = 0.1, 0.4, 0.9, 0.2
+    margins[1, 2, 5] = -0.3
+    assert told(scripted(margins, 12, 4, batch_size)) == ([True, False], [12 + 4, 48], [0.1, -0.3])
+    expected = ([True, False], [48, 48], [0.9, -0.3])
+    assert told(scripted(margins, 12, 4, batch_size, to_the_end=True)) == expected
 
 
 def test_the_worst_of_all_failed_jobs_is_kept():
@@ -723,6 +725,43 @@ def test_a_model_that_fast_arithmetic_cannot_hold_is_attacked_in_full_precision(
         found = engine.run("test", APGD(shot.threat, steps=5), shot)
     expected = Engine(model, CPU, 8, precise=True).run("test", APGD(shot.threat, steps=5), shot)
     assert torch.equal(found.worst, expected.worst) and found.fooled.any()
+
+
+def test_a_small_gradient_comes_through_float16():
+    """Of one image it is far below what float16 can hold, of another in the middle, of the third there is none."""
+    images, size = pictures(3, (3, 8, 8), 0, 1).requires_grad_(), torch.tensor([1e-12, 3.0, 0.0])
+
+    def function(images):
+        images = images.half()
+        return images.mean((1, 2, 3)), images.square().sum((2, 3))
+
+    def gradient(values):
+        return torch.autograd.grad((size * values[0].float()).sum() + (size[:, None] * values[1]).sum(), images)[0]
+
+    exact = size.view(3, 1, 1, 1) * (1 / 192 + 2 * images.detach())
+    assert (gradient(function(images))[0] == 0).all()
+    found = gradient(with_lifted_gradients(function, images))
+    for one, other in zip(found, exact, strict=True):
+        assert torch.allclose(one, other, rtol=1e-2, atol=0)
+
+
+@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+def test_a_sure_model_has_the_gradient_of_full_precision():
+    """Cross-entropy of logits that leave the right class no doubt."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build("wide_resnet", depth=10, width=1, activation="silu").eval().requires_grad_(False)
+        nn.init.normal_(model.head.weight)
+    images = pictures(6, (3, 32, 32), 0, 1)
+    logits = model(images)
+    model.head.weight *= 25 / (logits.topk(2).values @ torch.tensor([1.0, -1.0])).max()
+    labels, found = model(images).argmax(1), []
+    for precise in (False, True):
+        inputs = images.clone().requires_grad_()
+        loss, _ = cross_entropy(FastModel(model, CPU, precise=precise), inputs, labels)
+        found.append(torch.autograd.grad(loss.sum(), inputs)[0])
+    assert (found[1].abs().amax((1, 2, 3)) < 1e-7).any()
+    assert (found[0].sign() == found[1].sign()).float().mean((1, 2, 3)).min() > 0.9
 
 
 def test_a_fast_model_gives_the_models_logits_in_float32(network):

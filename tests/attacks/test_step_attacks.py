@@ -593,7 +593,10 @@ def test_square_goes_on_after_a_refusal():
     """Fast arithmetic that is off by half a logit sees successes where there are none yet."""
 
     class Off:
+        calls = 0
+
         def __call__(self, images):
+            self.calls += 1
             return model(images) + 0.5 * torch.nn.functional.one_hot(1 - shot.labels[0], 2)
 
     model, images = Planes(classes=2), pictures(40)
@@ -601,7 +604,9 @@ def test_square_goes_on_after_a_refusal():
     threat, distance = middling(model, Linf, images)
     shot = aimed(model, images, threat)
     engine = Engine(model, CPU, 64)
-    engine._fast[id(model)] = Off()
+    off = engine._fast[id(model), False] = Off()
+    engine._tried = True
     outcome = engine.run("test", Square(threat, queries=250), shot)
     can_fall, near = decided(distance, threat.eps)
+    assert off.calls > 100
     assert not (outcome.fooled & ~can_fall & ~near).any() and outcome.fooled.sum() > 0.7 * can_fall.sum()

@@ -14,22 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.half import HALF, HalfConvolutions
+from adaptive_smoothing.attacks.half import HALF, HalfConvolutions, with_lifted_gradients
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import trusted_images
 
 # The share of the spread of the logits by which a margin may be off: bfloat16 has eight binary digits, float16 has
-# eleven, but sums are made in it, too.
-FINENESS = {"cuda": 2.0**-7, "cpu": 2.0**-7 if HALF else 2.0**-16}
-# Off by so many times as much, fast arithmetic is no stand-in for the model.
-FAR = 16
+# eleven, but sums are made in it, too. Networks are off by up to half as much; where it is more than this, fast
+# arithmetic is no stand-in for the model.
+FINENESS = {"cuda": 2.0**-6, "cpu": 2.0**-6 if HALF else 2.0**-16}
 
 
 def strays(model: nn.Module, images: Tensor, logits: Tensor) -> bool:
     """Whether fast arithmetic overflows, or says something else than the model, whose logits are given."""
     with torch.no_grad():
         fast = FastModel(model, images.device)(images)
-    return not ((fast - logits).abs().amax(1) <= FAR * rounding(logits)).all().item()
+    return not ((fast - logits).abs().amax(1) <= rounding(logits)).all().item()
 
 
 def rounding(logits: Tensor) -> Tensor:
@@ -61,15 +60,20 @@ class FastModel:
         with ExitStack() as stack:
             for context in (*self._arithmetic(), trusted_images()):
                 stack.enter_context(context)
+            if self._half():
+                return with_lifted_gradients(self.function, images)
             return self.function(self._laid_out(images))
 
     def _laid_out(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
 
+    def _half(self) -> bool:
+        return HALF and not self.precise and self.device.type == "cpu"
+
     def _arithmetic(self) -> list[AbstractContextManager[Any]]:
         if not self.precise and self.device.type == "cuda":
             return [torch.autocast("cuda", torch.bfloat16)]
-        if not self.precise and self.device.type == "cpu" and HALF:
+        if self._half():
             return [torch.autocast("cpu", torch.float16), HalfConvolutions()]
         return []
 

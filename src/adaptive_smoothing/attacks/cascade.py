@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,10 @@ class Stage:
     source: View | None = None
     needs: Callable[[nn.Module], bool] | None = None
     precise: bool = False
+
+    @property
+    def to_the_end(self) -> bool:
+        return isinstance(self.attack, StepAttack) and self.attack.to_the_end
 
     @property
     def cost(self) -> float:
@@ -100,18 +105,19 @@ class Standing:
         return (self.fooled_by < 0).nonzero().squeeze(1)
 
     def add(self, number: int, which: Tensor, outcome: Outcome) -> None:
-        closer = outcome.fooled | (outcome.margin > self.margin[which])
+        fell = outcome.fooled & (self.fooled_by[which] < 0)
+        closer = fell | (outcome.margin > self.margin[which])
         for mine, theirs in ((self.worst, outcome.worst), (self.margin, outcome.margin), (self.logits, outcome.logits)):
             mine[which[closer]] = theirs[closer]
-        self.fooled_by[which[outcome.fooled]] = number
+        self.fooled_by[which[fell]] = number
         self.queries[which] += outcome.queries
 
 
 def run_stage(
     engine: Engine, number: int, stage: Stage, shot: Shot, standing: Standing, watch: Watch | None = None
 ) -> None:
-    """Attack what stands, and note what became of it."""
-    which = standing.left()
+    """Attack what stands, or everything with an attack that goes to the end, and note what became of it."""
+    which = torch.arange(len(shot), device=shot.labels.device) if stage.to_the_end else standing.left()
     if stage.precise:
         which = which[standing.margin[which] > -rounding(shot.logits[which])]
     if not len(which):
@@ -136,7 +142,20 @@ def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Mo
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
     margin, logits = verdict(engine.model, torch.cat(worst), shot.images, shot.labels, shot.threat)
+    _warn_if_outside(torch.cat(worst), shot, margin)
     return Outcome(margin > 0, torch.cat(worst), margin, logits, queries)
+
+
+def _warn_if_outside(worst: Tensor, shot: Shot, margin: Tensor) -> None:
+    """It looks like robustness, and is an attack with another radius than that of the evaluation."""
+    outside = margin.isneginf()
+    if outside.any():
+        farthest = (shot.threat.distance(worst, shot.images) / torch.as_tensor(shot.threat.eps)).max().item()
+        warnings.warn(
+            f"an attack left the {shot.threat.norm} ball on {int(outside.sum())} of {len(shot)} images, by up to "
+            f"{farthest:.4g} times its radius: they count as not fooled; give the attack the eps of the evaluation",
+            stacklevel=2,
+        )
 
 
 @contextmanager

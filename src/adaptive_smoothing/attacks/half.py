@@ -1,18 +1,25 @@
-"""Convolutions in float16 on a CPU that computes in it, and their gradients, which torch is slow at."""
+"""Convolutions in float16 on a CPU that computes in it, and their gradients, which torch is slow at.
+
+A model that is sure of its class has a gradient of cross-entropy that float16 would round to zero. So gradients are
+lifted on their way into the model, image by image and by a power of two, and let down again at the images.
+"""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 ON_ARM = platform.machine() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available()
 HALF = ON_ARM and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+# What float32 can hold with room to spare.
+LARGEST_LIFT = 2.0**100
 
 
 class HalfConvolutions(TorchFunctionMode):
@@ -63,6 +70,53 @@ def _applies(
 def _reach(weight: Tensor, dilation: tuple[int, int]) -> list[int]:
     """How far the last of a kernel's places is from the first."""
     return [step * (length - 1) for step, length in zip(dilation, weight.shape[2:], strict=True)]
+
+
+def with_lifted_gradients(function: Callable[[Tensor], Any], images: Tensor) -> Any:
+    """`function(images)`, whose gradient is made of numbers near 1, however small those are that it is called with."""
+    if not (torch.is_grad_enabled() and images.requires_grad):
+        return function(images)
+    lift: dict[str, Tensor] = {}
+    values, structure = tree_flatten(function(_LetDown.apply(images, lift)))
+    return tree_unflatten(list(_Lift.apply(lift, *map(_float32, values))), structure)
+
+
+class _Lift(torch.autograd.Function):
+    """Changes nothing but the size of gradients: the largest number of each image becomes one from 1 to 2."""
+
+    @staticmethod
+    def forward(ctx: Any, lift: dict[str, Tensor], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.lift = lift
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        largest = torch.stack([gradient.flatten(1).abs().amax(1).float() for gradient in map(_rows, gradients)]).amax(0)
+        # A power of two rounds nothing. Where there is no gradient, or none that is finite, there is nothing to lift.
+        usable = (largest > 0) & largest.isfinite()
+        lift = torch.exp2(-largest.where(usable, 1.0).log2().floor()).clamp_max(LARGEST_LIFT)
+        ctx.lift["by"] = lift
+        return None, *(gradient * _like(lift, gradient) for gradient in gradients)
+
+
+class _LetDown(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, lift: dict[str, Tensor]) -> Tensor:
+        ctx.lift = lift
+        return images.view_as(images)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return gradient / _like(ctx.lift["by"], gradient), None
+
+
+def _rows(gradient: Tensor) -> Tensor:
+    return gradient[:, None] if gradient.dim() == 1 else gradient
+
+
+def _like(lift: Tensor, gradient: Tensor) -> Tensor:
+    return lift.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1))
 
 
 class _Convolution(torch.autograd.Function):

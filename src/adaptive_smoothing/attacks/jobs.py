@@ -2,13 +2,14 @@
 
 Jobs that are done leave the batch and waiting ones take their place. The result is that of trying the jobs of an image
 one after the other until one succeeds, in whatever order they really ran: a job is given up only when an earlier one
-has succeeded, and the earliest success counts.
+has succeeded, and the earliest success counts. An attack that goes `to_the_end` gives up none, and of all successes the
+one with the widest margin counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -77,9 +78,13 @@ class Jobs:
         found: list[int] = []
         while len(found) < count and (job := next(waiting, None)) is not None:
             self.taken = job + 1
-            if job // self.images < self.winner[job % self.images]:
+            if self._wanted(*divmod(job, self.images)):
                 found.append(job)
         return found
+
+    def _wanted(self, number: Any, image: Any) -> Any:
+        """Whether attempts may still change what becomes of their images."""
+        return (number < self.winner[image]) | self.attack.to_the_end
 
     def _share(self, running: np.ndarray, step: np.ndarray) -> float:
         """How much of the work is done, given up jobs included."""
@@ -139,7 +144,7 @@ class Jobs:
         if len(promising):
             self._judge(state, promising, job, step)
         number, image = np.divmod(job, self.images)
-        over = running & (number >= self.winner[image])
+        over = running & ~self._wanted(number, image)
         finished = running & ~over & at_end
         self._keep(state, np.flatnonzero(finished), image, margin)
         self.watch(self._share(job[running], step[running]), int((self.winner < self.attempts).sum()))
@@ -158,17 +163,26 @@ class Jobs:
         self.engine.passes.add(len(rows), gradient=False)
         won = (margin > 0).cpu().numpy()
         number, image = np.divmod(job[rows], self.images)
-        order = np.flatnonzero(won)[np.argsort(number[won], kind="stable")]
-        _, first = np.unique(image[order], return_index=True)
-        new = order[first]
-        new = new[number[new] < self.winner[image[new]]]
+        new = self._new(np.flatnonzero(won), number, image, margin)
         self.winner[image[new]] = number[new]
-        made = np.minimum(step[rows[new]], self.attack.evaluations)
-        self.spent[image[new]] = number[new] * self.attack.evaluations + made.astype(int)
+        if not self.attack.to_the_end:
+            made = np.minimum(step[rows[new]], self.attack.evaluations)
+            self.spent[image[new]] = number[new] * self.attack.evaluations + made.astype(int)
         at, source = self._on_device(image[new]), self._on_device(new)
         outcome = self.outcome
         outcome.fooled[at] = True
         outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[source], margin[source], logits[source]
+
+    def _new(self, won: np.ndarray, number: np.ndarray, image: np.ndarray, margin: Tensor) -> np.ndarray:
+        """Of the rows that succeeded, the one of each image that counts, where it counts for more than those before."""
+        rank = -margin.cpu().numpy() if self.attack.to_the_end else number
+        order = won[np.argsort(rank[won], kind="stable")]
+        _, first = np.unique(image[order], return_index=True)
+        new = order[first]
+        if not self.attack.to_the_end:
+            return new[number[new] < self.winner[image[new]]]
+        before = self.outcome.margin.where(self.outcome.fooled, -torch.inf).cpu().numpy()
+        return new[-rank[new] > before[image[new]]]
 
     def _keep(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
         """Of the finished jobs of an image that still stands, the one that came closest."""

@@ -52,7 +52,7 @@ class StepAttack(ABC):
 
     threat: Threat
     seed: int
-    # Whether a job that has succeeded goes on to its end, for the widest margin it can find.
+    # Whether jobs go on to their end, also on images that have fallen, for the widest margin that any can find.
     to_the_end: bool = False
 
     @property
