@@ -351,7 +351,7 @@ def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     before, after = ["apgd-ce", "apgd-t", "apgd-margin-t"], ["fab-t", "square"]
     assert names(adaptive, Planes()) == [*before, *after, PRECISE]
     assert names(adaptive, mixed(0.5)) == [*before, "turning-t", *after, *TRANSFERS, PRECISE]
-    learned = ["turning-t", *LOWERING, "gray-ce", "gray-t"]
+    learned = ["turning-t", *LOWERING, "smooth-apgd-ce-alpha-0.5", "smooth-apgd-t-alpha-0.5", "gray-ce", "gray-t"]
     assert names(adaptive, mixed(Brightness())) == [*before, *learned, *after, *TRANSFERS, PRECISE]
     smooth = ["smooth-margin-t", "smooth-turning-t"]
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == [*before, *smooth, *after, *TRANSFERS, PRECISE]
@@ -508,6 +508,53 @@ def test_other_alphas_and_smooth_parts():
     narrow = model.with_alpha_range(0.2, 0.6)
     assert AtAlpha(0.9)(narrow).mix(images).alpha.tolist() == pytest.approx([0.9] * 5)
     assert isinstance(Smooth()(model).standard, Planes)
+
+
+class Pattern(nn.Module):
+    """Alpha grows with how much an image has of a fine pattern, and is clipped far below where images are."""
+
+    def __init__(self, clip) -> None:
+        super().__init__()
+        self.pattern, self.clip = pictures(9)[8].sub(0.5).sign(), clip
+        self.training = False
+
+    def forward(self, images):
+        return self.clip(3 + 400 * ((images - 0.5) * self.pattern).mean((1, 2, 3)))
+
+
+CLIPS = {
+    "clamp": lambda score: score.clamp(0.01, 0.99),
+    "min max": lambda score: torch.clamp_max(torch.clamp_min(score, 0.01), 0.99),
+    "hardtanh": lambda score: nn.functional.hardtanh(score, 0.01, 0.99),
+    "sigmoid": lambda score: torch.sigmoid(30 * score),
+    "rounded": lambda score: score.clamp(0, 1).mul(4).round().div(4),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+def test_a_clipped_alpha_is_lowered_by_an_attack_on_its_smooth_side(clip):
+    """g is always wrong and h always right, so that nothing but alpha can be attacked, and it has no gradient."""
+
+    class Always(nn.Module):
+        def __init__(self, label):
+            super().__init__()
+            self.logits, self.training = 5 * torch.eye(4)[label], False
+
+        def forward(self, images):
+            return self.logits + 0 * images.flatten(1)[:, :1]
+
+    model = MixedClassifier(Always(1), Always(0), Pattern(clip))
+    shot = aimed(model, torch.full_like(pictures(4), 0.5), Linf(0.02))
+    assert (model(shot.images - 0.02 * model.alpha.pattern).argmax(1) == 1).all()
+    fell = []
+    for stage in AdaptiveAttack(shot.threat).for_model(model).stages:
+        if stage.name in ("apgd-ce-alpha-0.5", "smooth-apgd-ce-alpha-0.5"):
+            standing = Standing.before(shot)
+            run_stage(Engine(model, CPU), 0, replace(stage, attack=replace(stage.attack, steps=20)), shot, standing)
+            fell.append(int((standing.fooled_by == 0).sum()))
+    assert fell == [0, 4]
+    smooth = Smooth()(model)
+    torch.testing.assert_close(smooth.mix(shot.images).alpha, model.mix(shot.images).alpha)
 
 
 def test_the_audit_takes_an_eighth_of_few_survivors_and_64_of_many():

@@ -12,6 +12,7 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
 from adaptive_smoothing.mixing.classifier import Detached, MixedClassifier
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.wrapping import wrap
 from adaptive_smoothing.threat import L2, Linf
 
 LINF = Linf(8 / 255)
@@ -129,6 +130,13 @@ def test_a_detached_alpha_is_seen(small):
     for module in (Detached(Around(alpha)), jumps):
         assert "detached-alpha" in names(MixedClassifier(small.g, small.h, module), small.x)
     assert names(MixedClassifier(small.g, small.h, Detached(Around(alpha))), small.x) == {"detached-alpha"}
+
+
+def test_a_mixture_inside_something_else_is_seen(small):
+    mixture = MixedClassifier(small.g, small.h, 0.85)
+    assert names(nn.Sequential(mixture).eval(), small.x) == {"hidden-mixture"}
+    (alarm,) = probe(wrap(mixture, shape=(3, 16, 16)), small.x, mixture(small.x).argmax(1), LINF)
+    assert alarm.saw == "the model is a Classifier with a MixedClassifier inside"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ from adaptive_smoothing.threat import Threat
 
 # Weights of the term that lowers alpha; the paper's reference evaluates with the middle one.
 ALPHA_WEIGHTS = (0.1, 0.5, 0.9)
+# The one that is tried again with a gradient of alpha where it is clipped.
+SMOOTH_WEIGHT = 0.5
 # Mixtures whose attacks are tried on the one under attack.
 OTHER_ALPHAS = (0.5, 0.9)
 
@@ -60,6 +62,10 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
         Stage("smooth-turning-t", turning, Smooth(), has_hard_part),
+        *(
+            replace(stage, name=f"smooth-{stage.name}", source=Smooth())
+            for stage in lowering_alpha(threat, SMOOTH_WEIGHT, seed)
+        ),
         Stage("gray-ce", APGD(threat, climb=cross_entropy, seed=seed), GrayBox(), learns_alpha),
         Stage("gray-t", APGD(threat, climb=targeted_dlr, target_classes=TARGETS, seed=seed), GrayBox(), learns_alpha),
         fab,

@@ -46,7 +46,7 @@ class GrayBox:
 
 @dataclass(frozen=True)
 class Smooth:
-    """The mixture with a Hardmax taken out, so that its network has a gradient."""
+    """The mixture with a Hardmax taken out, and a gradient of alpha also where it is clipped."""
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)

@@ -20,6 +20,7 @@ from adaptive_smoothing.attacks.losses import cross_entropy_loss, logit_margin, 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.verdict import full_precision, verdict_logits
 from adaptive_smoothing.evaluation.sample import TINY_STEP, Sample, gradient_of, share, share_zero
+from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels, check_not_probabilities
 from adaptive_smoothing.threat import Linf, Threat
@@ -48,6 +49,7 @@ ADVICE = {
     "saturated-logits": "divide the logits by a constant, or attack the margin or the DLR loss",
     "zero-gradient": "look for a detached, rounded or saturated part, and attack a differentiable stand-in for it",
     "flat-steps": "attack a smooth stand-in for the rounded or detached part, and add a black-box attack",
+    "hidden-mixture": "evaluate the mixture itself, so that the attacks that are made for mixtures are tried, too",
     "detached-alpha": "let gradients flow through the mixing network, or attack at both ends of alpha's range as well",
     "more-steps-do-not-help": "attack from many starts and without gradients: these seem to point nowhere",
     "unbounded-attack": "the attack is blind, not the model robust: look at the other alarms, then for a better attack",
@@ -77,7 +79,7 @@ def probe(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, s
     check_labels(labels, images, getattr(model, "num_classes", None))
     with full_precision(), torch.autocast(images.device.type, enabled=False):
         sample = Sample(model, images, labels, verdict_logits(model, images), threat, seed)
-        alarms = _raised(sample, random_output, probabilities)
+        alarms = _raised(sample, hidden_mixture, random_output, probabilities)
         right = (sample.logits.argmax(1) == labels).nonzero().squeeze(1)
         # What follows compares outputs of images that are right: chance would be all that it measured.
         if not len(right) or any(alarm.name == "random-output" for alarm in alarms):
@@ -96,6 +98,17 @@ def _probe_right(sample: Sample) -> list[Alarm]:
 
 def _raised(sample: Sample, *checks: Callable[[Sample], Alarm | None]) -> list[Alarm]:
     return [alarm for check in checks if (alarm := check(sample)) is not None]
+
+
+# --- the model ----------------------------------------------------------------------------------------
+
+
+def hidden_mixture(sample: Sample) -> Alarm | None:
+    """Attacks see that a model is a mixture when it is one, not when it has one inside."""
+    parts = [type(part).__name__ for part in sample.model.modules() if isinstance(part, BaseClassifiers)]
+    if not parts or isinstance(sample.model, BaseClassifiers):
+        return None
+    return _alarm("hidden-mixture", f"the model is a {type(sample.model).__name__} with a {parts[0]} inside")
 
 
 # --- the output ---------------------------------------------------------------------------------------

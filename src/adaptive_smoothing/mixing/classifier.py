@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
+from adaptive_smoothing.mixing.surrogate import Unclipped
 from adaptive_smoothing.models.contract import check_eval, check_logit_form, with_zero_gradient
 
 
@@ -69,9 +70,11 @@ class MixedClassifier(BaseClassifiers):
         return self.with_alpha(Detached(alpha) if isinstance(alpha, nn.Module) else alpha.detach())
 
     def smooth(self) -> MixedClassifier:
-        """A view in which a `Hardmax` lets its network's logits through: what to take gradients from."""
+        """What to take gradients from: a view in which a `Hardmax` lets its network's logits through, and a learned
+        alpha has a gradient also where it is clipped."""
         standard, robust = (base.model if isinstance(base, Hardmax) else base for base in (self.standard, self.robust))
-        return self._view(standard=standard, robust=robust)
+        alpha = Unclipped(self.alpha) if isinstance(self.alpha, nn.Module) else self.alpha
+        return self._view(standard=standard, robust=robust, alpha=alpha)
 
     def with_alpha(self, alpha: float | Tensor | nn.Module) -> MixedClassifier:
         """A view with another alpha, spread over the same `alpha_range`."""

@@ -5,6 +5,7 @@ fills them. Normalisation is the first layer, so that the input is an image in [
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +120,13 @@ class PreActResNet(nn.Module):
         features = self.stem(self.normalize(images))
         for stage in self.stages:
             features = getattr(self, stage)(features)
-        return self.head(self.activation(self.norm(features)).mean((2, 3)))
+        return self._logits(self.activation(self.norm(features)))
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """Outside of autocast: logits with eight binary digits would hide small changes from whoever compares them."""
+        device = features.device.type
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+            return self.head(features.mean((2, 3), dtype=self.head.weight.dtype))
 
     def _check(self, images: Tensor) -> None:
         # Training may add noise on purpose, and its steps must not wait for the device.
