@@ -3,10 +3,10 @@
 import errno
 import json
 import multiprocessing
+import shutil
 import time
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,10 +24,9 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.evaluation import journal as journal_file
 from adaptive_smoothing.evaluation import workers
-from adaptive_smoothing.evaluation.journal import BINDING, Journal, model_digest
-from adaptive_smoothing.evaluation.judging import Judging, describe
+from adaptive_smoothing.evaluation.journal import BINDING, Journal
+from adaptive_smoothing.evaluation.judging import Judging
 from adaptive_smoothing.evaluation.verdict import STANDS, WRONG, Audit, Verdict, gap_figures, top_gap
-from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.results import interval
 from adaptive_smoothing.threat import L2, Linf
 
@@ -332,39 +331,6 @@ def test_any_other_attack_is_another_attack(model, data, tmp_path, change):
         journal.bind(judging(change()).binding)
 
 
-def test_every_number_of_a_model_is_in_its_digest():
-    """Those that it does not save are numbers, too."""
-    digest = model_digest(network())
-    assert digest == model_digest(network()) != model_digest(network(1))
-    changed = network()
-    changed[3].bias.data[2] += 1e-6
-    assert model_digest(changed) != digest
-    means = [nn.Sequential(Normalize((mean,) * 3, (1.0,) * 3), network()) for mean in (0.0, 0.5)]
-    assert model_digest(means[0]) != model_digest(means[1])
-    mixtures = [ads.MixedClassifier(network(), network(1), alpha) for alpha in (0.5, 0.6)]
-    assert model_digest(mixtures[0]) != model_digest(mixtures[1])
-    assert model_digest(network().half()) != digest != model_digest(nn.Sequential(network()))
-    warmer = network()
-    warmer.temperature = 2.0
-    assert model_digest(warmer) != digest
-
-
-def test_two_settings_of_a_function_are_two_attacks():
-    def attack(model, images, labels, steps):
-        return images
-
-    class Attack:
-        def __init__(self, steps):
-            self.steps, self.start = steps, torch.zeros(steps)
-
-        def __call__(self, model, images, labels):
-            return images
-
-    for few, same, many in ([partial(attack, steps=k) for k in (1, 1, 2)], [Attack(k) for k in (1, 1, 2)]):
-        assert describe(few) == describe(same) != describe(many)
-        json.dumps(describe(few))
-
-
 @pytest.mark.parametrize("k", [1, 3, 10])
 def test_a_full_disk_is_said_and_costs_nothing_that_was_done(model, data, tmp_path, monkeypatch, k):
     expected = content(run(model, data))
@@ -410,6 +376,18 @@ def test_a_journal_of_nothing_keeps_nothing():
     journal.write("entry", {"a": np.zeros(3)})
     assert journal.read("entry") is None
     journal.clear()
+
+
+def test_entries_belong_to_their_binding_and_to_their_name(model, data, tmp_path):
+    """Those of another run, or of another shard, are not taken for this one's."""
+    expected = content(run(model, data))
+    run(model, data, brief(Linf(0.0001)), journal=tmp_path)
+    (tmp_path / BINDING).unlink()
+    with pytest.warns(UserWarning, match="does not match its checksum"):
+        assert content(run(model, data, journal=tmp_path)) == expected
+    shutil.copy(tmp_path / "shard-000000.entry", tmp_path / "shard-000001.entry")
+    with pytest.warns(UserWarning, match="shard-000001.entry does not match its checksum"):
+        assert content(run(model, data, journal=tmp_path)) == expected
 
 
 def test_a_damaged_binding_is_said(model, data, tmp_path):

@@ -1,6 +1,7 @@
 """A run that survives: finished work as files that are whole or absent, bound to what they are about.
 
-Each entry is one file, its sha256 first, then compressed columns. An entry that does not match its sum is not there.
+Each entry is one file, first a sha256 of its name, of what the journal is about and of its content, then compressed
+columns. An entry that does not match its sum is not there.
 """
 
 from __future__ import annotations
@@ -10,25 +11,18 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from adaptive_smoothing.results import atomic, read_json, write_json
 
 BINDING = "binding.json"
 SUM = 32
-# Bytes of a model that are summed together, and how many such blocks at a time.
-BLOCK, SUMMING = 2**22, 4
-# Attributes of a module that say how it computes, and look the same in every process.
-PLAIN = bool | int | float | str
 
 Columns = dict[str, np.ndarray]
 
@@ -76,7 +70,7 @@ class Journal:
         if path is None or not path.is_file():
             return None
         content = path.read_bytes()
-        if hashlib.sha256(content[SUM:]).digest() != content[:SUM]:
+        if self._sum(name, content[SUM:]) != content[:SUM]:
             warnings.warn(f"{path} does not match its checksum: its part of the run is done again", stacklevel=2)
             return None
         with np.load(io.BytesIO(content[SUM:]), allow_pickle=False) as columns:
@@ -90,7 +84,7 @@ class Journal:
         np.savez_compressed(packed, **columns)  # type: ignore[arg-type]
         content = packed.getvalue()
         with room_for(self.folder), atomic(path) as partial, partial.open("wb") as file:
-            file.write(hashlib.sha256(content).digest() + content)
+            file.write(self._sum(name, content) + content)
             file.flush()
             os.fsync(file.fileno())
 
@@ -103,6 +97,13 @@ class Journal:
         # Somebody else's file may be in it.
         with suppress(OSError):
             self.folder.rmdir()
+
+    def _sum(self, name: str, content: bytes) -> bytes:
+        assert self.folder is not None
+        binding = self.folder / BINDING
+        digest = hashlib.sha256(binding.read_bytes() if binding.is_file() else b"")
+        digest.update(f"{name}\n".encode() + content)
+        return digest.digest()
 
     def _path(self, name: str) -> Path | None:
         return None if self.folder is None else self.folder / f"{name}.entry"
@@ -119,41 +120,3 @@ def room_for(folder: Path) -> Iterator[None]:
             error.errno,
             f"no room is left for {folder}: what it holds is whole; free some space and run the same command again",
         ) from error
-
-
-def model_digest(model: nn.Module) -> str:
-    """sha256 of a model's structure and of every number in it."""
-    digest = hashlib.sha256(repr(model).encode())
-    for name, module in model.named_modules():
-        plain = {key: value for key, value in sorted(vars(module).items()) if isinstance(value, PLAIN)}
-        digest.update(f"{name} {plain}".encode())
-    # Not the state_dict, which lacks the numbers that a module does not save, such as those of a normalisation.
-    tensors = dict(sorted([*model.named_parameters(), *model.named_buffers()]))
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-    # While one block is copied from the device, others are summed on other cores.
-    with ThreadPoolExecutor(SUMMING) as pool:
-        for part in pool.map(_sum, _blocks(tensors.values())):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _blocks(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-    """The contents of tensors, put together where they are: a copy from a device costs little more when it is long."""
-    block: list[Tensor] = []
-    for tensor in tensors:
-        content = tensor.detach().contiguous().flatten().view(torch.uint8)
-        block.append(content.to(block[0].device) if block else content)
-        if sum(map(len, block)) >= BLOCK:
-            yield _on_the_host(block)
-            block = []
-    if block:
-        yield _on_the_host(block)
-
-
-def _on_the_host(block: list[Tensor]) -> memoryview:
-    return torch.cat(block).cpu().numpy().data
-
-
-def _sum(block: memoryview) -> bytes:
-    return hashlib.sha256(block).digest()

@@ -6,12 +6,10 @@ can be done by several processes, and again after a crash, with the same result.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,7 +24,8 @@ from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation import accuracy, alarms
 from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
-from adaptive_smoothing.evaluation.journal import Columns, Journal, model_digest
+from adaptive_smoothing.evaluation.describing import describe, model_digest
+from adaptive_smoothing.evaluation.journal import Columns, Journal
 from adaptive_smoothing.evaluation.shards import DONE, Shard
 from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
 from adaptive_smoothing.evaluation.workers import spread
@@ -146,6 +145,7 @@ class Judging:
             "shard size": self.images_per_shard,
             "precise": self.precise,
             "code": code_version(),
+            "torch": torch.__version__,
         }
 
     def _audit(self, engine: Engine, columns: Columns, watch: Callable[[Progress], None]) -> Audit:
@@ -251,25 +251,3 @@ def judge(
             return Judging(model, data, suited, where, Journal(Path(folder)), **options).run(devices, watch)
     kept = Journal(None if journal is None else Path(journal), overwrite)
     return Judging(model, data, suited, where, kept, **options).run(devices, watch)
-
-
-def describe(setting: Any) -> Any:
-    """A setting as plain data that says the same in every process: names of functions, not their addresses."""
-    if isinstance(setting, Threat):
-        return f"{setting.norm}:{describe(setting.eps)}"
-    if dataclasses.is_dataclass(setting):
-        fields = {part.name: describe(getattr(setting, part.name)) for part in dataclasses.fields(setting)}
-        return {"": type(setting).__name__, **fields}
-    if isinstance(setting, Tensor):
-        return hashlib.sha256(setting.detach().cpu().numpy().tobytes()).hexdigest()
-    if isinstance(setting, tuple | list):
-        return [describe(part) for part in setting]
-    if isinstance(setting, Mapping):
-        return {str(name): describe(part) for name, part in setting.items()}
-    if isinstance(setting, partial):
-        return {"": "partial", "of": describe([setting.func, setting.args, setting.keywords])}
-    if name := getattr(setting, "__qualname__", ""):
-        return name
-    if callable(setting):
-        return {"": type(setting).__name__, **describe(vars(setting))}
-    return setting if isinstance(setting, str | int | float | None) else type(setting).__name__
