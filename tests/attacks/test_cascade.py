@@ -369,7 +369,7 @@ def test_setting_d_lowers_alpha_where_there_is_one_to_lower():
 def test_a_cascade_without_a_stage_for_a_model_is_an_error_and_no_robustness():
     only = replace(AdaptiveAttack(LINF), stages=tuple(s for s in AdaptiveAttack(LINF).stages if "alpha-0.1" in s.name))
     assert len(only.for_model(mixed(Brightness())).stages) == 2
-    with pytest.raises(ValueError, match="expected a cascade with an attack for this Planes, got adaptive"):
+    with pytest.raises(ValueError, match=r"expected a mixture for adaptive, .* got one model alone \(Planes\)"):
         only.for_model(Planes())
 
 

@@ -122,7 +122,7 @@ def test_an_earlier_result_is_not_lost() -> None:
         (("--alpha", "0.5"), "expected G, H and --alpha for a mixture, or one MODEL alone"),
         (("--check", "binarisation"), "expected --check binarization, got 'binarisation'"),
         (("--device", "tpu"), "expected a device of this machine"),
-        (("--preset", "STD"), "got STD, whose stages are all for other models: mix two models (G H --alpha)"),
+        (("--preset", "STD"), "expected a mixture for STD, which attacks its parts, got one model alone"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -66,13 +66,17 @@ class Cascade:
     # Of fewer survivors at most this share, so that the audit never costs more than what it audits.
     audit_share: float = 1 / 8
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.threat, Threat):
+            raise TypeError(f"expected a threat such as ads.Linf(8 / 255), got {self.threat!r}: name the norm as well")
+
     def for_model(self, model: nn.Module) -> Cascade:
         """Without the stages that make no sense for this model."""
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
         if not stages:
             raise ValueError(
-                f"expected a cascade with an attack for this {type(model).__name__}, got {self.name}, whose stages are "
-                "all for other models: mix two models (G H --alpha), or choose another preset, such as standard"
+                f"expected a mixture for {self.name}, which attacks its parts, got one model alone "
+                f"({type(model).__name__}): mix two models (G H --alpha), or choose another preset, such as standard"
             )
         return replace(self, stages=stages)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.models.contract import check_images, check_logits
+from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes, precision_explained
 from adaptive_smoothing.threat import Threat
 
 # A pixel of 1 moved by eps and back is off by a rounding error of float32, and a length by a share of itself that
@@ -38,9 +38,15 @@ def full_precision() -> Iterator[None]:
 def verdict_logits(model: nn.Module, images: Tensor) -> Tensor:
     """The logits a verdict is read from: in full precision, checked to be numbers, of images that are images."""
     check_images(images)
-    with torch.no_grad(), full_precision(), torch.autocast(images.device.type, enabled=False):
+    with (
+        torch.no_grad(),
+        full_precision(),
+        torch.autocast(images.device.type, enabled=False),
+        precision_explained(model),
+    ):
         logits = model(images)
     check_logits(logits, images)
+    check_two_classes(logits)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

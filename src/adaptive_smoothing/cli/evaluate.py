@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.adaptive import PRESETS, preset
+from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
@@ -20,7 +21,7 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
-from adaptive_smoothing.evaluation.journal import Journal, room_for
+from adaptive_smoothing.evaluation.journal import BINDING, Journal, room_for
 from adaptive_smoothing.evaluation.judging import Progress, judge
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -28,7 +29,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.report.folder import make_folder
 from adaptive_smoothing.report.tables import rich_table
-from adaptive_smoothing.report.verdicts import sentences, verdict_tables, write_verdict
+from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_tables, write_verdict
 from adaptive_smoothing.threat import NORMS, Threat, parse_number
 
 JOURNAL = "journal"
@@ -67,8 +68,11 @@ def evaluate(
     subject = Subject.load(model, robust, alpha, devices[0])
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes(subject.parts, everything)
+    suited = cascade.for_model(subject.model)
     chosen = everything.take(min(images or len(everything), len(everything)))
-    folder = make_folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite=overwrite)
+    folder = out or Path("runs") / f"evaluate-{subject.short}-{name}"
+    # A run is over when its journal is gone: stopped before, it goes on.
+    make_folder(folder, overwrite=overwrite or (folder / JOURNAL / BINDING).is_file())
     console, started = screen(), time.perf_counter()
     with TimeBar(console) as bar:
         verdict = judge(
@@ -90,11 +94,15 @@ def evaluate(
     facts = {"seconds": round(time.perf_counter() - started, 1), **environment(devices[0])}
     facts |= {"cost": {part: cost.summary() for part, cost in costs.items()}}
     if BINARIZATION in check:
-        facts["binarization"] = _binarization(subject.model, chosen, cascade.threat, devices[0], console)
+        facts["binarization"] = _binarization(subject.model, chosen, suited, devices[0], console)
     with room_for(folder):
         write_verdict(folder, verdict, subject.facts, facts)
     Journal(folder / JOURNAL).clear()
-    _show(console, verdict, costs, folder)
+    _show(console, verdict, costs)
+    left_out = [stage for stage in cascade.stage_names if stage not in suited.stage_names]
+    if left_out:
+        console.print(f"Left out, as they are for other models: {', '.join(left_out)}.", markup=False)
+    console.print(f"Written to {folder}: {', '.join(WRITTEN)}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -160,20 +168,22 @@ def _check_checks(checks: list[str]) -> None:
         raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
 
 
-def _binarization(model: nn.Module, data: ImageData, threat: Threat, device: str, console: Console) -> dict[str, Any]:
+def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: str, console: Console) -> dict[str, Any]:
+    """Of the attacks of this run that are made on the model itself; where there are none, of PGD on the margin."""
     part = data.take(min(BINARIZED.get(torch.device(device).type, 64), len(data))).to(device)
-    found = binarization_test(model, part.floats(), part.labels, threat)
-    said = "no image could be tested."
+    own = any(stage.source is None for stage in cascade.stages)
+    found = binarization_test(model, part.floats(), part.labels, cascade.threat, cascade if own else None)
+    said, attack = "no image could be tested.", cascade.name if own else "PGD-50"
     if found.attack_success is not None and found.random_success is not None:
         said = (
-            f"on {found.images} images the attack found the planted example in {100 * found.attack_success:.0f} %, "
+            f"on {found.images} images {attack} found the planted example in {100 * found.attack_success:.0f} %, "
             f"random points in {100 * found.random_success:.0f} %."
         )
     console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {said}", markup=False)
-    return {**found.__dict__, "passed": found.passed}
+    return {"attack": attack, **found.__dict__, "passed": found.passed}
 
 
-def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], folder: Path) -> None:
+def _show(console: Console, verdict: Verdict, costs: dict[str, Cost]) -> None:
     for text in sentences(verdict):
         console.print(f"\n{text}", markup=False)
     for table in verdict_tables(verdict, costs):
@@ -185,5 +195,3 @@ def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], folder: Pa
         console.print(f"{alarm.saw}; {alarm.advice}.", markup=False)
     if not verdict.alarms:
         console.print("Alarms were off." if verdict.alarms is None else "No alarm fired.")
-    names = ", ".join(sorted(path.name for path in folder.iterdir()))
-    console.print(f"Written to {folder}: {names}", markup=False, soft_wrap=True)

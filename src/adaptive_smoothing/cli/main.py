@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -83,6 +84,8 @@ def main() -> None:
         # A terminal without α shows a question mark.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    # What a batch system sends before it kills: an end like that of Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         app(standalone_mode=True)
     except (ValueError, OSError, RuntimeError, ImportError) as error:

@@ -13,6 +13,9 @@ from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.report.story import Report, sentences
 from adaptive_smoothing.report.tables import rich_table, tables
 
+# Seconds between two lines of a bar that is written to a file.
+LINE_EVERY = 30.0
+
 
 def screen() -> Console:
     """Without colours for numbers: a story is not a log."""
@@ -25,23 +28,35 @@ class TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text("-:--")
-        minutes, seconds = divmod(max(0, round(task.total - (task.elapsed or 0))), 60)
-        return Text(f"{minutes}:{seconds:02}", style="progress.remaining")
+        return Text(clock(task.total - (task.elapsed or 0)), style="progress.remaining")
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes}:{rest:02}"
 
 
 class TimeBar(Progress):
-    """One bar of seconds gone and seconds to come, for work whose end is an estimate."""
+    """One bar of seconds gone and seconds to come, for work whose end is an estimate.
+
+    In a file, where there can be no bar, a line now and then.
+    """
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
         super().__init__(*columns, TimeLeft(), console=console)
         self.only = self.add_task("", total=None)
+        self.said = 0.0
 
     def say(self, text: str, seconds_left: float | None) -> None:
         """What is being done, and how much longer it will take."""
         gone = self.tasks[0].elapsed or 0.0
         total = None if seconds_left is None else gone + max(seconds_left, 0.0)
         self.update(self.only, description=text, completed=gone, total=total)
+        if not self.console.is_terminal and gone >= self.said + LINE_EVERY:
+            self.said = gone
+            rest = "" if seconds_left is None else f", {clock(seconds_left)} left"
+            self.console.print(f"{clock(gone)} gone{rest}: {text}", markup=False, soft_wrap=True)
 
 
 def show(console: Console, report: Report) -> None:

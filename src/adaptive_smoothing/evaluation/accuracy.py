@@ -12,7 +12,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.results import interval
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -74,7 +74,9 @@ def evaluate(
     device = device or next(iter(model.parameters()), data.images).device
     rows, done = [], 0
     for batch in batches(data, batch_size, device=device):
-        clean = verdict_logits(model, batch.images).argmax(1)
+        logits = verdict_logits(model, batch.images)
+        check_labels(batch.labels, batch.images, logits.shape[1])
+        clean = logits.argmax(1)
         row = [batch.index, batch.labels, clean]
         if attack is not None:
             row.append(_attacked(model, batch, clean, attack, done))

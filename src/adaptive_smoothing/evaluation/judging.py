@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.adaptive import PRESETS
 from adaptive_smoothing.attacks.arithmetic import frozen
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.engine import TRIED, Engine
@@ -224,6 +226,8 @@ def evaluate(
     `watch`, which is called with a `Progress`; for a function `progress`, which is called with the number of images of
     each finished batch.
     """
+    if attack in PRESETS.values():
+        raise TypeError(f"expected an attack, got the function that makes one: pass ads.{attack.__name__}(threat)")  # type: ignore[union-attr]
     if isinstance(attack, Cascade):
         return judge(model, data, attack, **options)
     return accuracy.evaluate(model, data, attack, **options)
@@ -239,15 +243,23 @@ def judge(
     overwrite: bool = False,
     devices: Sequence[str] = (),
     watch: Callable[[Progress], None] | None = None,
-    **options: Any,
+    batch_size: int | None = None,
+    shard_size: int | None = None,
+    compiled: bool | None = None,
+    precise: bool = False,
+    with_alarms: bool = True,
 ) -> Verdict:
     """Run a cascade over a data set; see `evaluate`."""
     accuracy.check_data(data)
     check_eval(model)
+    for name, size in (("batch_size", batch_size), ("shard_size", shard_size)):
+        if size is not None and size < 1:
+            raise ValueError(f"expected a {name} of at least 1, got {size}: leave it out for one that suits the device")
     where = torch.device(device or next(iter(model.parameters()), data.images).device)
-    suited = cascade.for_model(model)
-    if journal is None and len(devices) > 1:
-        with tempfile.TemporaryDirectory() as folder:
-            return Judging(model, data, suited, where, Journal(Path(folder)), **options).run(devices, watch)
-    kept = Journal(None if journal is None else Path(journal), overwrite)
-    return Judging(model, data, suited, where, kept, **options).run(devices, watch)
+    with tempfile.TemporaryDirectory() if journal is None and len(devices) > 1 else nullcontext(journal) as folder:
+        kept = Journal(None if folder is None else Path(folder), overwrite)
+        suited = cascade.for_model(model)
+        judging = Judging(
+            model, data, suited, where, kept, batch_size, shard_size, compiled, precise, with_alarms=with_alarms
+        )
+        return judging.run(devices, watch)

@@ -17,6 +17,7 @@ from adaptive_smoothing.attacks.verdict import all_logits, verdict
 from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.evaluation.journal import Columns, Journal
 from adaptive_smoothing.evaluation.verdict import WRONG, top_gap
+from adaptive_smoothing.models.contract import check_labels
 from adaptive_smoothing.threat import Threat
 
 DONE = "done"
@@ -43,6 +44,7 @@ class Shard:
         if saved is not None and saved[DONE] >= len(self.stages):
             return saved
         logits = all_logits(engine.model, self.batch.images)
+        check_labels(self.batch.labels, self.batch.images, logits.shape[1])
         right = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
         shot = Shot(*self.batch, logits, self.threat).take(right)
         standing = Standing.before(shot)

@@ -184,6 +184,31 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
         )
 
 
+def check_two_classes(logits: Tensor) -> None:
+    if logits.shape[1] < 2:
+        raise ValueError(
+            "expected at least two classes, got one logit per image: for a binary model pass ads.wrap "
+            "output=lambda z: torch.cat([-z, z], 1) / 2"
+        )
+
+
+@contextmanager
+def precision_explained(model: nn.Module) -> Iterator[None]:
+    """Around a call of a model with float32 images: what torch says of weights in another precision explains little."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+        if not kinds or torch.float32 in kinds:
+            raise
+        names = ", ".join(sorted(str(kind) for kind in kinds))
+        raise ValueError(
+            f"expected a model that takes images in float32, got weights in {names} ({error}): call model.float()"
+        ) from error
+
+
 def check_not_probabilities(outputs: Tensor) -> None:
     """Waits for the device."""
     if outputs.numel() and (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():
@@ -243,6 +268,11 @@ def freeze(model: Module) -> Module:
 
 def check_eval(model: nn.Module) -> None:
     """Refuse a model with a layer in train mode that acts differently there: batch norm, dropout, ..."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"expected a torch module, got {type(model).__name__}: load a model by name with ads.load_model, or put a "
+            "function in a module"
+        )
     for name, module in model.named_modules():
         if module.training and _depends_on_mode(module):
             where = f"its layer {name!r} ({type(module).__name__})" if name else type(module).__name__

@@ -18,6 +18,7 @@ from adaptive_smoothing.models.contract import (
     check_logit_form,
     check_logits,
     check_not_probabilities,
+    check_two_classes,
     freeze,
     guard_images,
     output_fields,
@@ -188,11 +189,7 @@ def _probe(classifier: Classifier, images: Tensor) -> int:
     """Number of classes of a working classifier; an error that says what is wrong with any other."""
     logits = pick_logits(_attempt(lambda x: classifier.model(classifier.first(x)), images), classifier.output)
     check_logits(logits, images)
-    if logits.shape[1] < 2:
-        raise ValueError(
-            "expected at least two classes, got one logit per image: for a binary model pass "
-            "output=lambda z: torch.cat([-z, z], 1) / 2"
-        )
+    check_two_classes(logits)
     check_not_probabilities(logits)
     with torch.no_grad():
         _check_deterministic(logits, classifier(images))

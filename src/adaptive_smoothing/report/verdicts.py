@@ -15,12 +15,14 @@ from adaptive_smoothing.results import atomic, write_json, write_rows
 
 # What differs from one run to the next, and so is not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"
+WATERFALL = "waterfall.png"
+WRITTEN = (RESULT, ROWS, FACTS, WATERFALL)
 
 
 def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> None:
     """rows.npz, a figure, facts.json, and last result.json: the same bytes for the same images, model and attack."""
     write_rows(folder / ROWS, verdict.rows())
-    with atomic(folder / "waterfall.png") as partial:
+    with atomic(folder / WATERFALL) as partial:
         partial.write_bytes(png(waterfall_figure(verdict)))
     write_json(folder / FACTS, facts)
     write_json(folder / RESULT, {**verdict.summary(), "models": models})
