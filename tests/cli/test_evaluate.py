@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from adaptive_smoothing.attacks import adaptive
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.cli import demo
+from adaptive_smoothing.cli import demo, printing
 from adaptive_smoothing.cli import evaluate as evaluate_file
 from adaptive_smoothing.cli.evaluate import Watching
 from adaptive_smoothing.cli.main import app, main
@@ -159,6 +160,54 @@ def test_after_ctrl_c_the_same_command_goes_on(
     assert seen == ["shard-000002"] * 2  # two of three shards were done
     assert (FOLDER / "result.json").read_bytes() == Path("undisturbed/result.json").read_bytes()
     assert not (FOLDER / "journal").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_that_is_stopped_after_its_result_and_before_its_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: Journal) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "clear", killed)
+        evaluate(demo.STANDARD, "--no-alarms", code=130)
+    before = (FOLDER / "result.json").read_bytes()
+    assert (FOLDER / "journal").exists()
+    evaluate(demo.STANDARD, "--no-alarms")
+    assert (FOLDER / "result.json").read_bytes() == before and not (FOLDER / "journal").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_stages_that_are_left_out_are_named_and_files_of_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    FOLDER.mkdir(parents=True)
+    (FOLDER / "notes.txt").write_text("mine")
+    plain = adaptive.PRESETS["fast"]
+
+    def more(threat: Threat, *, seed: int = 0) -> Cascade:
+        cascade = plain(threat, seed=seed)
+        extra = replace(cascade.stages[0], name="for-mixtures", needs=lambda model: False)
+        return replace(cascade, stages=(*cascade.stages, extra))
+
+    monkeypatch.setitem(adaptive.PRESETS, "fast", more)
+    said = evaluate(demo.STANDARD, "--no-alarms")
+    assert "Left out, as they are for other models: for-mixtures." in said
+    assert said.endswith(f"Written to {FOLDER}: result.json, rows.npz, facts.json, waterfall.png")
+    assert (FOLDER / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_binarization_test_is_one_of_the_attack_of_the_run() -> None:
+    said = evaluate(demo.STANDARD, "--no-alarms", "--images", "2", "--check", "binarization")
+    facts = json.loads((FOLDER / "facts.json").read_text())["binarization"]
+    assert facts["attack"] == "fast" and facts["images"] + facts["skipped"] > 0
+    outcome = "passed" if facts["passed"] else "FAILED"
+    assert f"Binarization test {outcome}: on {facts['images']} images fast found the planted example in" in said
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_file_gets_a_line_of_progress_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printing, "LINE_EVERY", 0.0)
+    said = evaluate(demo.STANDARD, "--no-alarms")
+    assert "0:00 gone" in said and re.search(r"gone, \d:\d\d left: \d images left, robust so far", said)
 
 
 def test_a_journal_of_another_run_is_refused(ctrl_c_at: Callable[[int], None]) -> None:

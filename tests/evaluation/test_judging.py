@@ -466,6 +466,31 @@ def test_a_model_in_train_mode_and_other_data_are_refused(model, data):
         run(model, data.take(0))
 
 
+@pytest.mark.parametrize("attack", [brief(), None, PGD(Linf(EPS), steps=2)], ids=["cascade", "clean", "pgd"])
+def test_labels_without_a_class_one_logit_and_another_precision_are_refused(model, data, attack):
+    """All of them would look like a fragile model, or end in torch."""
+    with pytest.raises(ValueError, match="expected labels from 0 to 3 for 4 classes, got 7 to 7"):
+        ads.evaluate(model, ads.from_tensors(data.images, torch.full((20,), 7)), attack)
+    one = nn.Sequential(nn.Flatten(), nn.Linear(192, 1)).eval()
+    with pytest.raises(ValueError, match=r"expected at least two classes, got one logit per image: .* pass ads.wrap"):
+        ads.evaluate(one, data, attack)
+    with pytest.raises(ValueError, match=r"got weights in torch.float64 \(.*\): call model.float\(\)"):
+        ads.evaluate(network().double(), data, attack)
+
+
+def test_arguments_that_are_something_else_are_refused(model, data):
+    with pytest.raises(TypeError, match=r"expected a threat such as ads.Linf\(8 / 255\), got 0.03"):
+        ads.FastAttack(0.03)
+    with pytest.raises(TypeError, match=r"got the function that makes one: pass ads.FastAttack\(threat\)"):
+        ads.evaluate(model, data, ads.FastAttack)
+    with pytest.raises(TypeError, match=r"expected a torch module, got str: load a model by name with ads.load_model"):
+        ads.evaluate("small-robust", data, brief())
+    with pytest.raises(ValueError, match="expected a batch_size of at least 1, got 0"):
+        ads.evaluate(model, data, brief(), batch_size=0)
+    with pytest.raises(TypeError, match=r"judge.* unexpected keyword argument 'batchsize'"):
+        ads.evaluate(model, data, brief(), batchsize=4)
+
+
 def test_the_model_keeps_its_flags_and_gets_no_gradient(model, data):
     run(model, data, with_alarms=True)
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())

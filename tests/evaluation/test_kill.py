@@ -82,6 +82,16 @@ def kill(process: subprocess.Popen, folder: Path, writes: int, later: float = 0.
     assert process.returncode == -signal.SIGKILL
 
 
+def test_a_batch_system_that_ends_a_run_is_told_how_to_go_on(place: Path) -> None:
+    process = start(place, "ended")
+    while not entries(place / "ended"):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped: the same command goes on from here" in said
+
+
 def rows(folder: Path) -> dict[str, np.ndarray]:
     return dict(np.load(folder / "rows.npz"))
 
