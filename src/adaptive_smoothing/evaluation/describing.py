@@ -212,7 +212,9 @@ def _blocks(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
 
 
 def _on_the_host(block: list[Tensor]) -> memoryview:
-    return torch.cat(block).cpu().numpy().data
+    """From a GPU into pinned memory, which torch keeps for the next time and which is faster to copy to."""
+    content = torch.cat(block)
+    return torch.empty_like(content, device="cpu", pin_memory=content.is_cuda).copy_(content).numpy().data
 
 
 def _sum(block: memoryview) -> bytes:
