@@ -123,7 +123,7 @@ def test_an_earlier_result_is_not_lost() -> None:
         (("--alpha", "0.5"), "expected G, H and --alpha for a mixture, or one MODEL alone"),
         (("--check", "binarisation"), "expected --check binarization, got 'binarisation'"),
         (("--device", "tpu"), "expected a device of this machine"),
-        (("--preset", "STD"), "expected a mixture for STD, which attacks its parts, got one model alone"),
+        (("--preset", "STD"), "expected a model that STD has an attack for, got a"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
@@ -172,6 +172,8 @@ def test_a_run_that_is_stopped_after_its_result_and_before_its_end_ends(monkeypa
         evaluate(demo.STANDARD, "--no-alarms", code=130)
     before = (FOLDER / "result.json").read_bytes()
     assert (FOLDER / "journal").exists()
+    assert "got one with another attack" in evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1", code=1)
+    assert (FOLDER / "result.json").read_bytes() == before
     evaluate(demo.STANDARD, "--no-alarms")
     assert (FOLDER / "result.json").read_bytes() == before and not (FOLDER / "journal").exists()
 

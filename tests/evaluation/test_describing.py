@@ -6,7 +6,8 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -37,11 +38,35 @@ def nudged():
     return model
 
 
-def own(function):
-    class Own(nn.Module):
-        forward = function
+def own(function, **values):
+    """A module of a class with these values."""
+    return type("Own", (nn.Module,), {"forward": function, **values})()
 
-    return Own()
+
+def inheriting(function):
+    """A class with the name of the one it is made from."""
+    return type("Own", (type(own(lambda self, images: images)),), {"forward": function})()
+
+
+@lru_cache
+def cached(logits):
+    return logits
+
+
+@lru_cache
+def cached_otherwise(logits):
+    return -logits
+
+
+class Named(NamedTuple):
+    steps: int
+
+
+class Slotted:
+    __slots__ = ("steps",)
+
+    def __init__(self, steps):
+        self.steps = steps
 
 
 DIFFERENT = {
@@ -72,6 +97,26 @@ DIFFERENT = {
     "other code": lambda: own(lambda self, images: images.round()),
     "a closure": lambda: own((lambda k: lambda self, images: images + k)(1)),
     "another closure": lambda: own((lambda k: lambda self, images: images + k)(2)),
+    "a value of the class": lambda: own(lambda self, images: images, mean=(0.4, 0.5)),
+    "another value of the class": lambda: own(lambda self, images: images, mean=(0.4, 0.6)),
+    "a tensor of the class": lambda: own(lambda self, images: images, mean=torch.ones(3)),
+    "how it is indexed": lambda: own(lambda self, images: images, __getitem__=lambda self, k: 1),
+    "inherited": lambda: inheriting(lambda self, images: 2 * images),
+    "inherited otherwise": lambda: inheriting(lambda self, images: 3 * images),
+    "a property": lambda: own(lambda self, images: images, scale=property(lambda self: 1)),
+    "another property": lambda: own(lambda self, images: images, scale=property(lambda self: 2)),
+    "a cached function": lambda: network(then=cached),
+    "another cached function": lambda: network(then=cached_otherwise),
+    "a method of a tensor": lambda: network(then=torch.zeros(2).add),
+    "a method of another tensor": lambda: network(then=torch.ones(2).add),
+    "slots": lambda: network(then=Slotted(1)),
+    "other slots": lambda: network(then=Slotted(2)),
+    "a named tuple": lambda: network(then=Named(1)),
+    "a plain tuple": lambda: network(then=(1,)),
+    "a number as key": lambda: network(then={1: 2}),
+    "a text as key": lambda: network(then={"1": 2}),
+    "a generator": lambda: network(noise=torch.Generator().manual_seed(1)),
+    "another generator": lambda: network(noise=torch.Generator().manual_seed(2)),
     "normalised": lambda: nn.Sequential(Normalize((0.0,) * 3, (1.0,) * 3), network()),
     "otherwise normalised": lambda: nn.Sequential(Normalize((0.5,) * 3, (1.0,) * 3), network()),
     "mixed": lambda: ads.MixedClassifier(network(), network(1), 0.5),
@@ -147,39 +192,45 @@ def test_two_settings_of_an_attack_are_two_attacks(make):
     json.dumps(describe(make(1)), allow_nan=False)
 
 
-def test_a_description_is_the_same_in_every_process(tmp_path):
-    """Although sets have another order in each."""
+def test_a_description_is_the_same_in_every_process_and_follows_the_files_it_names(tmp_path):
+    """Sets have another order in each, and objects another place. Code in another file is code, too."""
     (tmp_path / "mine.py").write_text(
         textwrap.dedent(
             """
-            import json
+            import json, threading, time
+            import torch
             from torch import nn
             from adaptive_smoothing.evaluation.describing import describe, model_digest
+            import helpers
 
-            LEVELS = {"a", "b", "c", "d", "e"}
+            LEVELS, NOTHING, data = {"a", "b", "c", "d", "e"}, object(), time.time()
+            KINDS = {torch.float16, torch.bfloat16, torch.float32, len, max, nn.Linear}
 
-            def helper(x):
-                return x in {"p", "q", "r", "s", "t"}
+            def helper(x, start=NOTHING):
+                return x.data in {"p", "q", "r", "s", "t"}, KINDS, helpers.project(x)
+
+            KINDS.add(helper)
 
             class Own(nn.Module):
                 names = "x"
+                lock = threading.Lock()
 
                 def forward(self, x):
                     return helper(x) or x in LEVELS
 
-            if __name__ == "__main__":
-                own = Own()
-                own.kinds = {"k", "l", "m", "n"}
-                print(json.dumps(describe([own, helper, Own])))
-                print(sum(p.numel() for p in own.parameters()), model_digest(own))
+            own = Own()
+            own.kinds = {"k", "l", "m", "n"}
+            own.by = {helper: 1, torch.float16: 2}
+            print(json.dumps(describe([own, helper, Own, KINDS])), model_digest(own))
             """
         )
     )
 
-    def said(seed):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
+    def said(seed, change=0):
+        (tmp_path / "helpers.py").write_text(f"def project(x):\n    return x + {change}\n")
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.run(
             [sys.executable, "mine.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
         ).stdout
 
-    assert said("1") == said("2") != ""
+    assert said("1") == said("2") != said("2", change=1)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -75,8 +76,8 @@ class Cascade:
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
         if not stages:
             raise ValueError(
-                f"expected a mixture for {self.name}, which attacks its parts, got one model alone "
-                f"({type(model).__name__}): mix two models (G H --alpha), or choose another preset, such as standard"
+                f"expected a model that {self.name} has an attack for, got a {type(model).__name__}: its attacks are "
+                "on parts of other mixtures; mix two models (G H --alpha), or choose a preset such as standard"
             )
         return replace(self, stages=stages)
 
@@ -123,9 +124,12 @@ def run_stage(
     """Attack what stands, or everything with an attack that goes to the end, and note what became of it."""
     which = torch.arange(len(shot), device=shot.labels.device) if stage.to_the_end else standing.left()
     if stage.precise:
+        which = standing.left()
         which = which[standing.margin[which] > -rounding(shot.logits[which])]
     if not len(which):
         return
+    if watch is not None:
+        watch = partial(_told_of_new, watch, int((standing.fooled_by[which] >= 0).sum()))
     part = replace(shot, worst=standing.worst).take(which)
     if isinstance(stage.attack, StepAttack):
         outcome = engine.run(stage.name, stage.attack, part, source=stage.source, precise=stage.precise, watch=watch)
@@ -133,6 +137,11 @@ def run_stage(
         attack = stage.attack
         outcome = engine.retried(part, stage.source, lambda view: plain_outcome(engine, attack, part, view))
     standing.add(number, which, outcome)
+
+
+def _told_of_new(watch: Watch, before: int, share: float, fallen: int) -> None:
+    """Of images that have fallen, without those that an attack to the end was given as such."""
+    watch(share, max(0, fallen - before))
 
 
 def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Module | None) -> Outcome:
@@ -154,10 +163,10 @@ def _warn_if_outside(worst: Tensor, shot: Shot, margin: Tensor) -> None:
     """It looks like robustness, and is an attack with another radius than that of the evaluation."""
     outside = margin.isneginf()
     if outside.any():
-        farthest = (shot.threat.distance(worst, shot.images) / torch.as_tensor(shot.threat.eps)).max().item()
+        farthest = shot.threat.distance(worst, shot.images)[outside].max().item()
         warnings.warn(
-            f"an attack left the {shot.threat.norm} ball on {int(outside.sum())} of {len(shot)} images, by up to "
-            f"{farthest:.4g} times its radius: they count as not fooled; give the attack the eps of the evaluation",
+            f"an attack left the {shot.threat.norm} ball on {int(outside.sum())} of {len(shot)} images, and went as "
+            f"far as {farthest:.4g}: they count as not fooled; give the attack the eps of the evaluation",
             stacklevel=2,
         )
 

@@ -73,7 +73,7 @@ def _reach(weight: Tensor, dilation: tuple[int, int]) -> list[int]:
 
 
 def with_lifted_gradients(function: Callable[[Tensor], Any], images: Tensor) -> Any:
-    """`function(images)`, whose gradient is made of numbers near 1, however small those are that it is called with."""
+    """`function(images)`, inside of which the largest gradient of an image is near 1, however small it is outside."""
     if not (torch.is_grad_enabled() and images.requires_grad):
         return function(images)
     lift: dict[str, Tensor] = {}
@@ -87,11 +87,13 @@ class _Lift(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lift: dict[str, Tensor], *values: Tensor) -> tuple[Tensor, ...]:
         ctx.lift = lift
-        return tuple(value.view_as(value) for value in values)
+        return tuple(value.clone() for value in values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        largest = torch.stack([gradient.flatten(1).abs().amax(1).float() for gradient in map(_rows, gradients)]).amax(0)
+        # Of what depends on the images: the gradient of a fixed alpha goes nowhere.
+        used = [_rows(part) for part, wanted in zip(gradients, ctx.needs_input_grad[1:], strict=True) if wanted]
+        largest = torch.stack([gradient.flatten(1).abs().amax(1).float() for gradient in used]).amax(0)
         # A power of two rounds nothing. Where there is no gradient, or none that is finite, there is nothing to lift.
         usable = (largest > 0) & largest.isfinite()
         lift = torch.exp2(-largest.where(usable, 1.0).log2().floor()).clamp_max(LARGEST_LIFT)

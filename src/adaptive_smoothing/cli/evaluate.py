@@ -72,7 +72,8 @@ def evaluate(
     chosen = everything.take(min(images or len(everything), len(everything)))
     folder = out or Path("runs") / f"evaluate-{subject.short}-{name}"
     # A run is over when its journal is gone: stopped before, it goes on.
-    make_folder(folder, overwrite=overwrite or (folder / JOURNAL / BINDING).is_file())
+    if overwrite or not (folder / JOURNAL / BINDING).is_file():
+        make_folder(folder, overwrite=overwrite)
     console, started = screen(), time.perf_counter()
     with TimeBar(console) as bar:
         verdict = judge(

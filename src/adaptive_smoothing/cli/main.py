@@ -85,7 +85,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     # What a batch system sends before it kills: an end like that of Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(standalone_mode=True)
     except (ValueError, OSError, RuntimeError, ImportError) as error:

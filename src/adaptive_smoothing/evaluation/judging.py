@@ -226,8 +226,8 @@ def evaluate(
     `watch`, which is called with a `Progress`; for a function `progress`, which is called with the number of images of
     each finished batch.
     """
-    if attack in PRESETS.values():
-        raise TypeError(f"expected an attack, got the function that makes one: pass ads.{attack.__name__}(threat)")  # type: ignore[union-attr]
+    if (name := next((name for name, make in PRESETS.items() if make is attack), None)) is not None:
+        raise TypeError(f"expected an attack, got the function that makes one: pass ads.preset({name!r}, threat)")
     if isinstance(attack, Cascade):
         return judge(model, data, attack, **options)
     return accuracy.evaluate(model, data, attack, **options)

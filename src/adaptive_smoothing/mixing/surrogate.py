@@ -9,24 +9,44 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-# None of these ever falls, so that the way up before them is the way up after them, if there is one.
+# None of these ever falls where its input rises.
 FLAT_IN_PLACES = {
-    *(torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max, Tensor.clamp, Tensor.clip),
-    *(Tensor.clamp_min, Tensor.clamp_max, F.hardtanh, F.relu6, F.hardsigmoid, F.threshold, F.relu, Tensor.relu),
-    *(torch.round, torch.floor, torch.ceil, torch.sign, torch.relu, torch.sigmoid, torch.tanh, F.sigmoid, F.tanh),
+    *(torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max, torch.minimum, torch.maximum, torch.relu),
+    *(Tensor.clamp, Tensor.clip, Tensor.clamp_min, Tensor.clamp_max, Tensor.minimum, Tensor.maximum, Tensor.relu),
+    *(F.hardtanh, F.relu6, F.hardsigmoid, F.threshold, F.relu, F.sigmoid, F.tanh, torch.special.expit),
+    *(torch.round, torch.floor, torch.ceil, torch.sign, torch.sigmoid, torch.tanh),
     *(Tensor.round, Tensor.floor, Tensor.ceil, Tensor.sign, Tensor.sigmoid, Tensor.tanh),
 }
 
 
 class StraightThrough(TorchFunctionMode):
-    """Functions that are flat in places keep their values and are given the gradient of x itself."""
+    """Functions that are flat in places keep their values and are given the gradient of their input.
+
+    Only of one number an image: what a network ends with, not what it is made of.
+    """
+
+    def __init__(self, images: int) -> None:
+        super().__init__()
+        self.images = images
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        value = func(*args, **(kwargs or {}))
-        if func not in FLAT_IN_PLACES:
+        kwargs = kwargs or {}
+        value = func(*args, **kwargs)
+        if func not in FLAT_IN_PLACES or value.numel() != self.images:
             return value
-        x = args[0] if args else next(iter((kwargs or {}).values()))
-        return value.detach() + (x - x.detach()) if value.shape == x.shape else value
+        inputs = (part for part in (*args, *kwargs.values()) if isinstance(part, Tensor) and part.requires_grad)
+        score = next((part for part in inputs if part.shape == value.shape), None)
+        return value if score is None else _Through.apply(score, value.detach())
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 class Unclipped(nn.Module):
@@ -38,5 +58,5 @@ class Unclipped(nn.Module):
         self.training = alpha.training
 
     def forward(self, images: Tensor) -> Tensor:
-        with StraightThrough():
+        with StraightThrough(len(images)):
             return self.alpha(images)

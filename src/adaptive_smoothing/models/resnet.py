@@ -126,7 +126,7 @@ class PreActResNet(nn.Module):
         """Outside of autocast: logits with eight binary digits would hide small changes from whoever compares them."""
         device = features.device.type
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
-            return self.head(features.mean((2, 3), dtype=self.head.weight.dtype))
+            return self.head(features.mean((2, 3), dtype=self.norm.weight.dtype))
 
     def _check(self, images: Tensor) -> None:
         # Training may add noise on purpose, and its steps must not wait for the device.
