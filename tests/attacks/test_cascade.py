@@ -165,14 +165,14 @@ def test_an_attack_to_the_end_goes_on_with_what_has_fallen():
 
 def test_progress_of_an_attack_to_the_end_counts_what_is_new():
     model, told = mixed(), []
-    shot = aimed(model, pictures(30), Linf(0.02))
+    shot = aimed(model, pictures(30), Linf(0.008))
     standing = Standing.before(shot)
     for number in range(2):
         left = len(standing.left())
         told.clear()
         stage = Stage("apgd", APGD(shot.threat, steps=8 * (number + 1), to_the_end=True))
         run_stage(Engine(model, CPU, 16), number, stage, shot, standing, lambda share, fallen: told.append(fallen))
-        assert min(told) >= 0 and max(told) == left - len(standing.left()) and left > 3
+        assert min(told) >= 0 and max(told) <= left - len(standing.left()) and 3 < len(standing.left()) < 27
 
 
 def test_a_plain_attack_gets_smaller_batches_where_memory_is_short_and_weights_that_are_frozen():
