@@ -10,7 +10,8 @@ from torch import nn
 
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
-from adaptive_smoothing.mixing.classifier import Detached, MixedClassifier
+from adaptive_smoothing.mixing.alpha_views import Detached
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.wrapping import wrap
 from adaptive_smoothing.threat import L2, Linf

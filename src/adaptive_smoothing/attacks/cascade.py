@@ -121,11 +121,8 @@ class Standing:
 def run_stage(
     engine: Engine, number: int, stage: Stage, shot: Shot, standing: Standing, watch: Watch | None = None
 ) -> None:
-    """Attack what stands, or everything with an attack that goes to the end, and note what became of it."""
-    which = torch.arange(len(shot), device=shot.labels.device) if stage.to_the_end else standing.left()
-    if stage.precise:
-        which = standing.left()
-        which = which[standing.margin[which] > -rounding(shot.logits[which])]
+    """Attack what the stage is for, and note what became of it."""
+    which = _for_stage(stage, shot, standing)
     if not len(which):
         return
     if watch is not None:
@@ -137,6 +134,14 @@ def run_stage(
         attack = stage.attack
         outcome = engine.retried(part, stage.source, lambda view: plain_outcome(engine, attack, part, view))
     standing.add(number, which, outcome)
+
+
+def _for_stage(stage: Stage, shot: Shot, standing: Standing) -> Tensor:
+    """What stands, or only what stands by a rounding error; everything for an attack that goes to the end."""
+    left = standing.left()
+    if stage.precise:
+        return left[standing.margin[left] > -rounding(shot.logits[left])]
+    return torch.arange(len(shot), device=left.device) if stage.to_the_end else left
 
 
 def _told_of_new(watch: Watch, before: int, share: float, fallen: int) -> None:

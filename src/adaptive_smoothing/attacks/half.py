@@ -92,8 +92,8 @@ class _Lift(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # Of what depends on the images: the gradient of a fixed alpha goes nowhere.
-        used = [_rows(part) for part, wanted in zip(gradients, ctx.needs_input_grad[1:], strict=True) if wanted]
-        largest = torch.stack([gradient.flatten(1).abs().amax(1).float() for gradient in used]).amax(0)
+        used = [part for part, wanted in zip(gradients, ctx.needs_input_grad[1:], strict=True) if wanted]
+        largest = torch.cat([part.reshape(len(part), -1) for part in used], 1).abs().amax(1)
         # A power of two rounds nothing. Where there is no gradient, or none that is finite, there is nothing to lift.
         usable = (largest > 0) & largest.isfinite()
         lift = torch.exp2(-largest.where(usable, 1.0).log2().floor()).clamp_max(LARGEST_LIFT)
@@ -111,10 +111,6 @@ class _LetDown(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         return gradient / _like(ctx.lift["by"], gradient), None
-
-
-def _rows(gradient: Tensor) -> Tensor:
-    return gradient[:, None] if gradient.dim() == 1 else gradient
 
 
 def _like(lift: Tensor, gradient: Tensor) -> Tensor:

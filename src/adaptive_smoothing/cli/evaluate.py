@@ -70,10 +70,7 @@ def evaluate(
     check_classes(subject.parts, everything)
     suited = cascade.for_model(subject.model)
     chosen = everything.take(min(images or len(everything), len(everything)))
-    folder = out or Path("runs") / f"evaluate-{subject.short}-{name}"
-    # A run is over when its journal is gone: stopped before, it goes on.
-    if overwrite or not (folder / JOURNAL / BINDING).is_file():
-        make_folder(folder, overwrite=overwrite)
+    folder = _folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite)
     console, started = screen(), time.perf_counter()
     with TimeBar(console) as bar:
         verdict = judge(
@@ -99,11 +96,8 @@ def evaluate(
     with room_for(folder):
         write_verdict(folder, verdict, subject.facts, facts)
     Journal(folder / JOURNAL).clear()
-    _show(console, verdict, costs)
     left_out = [stage for stage in cascade.stage_names if stage not in suited.stage_names]
-    if left_out:
-        console.print(f"Left out, as they are for other models: {', '.join(left_out)}.", markup=False)
-    console.print(f"Written to {folder}: {', '.join(WRITTEN)}", markup=False, soft_wrap=True)
+    _show(console, verdict, costs, left_out, folder)
 
 
 @dataclass(frozen=True)
@@ -184,7 +178,13 @@ def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: s
     return {"attack": attack, **found.__dict__, "passed": found.passed}
 
 
-def _show(console: Console, verdict: Verdict, costs: dict[str, Cost]) -> None:
+def _folder(folder: Path, overwrite: bool) -> Path:
+    """The run folder, new or one to go on in: a run is over when its journal is gone."""
+    unfinished = (folder / JOURNAL / BINDING).is_file()
+    return folder if unfinished and not overwrite else make_folder(folder, overwrite=overwrite)
+
+
+def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], left_out: list[str], folder: Path) -> None:
     for text in sentences(verdict):
         console.print(f"\n{text}", markup=False)
     for table in verdict_tables(verdict, costs):
@@ -196,3 +196,6 @@ def _show(console: Console, verdict: Verdict, costs: dict[str, Cost]) -> None:
         console.print(f"{alarm.saw}; {alarm.advice}.", markup=False)
     if not verdict.alarms:
         console.print("Alarms were off." if verdict.alarms is None else "No alarm fired.")
+    if left_out:
+        console.print(f"Left out, as they are for other models: {', '.join(left_out)}.", markup=False)
+    console.print(f"Written to {folder}: {', '.join(WRITTEN)}", markup=False, soft_wrap=True)

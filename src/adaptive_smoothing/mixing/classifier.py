@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.mixing.alpha_views import Detached, Unclipped
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.surrogate import Unclipped
 from adaptive_smoothing.models.contract import check_eval, check_logit_form, with_zero_gradient
 
 
@@ -131,19 +131,6 @@ class MixedClassifier(BaseClassifiers):
             scale = getattr(self, name).item()
             if not 0 < scale < float("inf"):
                 raise ValueError(f"expected a positive, finite {name}, got {scale}; 1 leaves the logits alone")
-
-
-class Detached(nn.Module):
-    """An alpha module without a gradient."""
-
-    def __init__(self, alpha: nn.Module) -> None:
-        super().__init__()
-        self.alpha = alpha
-        self.training = alpha.training
-
-    def forward(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.alpha(images)
 
 
 class Hardmax(nn.Module):

@@ -1,4 +1,4 @@
-"""A gradient for an alpha that has none where it is: one that is clipped, rounded or saturated."""
+"""Views of an alpha module with other gradients: none, or one where it is clipped, rounded or saturated."""
 
 from __future__ import annotations
 
@@ -49,13 +49,25 @@ class _Through(torch.autograd.Function):
         return gradients[0], None
 
 
-class Unclipped(nn.Module):
-    """An alpha module with the same values, and a gradient where clipping or saturation takes it away."""
+class AlphaView(nn.Module):
+    """An alpha module, called otherwise."""
 
     def __init__(self, alpha: nn.Module) -> None:
         super().__init__()
         self.alpha = alpha
         self.training = alpha.training
+
+
+class Detached(AlphaView):
+    """Without a gradient."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.alpha(images)
+
+
+class Unclipped(AlphaView):
+    """With the same values, and a gradient where clipping or saturation takes it away."""
 
     def forward(self, images: Tensor) -> Tensor:
         with StraightThrough(len(images)):
