@@ -497,6 +497,19 @@ def test_noise_passes_where_it_is_meant(images):
         model(noisy[:, :1])
 
 
+def test_a_network_is_one_graph_where_autocast_cannot_be_asked_for_in_one(images, monkeypatch):
+    """As in torch 2.11."""
+    unseen = torch.compiler.disable(torch.amp.is_autocast_available)
+    monkeypatch.setattr(torch.amp, "is_autocast_available", unseen)
+    model = make()
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(images), model(images))
+
+
+def test_a_network_counts_its_shapes_where_there_is_no_autocast(images):
+    logits = make().to("meta")(images.to("meta"))
+    assert logits.device.type == "meta" and len(logits) == len(images)
+
+
 def test_normalisation_outside_an_architecture_is_no_wrong_range(images):
     inside = make()
     outside = build(CARD["arch"], **CARD["options"], mean=[0.0] * 3, std=[1.0] * 3)

@@ -55,12 +55,13 @@ def _bins(values: np.ndarray) -> list[float]:
 
 def margin_panel(verdict: Verdict, style: Style) -> Panel:
     def draw(axes: Axes) -> None:
-        right = verdict.clean_correct
-        stood, fell = verdict.robust_correct, right & ~verdict.robust_correct
-        lead = -verdict.margin.clamp(-10, 10).numpy()
-        bins = _bins(lead[right.numpy()])
-        axes.hist(lead[stood.numpy()], bins=bins, color=style.clean, label=f"stood: {int(stood.sum()):,}")
-        axes.hist(lead[fell.numpy()], bins=bins, color=style.mix, alpha=0.8, label=f"fell: {int(fell.sum()):,}")
+        stood, lead = verdict.robust_correct, -verdict.margin
+        fell = verdict.clean_correct & ~stood
+        # An image that no attack was tried on has no worst version.
+        known = lead.isfinite()
+        bins = _bins(lead[verdict.clean_correct & known].numpy())
+        for which, color, word in ((stood, style.clean, "stood"), (fell, style.mix, "fell")):
+            axes.hist(lead[which & known].numpy(), bins=bins, color=color, label=f"{word}: {int(which.sum()):,}")
         axes.axvline(0, color=style.ink, linewidth=1)
         axes.set_xlabel("lead of the right class on the worst version found, in logits")
         axes.set_ylabel("images")
