@@ -1,6 +1,6 @@
 """What each attack makes of a mixture when it is alone: AutoAttack's parts, other losses, the objective that turns g.
 
-    python benchmarks/objectives.py resnet18-standard resnet18-robust --alpha 0.6 0.8 0.852 \\
+    python benchmarks/objectives.py resnet18-standard resnet18-robust --alpha 0.852 0.8 0.6 \\
         --out benchmarks/results/objectives.json
 
 For each alpha and attack: what stands it, how many of those fall to another one, and seconds.
@@ -25,7 +25,7 @@ from adaptive_smoothing.cli.evaluate import Subject
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.judging import judge
-from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf, Threat
 
@@ -82,13 +82,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     data = datasets.load("builtin", "test").take(args.images)
+    models = {"g": model_facts(args.standard), "h": model_facts(args.robust)}
+    facts = {"models": models, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
     found: dict[str, Any] = {}
     for alpha in args.alpha:
-        subject = Subject.load(args.standard, args.robust, alpha, args.device)
         print(f"alpha {alpha:g}", flush=True)
-        found[f"{alpha:g}"] = measure(subject.model, data, contestants(Linf(8 / 255)), args.device)
+        mixture = Subject.load(args.standard, args.robust, alpha, args.device).model
+        found[f"{alpha:g}"] = measure(mixture, data, contestants(Linf(8 / 255)), args.device)
         if args.out:
-            facts = {"models": subject.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
             write_json(args.out, {"alphas": found, "facts": {**facts, **environment(args.device)}})
 
 
