@@ -98,9 +98,13 @@ def test_the_folder_of_a_plain_run_can_be_read_back(report: Report, tmp_path: Pa
 
 
 def test_sentences_say_when_mix_is_not_the_strongest(report: Report) -> None:
-    assert "speaks against hidden gradients" in " ".join(sentences(report))
+    assert "MIX is the strongest of them. " in " ".join(sentences(report))
     report.main.rows["rob"][:] = False
-    assert "MIX is not the strongest" in " ".join(sentences(report))
+    assert "MIX is not the strongest of them here. " in " ".join(sentences(report))
+
+
+def test_sentences_do_not_make_pgd_the_last_word(report: Report) -> None:
+    assert "Stronger attacks take more" in " ".join(sentences(report))
 
 
 def test_few_images_give_numbers_and_no_quotient(make: Callable[..., Tradeoff], report: Report) -> None:

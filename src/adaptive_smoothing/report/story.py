@@ -157,9 +157,12 @@ def _the_attacks(run: Tradeoff, alpha: float) -> str:
         f"{percent(left['rob'])}, the attack on the mixture itself, with all its gradients (MIX), "
         f"{percent(left['mix'])}; {percent(at(run, 'worst', alpha).value)} stand all three. "
     )
-    if left["mix"] <= min(left["std"], left["rob"]):
-        return words + "MIX is the strongest of them, which speaks against hidden gradients."
-    return words + "MIX is not the strongest of them here."
+    strongest = left["mix"] <= min(left["std"], left["rob"])
+    words += f"MIX is {'' if strongest else 'not '}the strongest of them{'' if strongest else ' here'}. "
+    return words + (
+        "Stronger attacks take more, of a mixture above all, as a g that is sure hides its gradient: "
+        "see adaptive-smoothing evaluate --preset adaptive."
+    )
 
 
 def _the_reason(run: Tradeoff, alpha: float | None) -> str:
