@@ -15,11 +15,14 @@ from adaptive_smoothing.evaluation.accuracy import Evaluation
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
-from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier, Mixture
+from adaptive_smoothing.mixing.classifier import MixedClassifier, Mixture
 from adaptive_smoothing.mixing.formula import alpha_from_gamma, gamma_from_alpha
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.mixing.locally_biased import LocallyBiasedSmoothing, NearestNeighbors
+from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.oracle import OracleAlpha, oracle_mixture
+from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models.features import FeatureTaps, suggest_taps
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrapping import Classifier, wrap
@@ -45,9 +48,12 @@ __all__ = [
     "Linf",
     "LocallyBiasedSmoothing",
     "MixedClassifier",
+    "MixingNetwork",
     "Mixture",
     "NearestNeighbors",
+    "Nonlinear",
     "OracleAlpha",
+    "SecondEnding",
     "SmoothedClassifier",
     "Threat",
     "Tradeoff",

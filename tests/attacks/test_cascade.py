@@ -21,8 +21,9 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
 from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, Smooth
-from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
+from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.threat import L2, Linf
 
 LINF = Linf(8 / 255)

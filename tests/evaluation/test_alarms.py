@@ -10,7 +10,6 @@ from torch import nn
 
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
-from adaptive_smoothing.mixing.alpha_views import Detached
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.wrapping import wrap
@@ -128,9 +127,10 @@ def test_a_planted_defence_raises_its_alarm(small, name):
 def test_a_detached_alpha_is_seen(small):
     """Also where it jumps, which is a gradient of zero."""
     jumps = Around(lambda x: (x.mean((1, 2, 3)) > 0.5).float() + 0 * x.sum((1, 2, 3)))
-    for module in (Detached(Around(alpha)), jumps):
+    detached = Around(lambda x: alpha(x).detach())
+    for module in (detached, jumps):
         assert "detached-alpha" in names(MixedClassifier(small.g, small.h, module), small.x)
-    assert names(MixedClassifier(small.g, small.h, Detached(Around(alpha))), small.x) == {"detached-alpha"}
+    assert names(MixedClassifier(small.g, small.h, detached), small.x) == {"detached-alpha"}
 
 
 def test_a_mixture_inside_something_else_is_seen(small):

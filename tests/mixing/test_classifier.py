@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier, Mixture
+from adaptive_smoothing.mixing.classifier import MixedClassifier, Mixture
+from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models.contract import check_eval, check_logits
 
 

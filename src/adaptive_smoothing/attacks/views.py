@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from adaptive_smoothing.mixing.bases import BaseClassifiers
-from adaptive_smoothing.mixing.classifier import Hardmax, MixedClassifier
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.transforms import Hardmax
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.mixing.mixer import Evidence
+from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models.contract import (
     check_eval,
     check_logit_form,
@@ -17,6 +19,7 @@ from adaptive_smoothing.models.contract import (
     trusted_images,
     values_are_at_hand,
 )
+from adaptive_smoothing.models.features import FeatureTaps
 
 
 class BaseClassifiers(nn.Module):
@@ -37,6 +40,7 @@ class BaseClassifiers(nn.Module):
         _check_same_classes(standard, robust)
         self.standard = standard
         self.robust = robust
+        self._taps: dict[str, FeatureTaps] = {}
         self.training = False
 
     @property
@@ -45,11 +49,21 @@ class BaseClassifiers(nn.Module):
         declared = {getattr(model, "num_classes", None) for model in (self.standard, self.robust)}
         return declared.pop() if len(declared) == 1 else None
 
+    def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
+        """From now on the evidence has the features of these layers, of the networks inside a `Hardmax` and its like."""
+        pairs = (("standard", standard), ("robust", robust))
+        self._taps = {role: FeatureTaps(_inner(getattr(self, role)), layers) for role, layers in pairs if layers}
+
     def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """g(x) and h(x), or an error when they are not logits over the same classes."""
+        evidence = self.evidence(images)
+        return evidence.g, evidence.h
+
+    def evidence(self, images: Tensor) -> Evidence:
+        """g(x) and h(x), and the features that are tapped, in one pass of each."""
         guard_images(images)
         with trusted_images():
-            g, h = self.standard(images), self.robust(images)
+            (g, g_features), (h, h_features) = (self._says(role, images) for role in ("standard", "robust"))
         readable = values_are_at_hand(images)
         for logits in (g, h):
             check_logit_form(logits, images)
@@ -60,7 +74,16 @@ class BaseClassifiers(nn.Module):
                 f"expected two classifiers over the same classes, got {g.shape[1]} from the standard and "
                 f"{h.shape[1]} from the robust one; class i must mean the same in both"
             )
-        return g, h
+        return Evidence(g, h, g_features, h_features)
+
+    def _says(self, role: str, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        model = getattr(self, role)
+        if role not in self._taps:
+            return model(images), ()
+        logits, features = self._taps[role](images)
+        if isinstance(model, LogitTransform):
+            logits = model.transform(logits, images)
+        return logits, tuple(features.values())
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -89,6 +112,10 @@ class BaseClassifiers(nn.Module):
             if after.dtype != buffer.dtype:
                 setattr(self, name, buffer.to(after.device))
         return self
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    return model.model if isinstance(model, LogitTransform) else model
 
 
 def _check_same_classes(standard: nn.Module, robust: nn.Module) -> None:

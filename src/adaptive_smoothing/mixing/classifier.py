@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.alpha_views import Detached, Unclipped
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.models.contract import check_eval, check_logit_form, with_zero_gradient
+from adaptive_smoothing.mixing.mixer import Evidence, Mixer
+from adaptive_smoothing.mixing.straight_through import StraightThrough
+from adaptive_smoothing.mixing.transforms import Hardmax
+
+NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
 
 
 class Mixture(NamedTuple):
-    """What a mixed classifier says of a batch: logits [N, C], the alpha each image was given [N], the logits of g."""
+    """What a mixed classifier says of a batch: logits [N, C], the alpha each image was given [N], and the logits of g and h
+    with their scales.
+    """
 
     logits: Tensor
     alpha: Tensor
     g: Tensor
+    h: Tensor
 
 
 class MixedClassifier(BaseClassifiers):
     """log((1 - alpha) softmax(g) + alpha softmax(h)): the standard g at alpha = 0, the robust h at alpha = 1.
 
-    `alpha` is a number, a tensor with one number per image, or a module from images to one number per image,
-    all in [0, 1]; `alpha_range` turns it into low + (high - low) * alpha. A scale multiplies a base
-    classifier's logits. The `with_...` methods return views: other mixtures of the same networks.
+    `alpha` is a number, a tensor with one number per image, a module from images to one number per image, all in [0, 1],
+    or a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift); `alpha_range` turns alpha into
+    low + (high - low) * alpha. A scale multiplies a base classifier's logits. The `with_...` methods return views: other
+    mixtures of the same networks.
     """
 
     alpha: Tensor | nn.Module
     alpha_range: Tensor
+    alpha_scale: Tensor
+    alpha_shift: Tensor
     standard_scale: Tensor
     robust_scale: Tensor
 
@@ -43,38 +52,42 @@ class MixedClassifier(BaseClassifiers):
         standard_scale: float | Tensor = 1.0,
         robust_scale: float | Tensor = 1.0,
         alpha_range: tuple[float, float] | Tensor = (0.0, 1.0),
+        alpha_scale: float | Tensor = 1.0,
+        alpha_shift: float | Tensor = 0.0,
     ) -> None:
         super().__init__(standard, robust)
-        self.register_buffer("alpha_range", self.settle(alpha_range, "alpha_range"))
-        self.register_buffer("standard_scale", self.settle(standard_scale, "standard_scale"))
-        self.register_buffer("robust_scale", self.settle(robust_scale, "robust_scale"))
+        numbers = (alpha_range, alpha_scale, alpha_shift, standard_scale, robust_scale)
+        for name, number in zip(NUMBERS, numbers, strict=True):
+            self.register_buffer(name, self.settle(number, name))
         if isinstance(alpha, nn.Module | nn.Parameter):
             self.alpha = alpha
         else:
             self.register_buffer("alpha", self.settle(alpha, "alpha"))
         self._check_numbers()
+        if isinstance(alpha, Mixer):
+            self.tap(alpha.standard_taps, alpha.robust_taps)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.mix(images).logits
 
     def mix(self, images: Tensor) -> Mixture:
-        """The logits, the alpha that made them, and those of g with their scale."""
-        g, h = self.base_logits(images)
-        alpha = self._alpha_per_image(images)
-        scales = {"standard_scale": self.standard_scale, "robust_scale": self.robust_scale}
-        return Mixture(mix_logits(g, h, alpha, **scales), alpha, self.standard_scale * g)
+        """The logits, the alpha that made them, and the logits that were mixed."""
+        evidence = self.evidence(images)
+        alpha, h = self._weighed(images, evidence)
+        logits = mix_logits(
+            evidence.g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale
+        )
+        return Mixture(logits, alpha, self.standard_scale * evidence.g, self.robust_scale * h)
 
     def gray_box(self) -> MixedClassifier:
         """A view whose alpha has no gradient: an attacker knows g and h but not the mixing network."""
-        alpha = self.alpha
-        return self.with_alpha(Detached(alpha) if isinstance(alpha, nn.Module) else alpha.detach())
+        return self._view(GrayBoxMixture)
 
     def smooth(self) -> MixedClassifier:
         """What to take gradients from: a view in which a `Hardmax` lets its network's logits through, and a learned
         alpha has a gradient also where it is clipped."""
         standard, robust = (base.model if isinstance(base, Hardmax) else base for base in (self.standard, self.robust))
-        alpha = Unclipped(self.alpha) if isinstance(self.alpha, nn.Module) else self.alpha
-        return self._view(standard=standard, robust=robust, alpha=alpha)
+        return self._view(SmoothMixture, standard=standard, robust=robust)
 
     def with_alpha(self, alpha: float | Tensor | nn.Module) -> MixedClassifier:
         """A view with another alpha, spread over the same `alpha_range`."""
@@ -88,18 +101,34 @@ class MixedClassifier(BaseClassifiers):
         """A view with other scales, in place of the present ones."""
         return self._view(standard_scale=standard, robust_scale=robust)
 
+    def with_dial(self, scale: float | Tensor, shift: float | Tensor) -> MixedClassifier:
+        """A view whose `Mixer` is read otherwise: alpha = sigmoid(scale * score + shift)."""
+        return self._view(alpha_scale=scale, alpha_shift=shift)
+
+    def with_standard(self, standard: nn.Module) -> MixedClassifier:
+        """A view with another g."""
+        return self._view(standard=standard)
+
     def extra_repr(self) -> str:
         low, high = self.alpha_range.tolist()
         number = "" if isinstance(self.alpha, nn.Module) else f"alpha={_describe(self.alpha)}, "
+        if isinstance(self.alpha, Mixer):
+            number = f"alpha_scale={self.alpha_scale.item():g}, alpha_shift={self.alpha_shift.item():g}, "
         scales = f"standard_scale={self.standard_scale.item():g}, robust_scale={self.robust_scale.item():g}"
         return f"{number}alpha_range=({low:g}, {high:g}), {scales}"
 
-    def _view(self, **changes: Any) -> MixedClassifier:
-        names = ("standard", "robust", "alpha", "alpha_range", "standard_scale", "robust_scale")
-        return MixedClassifier(**{name: getattr(self, name) for name in names} | changes)
+    def _view(self, kind: type[MixedClassifier] | None = None, **changes: Any) -> MixedClassifier:
+        names = ("standard", "robust", "alpha", *NUMBERS)
+        return (kind or type(self))(**{name: getattr(self, name) for name in names} | changes)
 
-    def _alpha_per_image(self, images: Tensor) -> Tensor:
-        alpha = self._raw_alpha(images)
+    def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        """Alpha inside its range, one per image, and the logits that stand for h."""
+        if not isinstance(self.alpha, Mixer):
+            return self._in_range(self._raw_alpha(images), images), evidence.h
+        score, h = self.alpha(evidence)
+        return self._in_range(torch.sigmoid(self.alpha_scale * score + self.alpha_shift), images), h
+
+    def _in_range(self, alpha: Tensor, images: Tensor) -> Tensor:
         alpha = alpha.to(images.device, torch.promote_types(alpha.dtype, torch.float32))
         # To read a module's values would be to wait for the device. Outside [0, 1] they would leave the range
         # a certificate relies on, so they become NaN, which no evaluation takes for an answer.
@@ -127,48 +156,28 @@ class MixedClassifier(BaseClassifiers):
         low, high = self.alpha_range.tolist()
         if not 0 <= low <= high <= 1:
             raise ValueError(f"expected an alpha_range with 0 <= low <= high <= 1, got ({low:g}, {high:g})")
-        for name in ("standard_scale", "robust_scale"):
+        if not self.alpha_shift.isfinite():
+            raise ValueError(f"expected a finite alpha_shift, got {self.alpha_shift.item()}; 0 leaves the score alone")
+        for name in ("standard_scale", "robust_scale", "alpha_scale"):
             scale = getattr(self, name).item()
             if not 0 < scale < float("inf"):
-                raise ValueError(f"expected a positive, finite {name}, got {scale}; 1 leaves the logits alone")
+                raise ValueError(f"expected a positive, finite {name}, got {scale}; 1 changes nothing")
 
 
-class Hardmax(nn.Module):
-    """A classifier that is certain of its prediction: logit `scale` for that class and 0 for the others.
+class GrayBoxMixture(MixedClassifier):
+    """Without a gradient of alpha."""
 
-    Finite, and yet its softmax is one-hot to the last bit. On a tie the prediction is argmax's. The gradient is zero,
-    so attack what it is part of, never this alone. `train()` leaves `model` in eval mode.
-    """
+    def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        alpha, h = super()._weighed(images, evidence)
+        return alpha.detach(), h
 
-    def __init__(self, model: nn.Module, scale: float = 1e4) -> None:
-        super().__init__()
-        if not 1e3 <= scale <= 6e4:
-            raise ValueError(
-                f"expected a scale in [1e3, 6e4], got {scale}: "
-                "below, softmax is not one-hot; above, half precision overflows"
-            )
-        check_eval(model)
-        self.model = model
-        self.scale = scale
-        self.training = False
 
-    @property
-    def num_classes(self) -> int | None:
-        return getattr(self.model, "num_classes", None)
+class SmoothMixture(MixedClassifier):
+    """With a gradient of alpha where clipping or saturation takes it away; the values are the same."""
 
-    def forward(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits = self.model(images)
-        check_logit_form(logits, images)
-        hard = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), self.scale)
-        # argmax would make a confident prediction of a NaN.
-        hard = hard.masked_fill(logits.isnan().any(1, keepdim=True), torch.nan)
-        return with_zero_gradient(hard, images)
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.model.eval()
-        return self
+    def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        with StraightThrough(len(images)):
+            return super()._weighed(images, evidence)
 
 
 def _check_shape(alpha: Tensor, images: Tensor, hint: str) -> None:

@@ -21,8 +21,9 @@ from adaptive_smoothing.noise import generator
 class FeatureTaps:
     """`FeatureTaps(model, ["layer1", "layer2"])(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
 
-    Names are those of `model.named_modules()`. Hooks are on the model during the call only; inside
-    `attached()`, which is what a compiled graph needs, they stay on from call to call.
+    Names are those of `model.named_modules()`. A model with a `with_features` method of its own is asked for its
+    `stages` that way. On others, hooks are put during the call only; inside `attached()`, which is what a compiled graph
+    needs, they stay on from call to call.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
@@ -31,10 +32,14 @@ class FeatureTaps:
         self.model = model
         self.layers = tuple(layers)
         self._modules = {name: find_layer(model, name) for name in layers}
+        self._asks = set(layers) <= set(getattr(model, "stages", ())) and hasattr(model, "with_features")
         self._outputs: dict[str, list[Any]] = {}
         self._attached = False
 
     def __call__(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._asks:
+            logits, features = self.model.with_features(images)  # type: ignore[operator]
+            return logits, {name: features[name] for name in self.layers}
         if self._attached:
             return self._run(images)
         with self.attached():
@@ -123,14 +128,31 @@ def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), co
     convolutional network, or blocks at even distances in the first half of a transformer.
     """
     families = _families(_dry_run(model, shape))
+    for ends in _stage_ends(families):
+        if len(ends) >= count:
+            return ends[:count]
+    return _evenly_spaced(families, count)
+
+
+def suggest_branch(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> str:
+    """The layer after which a second ending could grow: the end of the last stage but one, or of the third quarter of a
+    network that keeps its resolution.
+    """
+    families = _families(_dry_run(model, shape))
+    if ends := next((ends for ends in _stage_ends(families) if len(ends) >= 2), None):
+        return ends[-2]
+    row = _longest_row(families, 2)
+    return row[max(1, 3 * len(row) // 4) - 1].name
+
+
+def _stage_ends(families: list[list[_Output]]) -> tuple[list[str], list[str]]:
+    """The last layer at each resolution, of blocks and of any layers."""
     trunk = max(families, key=lambda family: len({output.resolution for output in family}), default=[])
     stages = [list(group) for _, group in groupby(trunk, lambda output: output.resolution)]
     # A stem has no blocks, and a tap there would see little more than the image.
     blocks = [[output for output in stage if output.is_block] for stage in stages]
-    for candidates in ([stage for stage in blocks if stage], stages):
-        if len(candidates) >= count:
-            return [stage[-1].name for stage in candidates[:count]]
-    return _evenly_spaced(families, count)
+    ends = ([stage[-1].name for stage in candidates if stage] for candidates in (blocks, stages))
+    return next(ends), next(ends)
 
 
 def _families(outputs: list[_Output]) -> list[list[_Output]]:
@@ -145,7 +167,15 @@ def _families(outputs: list[_Output]) -> list[list[_Output]]:
 
 
 def _evenly_spaced(families: list[list[_Output]], count: int) -> list[str]:
-    """Members of the largest family, of blocks if there is one: for networks that keep their resolution."""
+    """For networks that keep their resolution."""
+    row = _longest_row(families, count)
+    # Half of a row of blocks is already deep; half of a few bare convolutions is hardly past the image.
+    span = max(count, (len(row) + 1) // 2) if row[0].is_block else len(row)
+    return [row[span * (number + 1) // count - 1].name for number in range(count)]
+
+
+def _longest_row(families: list[list[_Output]], count: int) -> list[_Output]:
+    """Members of the largest family, of blocks if there are `count` of them."""
     blocks = [[output for output in family if output.is_block] for family in families]
     largest = [max(kind, key=len, default=[]) for kind in (blocks, families)]
     chosen = next((family for family in largest if len(family) >= count), None)
@@ -155,9 +185,7 @@ def _evenly_spaced(families: list[list[_Output]], count: int) -> list[str]:
             f"expected a model with at least {count} layers to tap, found {found}: "
             "name the layers yourself, or ask for fewer"
         )
-    # Half of a row of blocks is already deep; half of a few bare convolutions is hardly past the image.
-    span = max(count, (len(chosen) + 1) // 2) if chosen[0].is_block else len(chosen)
-    return [chosen[span * (number + 1) // count - 1].name for number in range(count)]
+    return chosen
 
 
 def _dry_run(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
@@ -202,6 +230,19 @@ def _has_weights(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
 
 
+def as_map(features: Tensor) -> Tensor:
+    """Features of any form as (N, C, H, W): tokens become the square they stand for, without what is before the patches."""
+    if features.dim() == 3:
+        side = math.isqrt(features.shape[1])
+        return features[:, features.shape[1] - side**2 :].transpose(1, 2).unflatten(2, (side, side))
+    return features.permute(0, 3, 1, 2) if _channels_last(features) else features
+
+
+def _channels_last(features: Tensor) -> bool:
+    _, first, second, third = features.shape
+    return first == second != third
+
+
 def _resolution(output: Any) -> int:
     """Number of places in a feature map (N, C, H, W), (N, H, W, C) or in tokens (N, T, C); 0 for others.
 
@@ -212,5 +253,4 @@ def _resolution(output: Any) -> int:
     if output.dim() == 3:
         return math.isqrt(output.shape[1]) ** 2
     _, first, second, third = output.shape
-    channels_last = first == second != third
-    return first * second if channels_last else second * third
+    return first * second if _channels_last(output) else second * third

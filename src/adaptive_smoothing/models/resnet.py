@@ -116,20 +116,22 @@ class PreActResNet(nn.Module):
         self.activation = act()
         self.head = nn.Linear(channels, num_classes)
         self.num_classes = num_classes
-        _initialize(self)
+        initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
+        return self.with_features(images)[0]
+
+    def with_features(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits, and what each stage gave on the way to them."""
         self._check(images)
         features = self.stem(self.normalize(images))
+        stages: dict[str, Tensor] = {}
         for stage in self.stages:
-            features = getattr(self, stage)(features)
-        return self._logits(self.activation(self.norm(features)))
+            stages[stage] = features = getattr(self, stage)(features)
+        return self._logits(self.activation(self.norm(features))), stages
 
     def _logits(self, features: Tensor) -> Tensor:
-        """Outside of autocast: logits with eight binary digits would hide small changes from whoever compares them."""
-        device = features.device.type
-        with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
-            return self.head(features.mean((2, 3), dtype=self.norm.weight.dtype))
+        return full(self.head, features.mean((2, 3), dtype=self.norm.weight.dtype))
 
     def _check(self, images: Tensor) -> None:
         # Training may add noise on purpose, and its steps must not wait for the device.
@@ -141,9 +143,16 @@ class PreActResNet(nn.Module):
             )
 
 
-def _initialize(model: nn.Module) -> None:
+def full(head: nn.Module, features: Tensor) -> Tensor:
+    """The last layer outside of autocast: results with eight binary digits would hide small changes from whoever compares them."""
+    device, weight = features.device.type, next(head.parameters())
+    with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
+        return head(features.to(weight.dtype))
+
+
+def initialize(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

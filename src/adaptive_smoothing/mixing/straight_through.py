@@ -1,11 +1,11 @@
-"""Views of an alpha module with other gradients: none, or one where it is clipped, rounded or saturated."""
+"""A gradient of alpha where it is clipped, rounded or saturated."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -47,28 +47,3 @@ class _Through(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
-
-
-class AlphaView(nn.Module):
-    """An alpha module, called otherwise."""
-
-    def __init__(self, alpha: nn.Module) -> None:
-        super().__init__()
-        self.alpha = alpha
-        self.training = alpha.training
-
-
-class Detached(AlphaView):
-    """Without a gradient."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.alpha(images)
-
-
-class Unclipped(AlphaView):
-    """With the same values, and a gradient where clipping or saturation takes it away."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        with StraightThrough(len(images)):
-            return self.alpha(images)

@@ -1,0 +1,119 @@
+"""The paper's mixing network: a small residual network on features of both base classifiers (fig:mixing_arch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
+from adaptive_smoothing.models.features import FeatureTaps, as_map, suggest_taps
+from adaptive_smoothing.models.resnet import PreActBlock, full, initialize
+from adaptive_smoothing.noise import generator
+
+STAGES = 3
+# The output's statistics move slowly: they are those of thousands of images.
+MOMENTUM = 0.01
+
+
+class MixingNetwork(Mixer):
+    """Two taps in each base classifier -> a score per image, of mean 0 and variance 1 over what it was trained on.
+
+    Early features of both enter, later ones join after the first of three stages of `depth` residual blocks, through 1x1
+    convolutions that make `width` and `2 * width` channels of them. The paper's is ResNet-18: width 64, depth 2.
+    Where the two classifiers disagree about the size of a feature map, the larger one is averaged down.
+    """
+
+    def __init__(
+        self,
+        channels: tuple[int, int],
+        *,
+        standard_taps: Sequence[str],
+        robust_taps: Sequence[str],
+        width: int = 32,
+        depth: int = 1,
+    ) -> None:
+        """`channels`: of both classifiers together, at the early and at the later tap."""
+        super().__init__()
+        self.channels, self.width, self.depth = channels, width, depth
+        self.standard_taps, self.robust_taps = tuple(standard_taps), tuple(robust_taps)
+        widths = [width * 2**stage for stage in range(STAGES)]
+        self.early, self.later = (
+            nn.Conv2d(found, wide, 1, bias=False) for found, wide in zip(channels, (width, widths[0]), strict=True)
+        )
+        entering = (width, 2 * widths[0], widths[1])
+        self.stages = nn.ModuleList(
+            nn.Sequential(
+                PreActBlock(entered, wide, 2, nn.ReLU), *(PreActBlock(wide, wide, 1, nn.ReLU) for _ in range(depth - 1))
+            )
+            for entered, wide in zip(entering, widths, strict=True)
+        )
+        self.norm = nn.BatchNorm2d(widths[-1])
+        self.head = nn.Linear(widths[-1], 1, bias=False)
+        self.balance = nn.BatchNorm1d(1, affine=False, momentum=MOMENTUM)
+        initialize(self)
+
+    @classmethod
+    def between(
+        cls,
+        standard: nn.Module,
+        robust: nn.Module,
+        *,
+        standard_taps: Sequence[str] | None = None,
+        robust_taps: Sequence[str] | None = None,
+        shape: tuple[int, int, int] = (3, 32, 32),
+        width: int = 32,
+        depth: int = 1,
+    ) -> Self:
+        """For these two classifiers, of any architecture: taps are found if they are not named, channels counted in a dry run
+        with images of `shape`.
+        """
+        taps = [
+            tuple(named or suggest_taps(model, shape))
+            for model, named in ((standard, standard_taps), (robust, robust_taps))
+        ]
+        for names in taps:
+            if len(names) != 2:
+                raise ValueError(f"expected two taps in each classifier, got {list(names)}: an early and a later layer")
+        counts = [_channels(model, names, shape) for model, names in zip((standard, robust), taps, strict=True)]
+        early, later = (sum(found) for found in zip(*counts, strict=True))
+        network = cls((early, later), standard_taps=taps[0], robust_taps=taps[1], width=width, depth=depth)
+        beside = next(robust.parameters())
+        return network.to(beside.device).eval()
+
+    def forward(self, evidence: Evidence) -> Advice:
+        early, later = (_side_by_side(*pair) for pair in zip(evidence.g_features, evidence.h_features, strict=True))
+        first, *others = self.stages
+        features = first(self.early(early))
+        features = torch.cat([features, _fit(self.later(later), features)], dim=1)
+        for stage in others:
+            features = stage(features)
+        pooled = F.relu(self.norm(features)).mean((2, 3))
+        return Advice(self.balance(full(self.head, pooled)).squeeze(1), evidence.h)
+
+    def extra_repr(self) -> str:
+        return f"standard_taps={self.standard_taps}, robust_taps={self.robust_taps}, width={self.width}"
+
+
+def _channels(model: nn.Module, taps: Sequence[str], shape: tuple[int, int, int]) -> list[int]:
+    weight = next(model.parameters())
+    images = torch.rand(1, *shape, generator=generator(0, "probe", *shape)).to(weight.device, weight.dtype)
+    with torch.no_grad():
+        _, features = FeatureTaps(model, taps)(images)
+    return [as_map(features[name]).shape[1] for name in taps]
+
+
+def _side_by_side(g: Tensor, h: Tensor) -> Tensor:
+    """Both maps at the size of the smaller one."""
+    maps = [as_map(g), as_map(h)]
+    smallest = min(maps, key=lambda features: features.shape[2] * features.shape[3])
+    return torch.cat([_fit(features, smallest) for features in maps], dim=1)
+
+
+def _fit(features: Tensor, to: Tensor) -> Tensor:
+    if features.shape[2:] == to.shape[2:]:
+        return features
+    return F.adaptive_avg_pool2d(features, (to.shape[2], to.shape[3]))

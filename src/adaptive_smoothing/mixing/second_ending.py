@@ -1,0 +1,61 @@
+"""A mixing network that grows out of h: a second ending of it, trained for the mixture."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import nn
+
+from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
+from adaptive_smoothing.models.features import suggest_branch
+from adaptive_smoothing.models.resnet import full
+from adaptive_smoothing.models.tails import Tail, tail_after
+
+# Scores stay between minus and plus this: beyond, alpha is 0 or 1 to the last bit and shows an attacker no gradient.
+BOUND = 10.0
+
+
+class SecondEnding(Mixer):
+    """h goes on twice from `tap`: as it was trained, and as it is better for the mixture.
+
+    The second ending starts as a copy of the first. The mean of their logits stands for h, and a score is read off the
+    second one's last features. Nothing here depends on g: what holds against a g that says whatever an attacker
+    wants (`training/mixing.py`, setting `hostile`) holds with any g.
+    """
+
+    def __init__(self, tail: Tail, tap: str, *, hidden: int = 128) -> None:
+        super().__init__()
+        self.robust_taps = (tap,)
+        self.tail, self.hidden = tail, hidden
+        classes, features = tail.head.out_features, tail.head.in_features
+        self.norm = nn.LayerNorm(features)
+        last = nn.Linear(hidden, 1)
+        nn.init.zeros_(last.weight)  # at first the score is zero, and alpha the same for all images
+        nn.init.zeros_(last.bias)
+        self.scorer = nn.Sequential(
+            nn.Linear(2 * classes + features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last
+        )
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    @classmethod
+    def of(
+        cls, robust: nn.Module, tap: str | None = None, *, shape: tuple[int, int, int] = (3, 32, 32), hidden: int = 128
+    ) -> Self:
+        """For this h: after the layer `tap`, or after its last stage but one."""
+        tap = tap or suggest_branch(robust, shape)
+        tail = tail_after(robust, tap, shape)
+        return cls(tail.requires_grad_(True), tap, hidden=hidden).to(tail.head.weight.device).eval()
+
+    def forward(self, evidence: Evidence) -> Advice:
+        again, pooled = self.tail(evidence.h_features[0])
+        h = (evidence.h + again) / 2
+        leads = h.log_softmax(1)
+        seen = torch.cat([leads, leads.sort(1).values, full(self.norm, pooled)], dim=1)
+        score = full(self.scorer, seen).squeeze(1)
+        return Advice(BOUND * torch.tanh(score / BOUND), h * self.log_scale.exp())
+
+    def extra_repr(self) -> str:
+        return f"tap={self.robust_taps[0]!r}"
+
+

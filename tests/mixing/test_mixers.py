@@ -1,0 +1,240 @@
+"""Networks that mix: their form, their cost in passes, their gradients, and any two classifiers as bases."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from adaptive_smoothing.attacks.objectives import cross_entropy, turn_standard
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.formula import mix_logits
+from adaptive_smoothing.mixing.mixer import Advice, Mixer
+from adaptive_smoothing.mixing.network import MixingNetwork
+from adaptive_smoothing.mixing.second_ending import BOUND, SecondEnding
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
+from adaptive_smoothing.models.architectures import build
+
+IMAGES = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def network(seed: int, **options) -> nn.Module:
+    torch.manual_seed(seed)
+    return build("preact_resnet18", width=8, **options).eval().requires_grad_(False)
+
+
+G, H = network(0), network(1, activation="silu")
+
+
+def scored(mixer: Mixer) -> Mixer:
+    """With a score that depends on the image, as after training."""
+    torch.manual_seed(3)
+    for module in mixer.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.2)
+    return mixer
+
+
+def mixers() -> list[Mixer]:
+    torch.manual_seed(2)
+    return [mixer.requires_grad_(False) for mixer in (MixingNetwork.between(G, H, width=8), scored(SecondEnding.of(H)))]
+
+
+@pytest.fixture(params=["network", "second ending"])
+def mixer(request) -> Mixer:
+    return mixers()[request.param == "second ending"]
+
+
+def calls_of(model: nn.Module) -> list[int]:
+    """The stem runs once in a pass."""
+    calls: list[int] = []
+    model.stem.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_one_pass_of_each_base_serves_logits_and_features(mixer):
+    g, h = copy.deepcopy(G), copy.deepcopy(H)
+    calls = [calls_of(model) for model in (g, h)]
+    MixedClassifier(g, h, mixer)(IMAGES)
+    assert [len(found) for found in calls] == [1, 1]
+
+
+def test_the_mixture_is_that_of_the_advice(mixer):
+    mixed = MixedClassifier(G, H, mixer, standard_scale=3.0, alpha_scale=2.0, alpha_shift=0.4)
+    advice = mixer(mixed.evidence(IMAGES))
+    mixture = mixed.mix(IMAGES)
+    torch.testing.assert_close(mixture.alpha, torch.sigmoid(2 * advice.score + 0.4))
+    torch.testing.assert_close(mixture.h, advice.h)
+    torch.testing.assert_close(mixture.g, 3 * G(IMAGES))
+    torch.testing.assert_close(mixture.logits, mix_logits(3 * G(IMAGES), advice.h, mixture.alpha))
+    assert mixture.alpha.std() > 0
+
+
+def test_the_dial_turns_alpha_and_nothing_else(mixer):
+    mixed = MixedClassifier(G, H, mixer)
+    low, high = (mixed.with_dial(2.0, shift).mix(IMAGES) for shift in (-1.0, 1.0))
+    assert (high.alpha > low.alpha).all()
+    torch.testing.assert_close(high.h, low.h)
+    ranged = mixed.with_alpha_range(0.8, 0.9).mix(IMAGES).alpha
+    assert ((ranged > 0.8) & (ranged < 0.9)).all()
+
+
+def test_alpha_has_a_gradient_of_its_own(mixer):
+    """Gray-box attackers do not see it; the values are the same."""
+    mixed = MixedClassifier(G, H, mixer)
+    images = IMAGES.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(mixed.mix(images).alpha.sum(), images)
+    assert gradient.abs().sum() > 0
+    gray = mixed.gray_box()
+    assert not gray.mix(images).alpha.requires_grad and torch.equal(gray(IMAGES), mixed(IMAGES))
+    labels = torch.arange(6)
+    white, without = (
+        torch.autograd.grad(cross_entropy(model, images, labels)[0].sum(), images)[0] for model in (mixed, gray)
+    )
+    assert (white - without).abs().max() > 1e-9
+
+
+def test_a_saturated_alpha_has_a_smooth_side():
+    mixed = MixedClassifier(G, H, mixers()[0], alpha_shift=100.0)
+    images = IMAGES.clone().requires_grad_()
+    hard, smooth = (
+        torch.autograd.grad(model.mix(images).alpha.sum(), images)[0].abs().sum() for model in (mixed, mixed.smooth())
+    )
+    assert hard == 0 and smooth > 0
+    assert torch.equal(mixed.smooth().mix(IMAGES).alpha, mixed.mix(IMAGES).alpha)
+
+
+def test_a_hardened_g_still_gives_its_features():
+    """And they keep their gradient: the way through alpha is open."""
+    mixed = MixedClassifier(Hardmax(G), H, mixers()[0])
+    images = IMAGES.clone().requires_grad_()
+    mixture = mixed.mix(images)
+    assert torch.equal(mixture.g.softmax(1).amax(1), torch.ones(6))
+    gray = mixed.gray_box().mix(images)
+    (through_alpha,) = torch.autograd.grad(mixture.alpha.sum(), images)
+    assert through_alpha.abs().sum() > 0 and torch.equal(gray.logits, mixture.logits)
+    torch.testing.assert_close(mixture.alpha, MixedClassifier(G, H, mixed.alpha).mix(IMAGES).alpha)
+
+
+def test_a_second_ending_starts_as_h():
+    """One alpha for all, and h as it is."""
+    mixture = MixedClassifier(G, H, SecondEnding.of(H), alpha_shift=1.0).mix(IMAGES)
+    torch.testing.assert_close(mixture.h, H(IMAGES))
+    torch.testing.assert_close(mixture.alpha, torch.tensor(1.0).sigmoid().expand(6))
+    assert SecondEnding.of(H).robust_taps == ("stage3",) and SecondEnding.of(H, "stage2").robust_taps == ("stage2",)
+
+
+def test_a_second_ending_knows_nothing_of_g():
+    mixer = mixers()[1]
+    one, other = (MixedClassifier(g, H, mixer).mix(IMAGES) for g in (G, network(7)))
+    assert torch.equal(one.alpha, other.alpha) and torch.equal(one.h, other.h)
+    assert one.alpha.logit().abs().max() <= BOUND
+
+
+def test_scores_are_balanced_in_training():
+    mixer = MixingNetwork.between(G, H, width=8).train().requires_grad_(False)
+    score = mixer(MixedClassifier(G, H, mixer).evidence(IMAGES)).score
+    assert score.mean().abs() < 1e-5 and score.std(correction=0) == pytest.approx(1, abs=0.05)
+
+
+def test_views_keep_what_is_mixed(mixer):
+    mixed = MixedClassifier(G, H, mixer, alpha_scale=2.0, alpha_shift=0.3, standard_scale=3.0)
+    assert torch.equal(mixed.with_scales(3.0, 1.0)(IMAGES), mixed(IMAGES))
+    assert torch.equal(mixed.gray_box().with_dial(2.0, 0.3)(IMAGES), mixed(IMAGES))
+    torch.testing.assert_close(mixed.with_standard(H).mix(IMAGES).g, 3 * H(IMAGES))
+    assert "alpha_scale=2, alpha_shift=0.3" in repr(mixed)
+
+
+def test_half_precision_networks_keep_their_dial(mixer):
+    mixed = MixedClassifier(copy.deepcopy(G), copy.deepcopy(H), copy.deepcopy(mixer), alpha_shift=0.123456789)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixture = mixed.mix(IMAGES[:1])
+    assert mixture.alpha.dtype == mixture.logits.dtype == torch.float32
+    assert mixed.alpha_shift.dtype == torch.float32
+
+
+def test_turning_g_goes_through_a_mixer(mixer):
+    images, labels, targets = IMAGES.clone().requires_grad_(), torch.zeros(6).long(), torch.ones(6).long()
+    loss, logits = turn_standard(MixedClassifier(G, H, mixer), images, labels, targets)
+    (gradient,) = torch.autograd.grad(loss.sum(), images)
+    assert logits.shape == (6, 10) and (gradient.flatten(1).abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize(("g", "h", "size"), [("convnext_atto", "vit_tiny_patch16_224", 224), ("resnet10t", None, 32)])
+def test_any_two_networks(g, h, size):
+    """Maps of other sizes, tokens, channels last: resized and put side by side."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    g, h = (timm.create_model(name, num_classes=10).eval() if name else H for name in (g, h))
+    images = torch.rand(2, 3, size, size)
+    for mixer in (MixingNetwork.between(g, h, shape=(3, size, size), width=8), SecondEnding.of(h, shape=(3, size, size))):
+        mixture = MixedClassifier(g, h, mixer).mix(images)
+        assert mixture.alpha.shape == (2,) and mixture.logits.isfinite().all()
+
+
+def test_taps_can_be_named():
+    mixer = MixingNetwork.between(G, H, standard_taps=("stem", "stage3"), robust_taps=("stage1", "stage4"), width=8)
+    assert MixedClassifier(G, H, mixer)(IMAGES).shape == (6, 10)
+    with pytest.raises(ValueError, match="two taps in each classifier, got"):
+        MixingNetwork.between(G, H, standard_taps=("stage1",), robust_taps=("stage1", "stage2"))
+    with pytest.raises(ValueError, match="did you mean 'stage4'"):
+        MixingNetwork.between(G, H, standard_taps=("stage1", "stage9"))
+
+
+def test_a_dial_is_a_number():
+    with pytest.raises(ValueError, match="positive, finite alpha_scale, got 0"):
+        MixedClassifier(G, H, mixers()[0], alpha_scale=0.0)
+    with pytest.raises(ValueError, match="finite alpha_shift, got nan"):
+        MixedClassifier(G, H, mixers()[0], alpha_shift=float("nan"))
+
+
+class Constant(Mixer):
+    """A mixer of one's own."""
+
+    def forward(self, evidence):
+        return Advice(torch.full_like(evidence.g[:, 0], 0.5), evidence.h)
+
+
+def test_a_mixer_of_ones_own():
+    mixed = MixedClassifier(G, H, Constant())
+    torch.testing.assert_close(mixed(IMAGES), mix_logits(G(IMAGES), H(IMAGES), torch.tensor(0.5).sigmoid()))
+
+
+# --- the nonlinear transform ------------------------------------------------------------------------------------
+
+
+def test_nonlinear_against_a_known_answer():
+    """Mean 0, standard deviation 1, so that LN changes nothing; GELU(1) = 0.8413."""
+    logits = torch.tensor([[1.0, 0.0, -1.0]])
+    found = nonlinear(logits, scale=5.0, power=4.0, shift=0.0)
+    torch.testing.assert_close(found, torch.tensor([[5 * 0.8413447**4, 0.0, -5 * 0.1586553**4]]), atol=1e-5, rtol=1e-4)
+
+
+def test_nonlinear_knows_no_scale_of_h():
+    logits = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
+    one, other = (nonlinear(factor * logits + 7, 5.0, 4.0, 0.3) for factor in (1, 20))
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def test_nonlinear_keeps_the_prediction_and_widens_large_margins():
+    logits = torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
+    found = nonlinear(logits, 5.0, 3.0, 0.0)
+    assert torch.equal(found.argmax(1), logits.argmax(1))
+    before, after = (values.topk(2).values.diff(dim=1).neg().squeeze(1) for values in (logits, found))
+    assert (after[before > 1].min() > after[before < 0.05].max()).all()
+
+
+def test_nonlinear_has_finite_gradients_everywhere():
+    logits = torch.tensor([[0.0] * 10, [1e4] + [0.0] * 9, [1.0, 1.0] + [0.0] * 8]).requires_grad_()
+    for power in (0.5, 1.0, 6.0):
+        (gradient,) = torch.autograd.grad(nonlinear(logits, 5.0, power, -0.5)[:, 0].sum(), logits)
+        assert gradient.isfinite().all()
+
+
+def test_nonlinear_as_a_base():
+    wide = Nonlinear(H, scale=5.0, power=4.0, shift=-0.3)
+    torch.testing.assert_close(wide(IMAGES), nonlinear(H(IMAGES), 5.0, 4.0, -0.3))
+    mixed = MixedClassifier(Hardmax(G), wide, mixers()[0])
+    assert mixed.mix(IMAGES).h.shape == (6, 10) and "power=4" in repr(wide)
+    with pytest.raises(ValueError, match="positive scale and power, got 0"):
+        Nonlinear(H, scale=0.0, power=1.0, shift=0.0)
