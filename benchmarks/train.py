@@ -22,8 +22,8 @@ import torch
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.settings import read_toml
-from adaptive_smoothing.training.loop import Trainer
 from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.trainer import Trainer
 from adaptive_smoothing.training.watching import Watcher
 
 RECIPES = Path(__file__).parent.parent / "recipes"

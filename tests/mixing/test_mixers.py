@@ -167,7 +167,8 @@ def test_any_two_networks(g, h, size):
     torch.manual_seed(0)
     g, h = (timm.create_model(name, num_classes=10).eval() if name else H for name in (g, h))
     images = torch.rand(2, 3, size, size)
-    for mixer in (MixingNetwork.between(g, h, shape=(3, size, size), width=8), SecondEnding.of(h, shape=(3, size, size))):
+    shape = (3, size, size)
+    for mixer in (MixingNetwork.between(g, h, shape=shape, width=8), SecondEnding.of(h, shape=shape)):
         mixture = MixedClassifier(g, h, mixer).mix(images)
         assert mixture.alpha.shape == (2,) and mixture.logits.isfinite().all()
 

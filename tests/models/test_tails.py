@@ -48,7 +48,8 @@ def test_tails_of_foreign_networks(name, size, layer):
 
 
 def test_a_tail_inside_a_wrapped_model():
-    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(1176, 5))
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(1176, 5)
+    inner = nn.Sequential(*layers)
     model = wrap(inner.eval(), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
     logits, features = FeatureTaps(model, ["model.1"])(IMAGES)
     torch.testing.assert_close(tail_after(model, "model.1")(features["model.1"])[0], logits)

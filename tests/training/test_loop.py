@@ -11,8 +11,9 @@ from adaptive_smoothing import checkpoints
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, statistics_kept
-from adaptive_smoothing.training.loop import DivergedError, Trainer
+from adaptive_smoothing.training.loop import DivergedError
 from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.trainer import Trainer
 from adaptive_smoothing.training.watching import Watcher
 
 

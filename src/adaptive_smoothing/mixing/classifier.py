@@ -17,8 +17,8 @@ NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robus
 
 
 class Mixture(NamedTuple):
-    """What a mixed classifier says of a batch: logits [N, C], the alpha each image was given [N], and the logits of g and h
-    with their scales.
+    """What a mixed classifier says of a batch: logits [N, C], the alpha each image was given [N], and the logits of g
+    and h with their scales.
     """
 
     logits: Tensor
@@ -30,10 +30,10 @@ class Mixture(NamedTuple):
 class MixedClassifier(BaseClassifiers):
     """log((1 - alpha) softmax(g) + alpha softmax(h)): the standard g at alpha = 0, the robust h at alpha = 1.
 
-    `alpha` is a number, a tensor with one number per image, a module from images to one number per image, all in [0, 1],
-    or a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift); `alpha_range` turns alpha into
-    low + (high - low) * alpha. A scale multiplies a base classifier's logits. The `with_...` methods return views: other
-    mixtures of the same networks.
+    `alpha` is a number, a tensor with one number per image, a module from images to one number per image, all in
+    [0, 1], or a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift); `alpha_range` turns alpha
+    into low + (high - low) * alpha. A scale multiplies a base classifier's logits. The `with_...` methods return views:
+    other mixtures of the same networks.
     """
 
     alpha: Tensor | nn.Module
@@ -74,9 +74,7 @@ class MixedClassifier(BaseClassifiers):
         """The logits, the alpha that made them, and the logits that were mixed."""
         evidence = self.evidence(images)
         alpha, h = self._weighed(images, evidence)
-        logits = mix_logits(
-            evidence.g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale
-        )
+        logits = mix_logits(evidence.g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
         return Mixture(logits, alpha, self.standard_scale * evidence.g, self.robust_scale * h)
 
     def gray_box(self) -> MixedClassifier:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Evidence(NamedTuple):
-    """What the base classifiers say of a batch: their logits [N, C], and the features of the layers that were asked for."""
+    """What the base classifiers say of a batch: their logits [N, C], and the features of the layers that are tapped."""
 
     g: Tensor
     h: Tensor

@@ -22,8 +22,8 @@ MOMENTUM = 0.01
 class MixingNetwork(Mixer):
     """Two taps in each base classifier -> a score per image, of mean 0 and variance 1 over what it was trained on.
 
-    Early features of both enter, later ones join after the first of three stages of `depth` residual blocks, through 1x1
-    convolutions that make `width` and `2 * width` channels of them. The paper's is ResNet-18: width 64, depth 2.
+    Early features of both enter, later ones join after the first of three stages of `depth` residual blocks, through
+    1x1 convolutions that make `width` channels of them. The paper's is like a ResNet-18: width 64, depth 2.
     Where the two classifiers disagree about the size of a feature map, the larger one is averaged down.
     """
 
@@ -68,8 +68,8 @@ class MixingNetwork(Mixer):
         width: int = 32,
         depth: int = 1,
     ) -> Self:
-        """For these two classifiers, of any architecture: taps are found if they are not named, channels counted in a dry run
-        with images of `shape`.
+        """For these two classifiers, of any architecture: taps are found if they are not named, channels counted in a
+        dry run with images of `shape`.
         """
         taps = [
             tuple(named or suggest_taps(model, shape))

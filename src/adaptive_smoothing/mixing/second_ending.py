@@ -57,5 +57,3 @@ class SecondEnding(Mixer):
 
     def extra_repr(self) -> str:
         return f"tap={self.robust_taps[0]!r}"
-
-

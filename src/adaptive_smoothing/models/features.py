@@ -22,8 +22,8 @@ class FeatureTaps:
     """`FeatureTaps(model, ["layer1", "layer2"])(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
 
     Names are those of `model.named_modules()`. A model with a `with_features` method of its own is asked for its
-    `stages` that way. On others, hooks are put during the call only; inside `attached()`, which is what a compiled graph
-    needs, they stay on from call to call.
+    `stages` that way. On others, hooks are put during the call only; inside `attached()`, which is what a compiled
+    graph needs, they stay on from call to call.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
@@ -231,7 +231,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def as_map(features: Tensor) -> Tensor:
-    """Features of any form as (N, C, H, W): tokens become the square they stand for, without what is before the patches."""
+    """Features of any form as (N, C, H, W): tokens become the square they stand for, without a class token."""
     if features.dim() == 3:
         side = math.isqrt(features.shape[1])
         return features[:, features.shape[1] - side**2 :].transpose(1, 2).unflatten(2, (side, side))

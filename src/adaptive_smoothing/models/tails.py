@@ -1,7 +1,7 @@
 """The part of a classifier after one of its layers, as a network of its own: features -> pooled features -> logits.
 
-Most networks are a chain of layers with a pooling somewhere, but say so only in code. A tail is guessed from the order of the
-layers and believed when it gives the classifier's own logits.
+Most networks are a chain of layers with a pooling somewhere, but say so only in code. A tail is guessed from the order
+of the layers and believed when it gives the classifier's own logits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 3
     find_layer(model, layer)
     layers = _layers_after(model, layer)
     if not layers:
-        raise ValueError(f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: choose an earlier one")
+        raise ValueError(
+            f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: choose an earlier one"
+        )
     head = cast(nn.Linear, layers.pop())
     weight = head.weight
     images = torch.rand(2, *shape, generator=generator(0, "probe", *shape)).to(weight.device, weight.dtype)

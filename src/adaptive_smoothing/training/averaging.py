@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+def measure_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     """Set batch-norm statistics to their plain mean over `batches`.
 
     Averaged weights have never seen a batch: with the running statistics of the weights they came from, they lose

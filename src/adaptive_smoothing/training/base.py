@@ -18,8 +18,8 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.training.loop import Trainer
 from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.trainer import Trainer
 from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.version import code_version
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,19 +17,10 @@ from torch import Tensor
 from adaptive_smoothing.attacks.losses import kl_divergence
 from adaptive_smoothing.attacks.objectives import KLDivergence
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.recipe import MethodSettings
 
 Network = Callable[[Tensor], Tensor]
-
-
-class TrainingBatch(NamedTuple):
-    """Images in [0, 1] with their labels, their positions in the training set, and this step's random numbers."""
-
-    images: Tensor
-    labels: Tensor
-    positions: Tensor
-    epoch: int
-    noise: torch.Generator
 
 
 class Method(Protocol):

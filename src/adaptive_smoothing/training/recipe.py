@@ -12,14 +12,15 @@ from adaptive_smoothing.threat import NORMS, Threat
 
 METHODS = ("standard", "at", "trades", "iaat", "gaussian")
 SCHEDULES = ("linear", "cosine")
+OPTIMIZERS = ("sgd", "adamw")
 
 
-def _among(what: str, value: str, allowed: Collection[str]) -> None:
+def among(what: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
         raise ValueError(f"expected {what} to be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _at_least(what: str, value: float, smallest: int) -> None:
+def at_least(what: str, value: float, smallest: int) -> None:
     if value < smallest:
         raise ValueError(f"expected {what} of at least {smallest}, got {value}")
 
@@ -76,11 +77,11 @@ class MethodSettings:
     perturbation_warmup: float = 0.0
 
     def __post_init__(self) -> None:
-        _among("method", self.name, METHODS)
-        _among("norm", self.norm, NORMS)
-        _at_least("steps", self.steps, 1)
+        among("method", self.name, METHODS)
+        among("norm", self.norm, NORMS)
+        at_least("steps", self.steps, 1)
         for name in ("eps", "beta", "sigma", "weight_perturbation"):
-            _at_least(name, getattr(self, name), 0)
+            at_least(name, getattr(self, name), 0)
 
     @property
     def attack_step(self) -> float:
@@ -93,8 +94,9 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """SGD with Nesterov momentum; learning rate warmed up, then lowered to zero."""
+    """SGD with Nesterov momentum, or AdamW; learning rate warmed up, then lowered to zero."""
 
+    kind: str = "sgd"
     epochs: int = 30
     batch_size: int = 512
     lr: float = 0.2
@@ -106,28 +108,29 @@ class OptimizerSettings:
     ema: float = 0.998
 
     def __post_init__(self) -> None:
-        _among("schedule", self.schedule, SCHEDULES)
-        _at_least("epochs", self.epochs, 1)
-        _at_least("batch_size", self.batch_size, 1)
-        _at_least("lr", self.lr, 0)
+        among("kind", self.kind, OPTIMIZERS)
+        among("schedule", self.schedule, SCHEDULES)
+        at_least("epochs", self.epochs, 1)
+        at_least("batch_size", self.batch_size, 1)
+        at_least("lr", self.lr, 0)
         if not 0 <= self.ema < 1:
             raise ValueError(f"expected ema to be a decay in [0, 1), got {self.ema}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"expected warmup to be a share of the steps in [0, 1), got {self.warmup}")
 
 
-@dataclass(frozen=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class CommonRecipe:
+    """What every training has: data, an optimizer with its schedule, a seed."""
+
     name: str
-    model: ModelSettings
     data: DataSettings = DataSettings()
-    method: MethodSettings = MethodSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     seed: int = 0
     evaluate_every: int = 10
 
     def __post_init__(self) -> None:
-        _at_least("evaluate_every", self.evaluate_every, 1)
+        at_least("evaluate_every", self.evaluate_every, 1)
         if not re.fullmatch(r"[\w.-]*\w", self.name):
             raise ValueError(f"expected a name of letters, digits, '.', '_' and '-', got {self.name!r}: it names files")
 
@@ -138,3 +141,11 @@ class Recipe:
             return (step + 1) / warm
         progress = (step - warm) / max(1, total - warm)
         return 1 - progress if self.optimizer.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(CommonRecipe):
+    """Of a base classifier."""
+
+    model: ModelSettings
+    method: MethodSettings = MethodSettings()
