@@ -23,6 +23,7 @@ from adaptive_smoothing.attacks.losses import (
     targeted_probability_loss,
     wanted,
 )
+from adaptive_smoothing.mixing.formula import mix_with_claim
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
 
@@ -47,10 +48,13 @@ targeted_probability = Climb(targeted_probability_loss)
 
 @dataclass(frozen=True)
 class LowerAlpha:
-    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and push its alpha towards g (setting D)."""
+    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and push its alpha towards g (setting D).
+
+    The weight is one number, or one per image.
+    """
 
     loss: Loss
-    weight: float
+    weight: float | Tensor
 
     def __call__(
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
@@ -82,6 +86,33 @@ class TurnStandard:
 
 
 turn_standard = TurnStandard(targeted_probability_loss)
+
+
+@dataclass(frozen=True)
+class HostileStandard:
+    """The loss of a mixed classifier whose g says the target, whatever the image: no attack on g does more."""
+
+    loss: Loss
+
+    def __call__(
+        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        mixture = model.mix(images)
+        hostile = mix_with_claim(mixture.h, mixture.alpha, wanted(targets))
+        return self.loss(hostile, labels, targets), mixture.logits
+
+
+@dataclass(frozen=True)
+class Aimed:
+    """An objective with the targets of one batch, for attacks that have none of their own."""
+
+    objective: Objective
+    targets: Tensor
+
+    def __call__(
+        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.objective(model, images, labels, self.targets)
 
 
 @dataclass(frozen=True)

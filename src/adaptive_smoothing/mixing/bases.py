@@ -50,7 +50,7 @@ class BaseClassifiers(nn.Module):
         return declared.pop() if len(declared) == 1 else None
 
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
-        """From now on the evidence has the features of these layers; inside a `Hardmax` and its like, of its network."""
+        """From now on the evidence has the features of these layers; of a `Hardmax`, those of the network inside."""
         pairs = (("standard", standard), ("robust", robust))
         self._taps = {role: FeatureTaps(_inner(getattr(self, role)), layers) for role, layers in pairs if layers}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +74,10 @@ class MixedClassifier(BaseClassifiers):
 
     def mix(self, images: Tensor) -> Mixture:
         """The logits, the alpha that made them, and the logits that were mixed."""
-        evidence = self.evidence(images)
+        return self.weigh(self.evidence(images), images)
+
+    def weigh(self, evidence: Evidence, images: Tensor) -> Mixture:
+        """What `mix` makes of the evidence, for somebody who has it already."""
         alpha, h = self._weighed(images, evidence)
         logits = mix_logits(evidence.g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
         return Mixture(logits, alpha, self.standard_scale * evidence.g, self.robust_scale * h)
@@ -106,6 +111,29 @@ class MixedClassifier(BaseClassifiers):
     def with_standard(self, standard: nn.Module) -> MixedClassifier:
         """A view with another g."""
         return self._view(standard=standard)
+
+    def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
+        """Write a folder that `from_pretrained` reads; with `hold` the base classifiers are inside."""
+        from adaptive_smoothing.mixing import artifact  # which needs this class
+
+        return artifact.save(self, folder, hold=hold, card=card)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: Path | str,
+        *,
+        standard: nn.Module | None = None,
+        robust: nn.Module | None = None,
+        device: torch.device | str = "cpu",
+    ) -> MixedClassifier:
+        """The mixture in a folder, or of that name in the package or the zoo.
+
+        `standard` and `robust` are for base classifiers that the folder cannot name: modules of one's own.
+        """
+        from adaptive_smoothing.mixing import artifact  # which needs this class
+
+        return artifact.load(folder, standard=standard, robust=robust, device=device)
 
     def extra_repr(self) -> str:
         low, high = self.alpha_range.tolist()

@@ -15,6 +15,9 @@ from torch import Tensor
 Mixed = Literal["probabilities", "logits"]
 Number = TypeVar("Number", float, Tensor)
 
+# The logarithm of a probability that is zero to the last bit.
+NEVER = -1e4
+
 
 def mix_logits(
     g_logits: Tensor,
@@ -79,6 +82,15 @@ def _against_classes(alpha: float | Tensor, log_g: Tensor) -> Tensor:
         f"expected alpha to be one number, one per image [{images}] or one per image and class "
         f"[{images}, {classes}], got shape {list(alpha.shape)}; index alpha with the same images as the batch"
     )
+
+
+def mix_with_claim(h_logits: Tensor, alpha: Tensor, claims: Tensor) -> Tensor:
+    """Logits of the mixture of h with a g that is certain of `claims` [N], whatever it is shown.
+
+    An attacker can do no more to a g than make it say what he wants: what stands against every claim stands with any g.
+    """
+    certain = torch.full_like(h_logits, NEVER, dtype=torch.float32).scatter(1, claims[:, None], 0.0)
+    return mix_log_probabilities(certain, log_probabilities(h_logits), alpha)
 
 
 def alpha_from_gamma(gamma: Number) -> Number:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,11 @@ class MixingNetwork(Mixer):
             features = stage(features)
         pooled = F.relu(self.norm(features)).mean((2, 3))
         return Advice(self.balance(full(self.head, pooled)).squeeze(1), evidence.h)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        return {name: getattr(self, name) for name in ("channels", "standard_taps", "robust_taps", "width", "depth")}
 
     def extra_repr(self) -> str:
         return f"standard_taps={self.standard_taps}, robust_taps={self.robust_taps}, width={self.width}"

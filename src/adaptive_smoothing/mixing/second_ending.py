@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -24,10 +24,11 @@ class SecondEnding(Mixer):
     wants (`training/mixing.py`, setting `hostile`) holds with any g.
     """
 
-    def __init__(self, tail: Tail, tap: str, *, hidden: int = 128) -> None:
+    def __init__(self, tail: Tail, tap: str, *, hidden: int = 128, shape: tuple[int, int, int] = (3, 32, 32)) -> None:
+        """`shape` of the images, which is remembered to find the tail again."""
         super().__init__()
         self.robust_taps = (tap,)
-        self.tail, self.hidden = tail, hidden
+        self.tail, self.hidden, self.shape = tail, hidden, shape
         classes, features = tail.head.out_features, tail.head.in_features
         self.norm = nn.LayerNorm(features)
         last = nn.Linear(hidden, 1)
@@ -45,7 +46,12 @@ class SecondEnding(Mixer):
         """For this h: after the layer `tap`, or after its last stage but one."""
         tap = tap or suggest_branch(robust, shape)
         tail = tail_after(robust, tap, shape)
-        return cls(tail.requires_grad_(True), tap, hidden=hidden).to(tail.head.weight.device).eval()
+        return cls(tail.requires_grad_(True), tap, hidden=hidden, shape=shape).to(tail.head.weight.device).eval()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `of` was called with, beside h."""
+        return {"tap": self.robust_taps[0], "shape": self.shape, "hidden": self.hidden}
 
     def forward(self, evidence: Evidence) -> Advice:
         again, pooled = self.tail(evidence.h_features[0])
@@ -54,6 +60,12 @@ class SecondEnding(Mixer):
         seen = torch.cat([leads, leads.sort(1).values, full(self.norm, pooled)], dim=1)
         score = full(self.scorer, seen).squeeze(1)
         return Advice(BOUND * torch.tanh(score / BOUND), h * self.log_scale.exp())
+
+    def train(self, mode: bool = True) -> Self:
+        """The batch-norm statistics are those of h, which the second ending starts from."""
+        super().train(mode)
+        self.tail.eval()
+        return self
 
     def extra_repr(self) -> str:
         return f"tap={self.robust_taps[0]!r}"

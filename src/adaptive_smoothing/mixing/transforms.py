@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,11 @@ class LogitTransform(nn.Module, ABC):
     def _logits(self, images: Tensor) -> Tensor:
         return self.model(images)
 
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What it was made with, beside the model."""
+
     @abstractmethod
     def transform(self, logits: Tensor, images: Tensor) -> Tensor:
         """The new logits, from the old ones of these images."""
@@ -41,6 +46,18 @@ class LogitTransform(nn.Module, ABC):
         super().train(mode)
         self.model.eval()
         return self
+
+
+class Silent(nn.Module):
+    """Says nothing: the same logits for all classes. In the place of a g that is not to be asked."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.training = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.new_zeros(len(images), self.num_classes)
 
 
 class Hardmax(LogitTransform):
@@ -58,6 +75,10 @@ class Hardmax(LogitTransform):
             )
         super().__init__(model)
         self.scale = scale
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"scale": self.scale}
 
     def _logits(self, images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -84,6 +105,10 @@ class Nonlinear(LogitTransform):
             raise ValueError(f"expected a positive scale and power, got {scale} and {power}")
         super().__init__(model)
         self.scale, self.power, self.shift, self.top = scale, power, shift, top
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "power": self.power, "shift": self.shift, "top": self.top}
 
     def transform(self, logits: Tensor, images: Tensor) -> Tensor:
         return nonlinear(logits, self.scale, self.power, self.shift, self.top)

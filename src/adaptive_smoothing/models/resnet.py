@@ -144,7 +144,7 @@ class PreActResNet(nn.Module):
 
 
 def full(head: nn.Module, features: Tensor) -> Tensor:
-    """The last layer, outside of autocast: eight binary digits would hide small changes from whoever compares results."""
+    """The last layer, outside of autocast: eight binary digits would hide small changes from whoever compares."""
     device, weight = features.device.type, next(head.parameters())
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         return head(features.to(weight.dtype))

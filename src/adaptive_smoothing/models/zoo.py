@@ -47,10 +47,24 @@ def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
     `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
     """
     model = _find(str(name)).to(device)
+    _remember_origin(model, str(name))
     if torch.device(device).type == "cuda":
         # Twice as fast there, and slower on CPUs.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def origin(model: nn.Module) -> dict[str, Any] | None:
+    """Where `load` found a model: its name, and for stored ones sha256, architecture and options."""
+    return getattr(model, "_origin", None)
+
+
+def _remember_origin(model: nn.Module, name: str) -> None:
+    card = find_card(name)
+    stored = {} if card is None else {"arch": card.arch, "options": card.options}
+    if card is not None and card.sha256:
+        stored["sha256"] = card.sha256
+    model._origin = {"name": name, **stored}  # type: ignore[assignment]
 
 
 def _find(name: str) -> nn.Module:
@@ -133,13 +147,19 @@ def _complaint(error: RuntimeError) -> str:
     return textwrap.shorten(first, 200, placeholder=" ...") + more
 
 
+def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Tensors by name from a `.safetensors` file that is what it should be."""
+    check_weights_file(path, sha256)
+    try:
+        return safetensors.torch.load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"expected safetensors, got something else in {path}: {error}") from error
+
+
 def _read_weights(card: Card) -> dict[str, Tensor]:
-    check_weights_file(card.path, card.sha256)
     if card.path.suffix == ".safetensors":
-        try:
-            return safetensors.torch.load_file(card.path)
-        except SafetensorError as error:
-            raise ValueError(f"expected safetensors, got something else in {card.path}: {error}") from error
+        return read_weights(card.path, card.sha256)
+    check_weights_file(card.path, card.sha256)
     return _state_dict(_unpickle_tensors(card.path), card)
 
 
@@ -219,13 +239,9 @@ def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arch, options = _identity(model, card)
-    tensors = {key: _compact(key, value, dict(model.named_parameters())) for key, value in model.state_dict().items()}
-    _check_rebuilds(model, arch, options, tensors)
-    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    sha256 = hashlib.sha256(content).hexdigest()
     weights = folder / f"{name}.safetensors"
-    with atomic(weights) as partial:
-        partial.write_bytes(content)
+    _check_rebuilds(model, arch, options, compact_weights(model))
+    sha256, size = write_weights(model, weights)
     description = {
         "arch": arch,
         "options": options,
@@ -235,12 +251,25 @@ def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any
     }
     write_json(folder / f"{name}.json", description)
     models = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
-    models[name] = {"sha256": sha256, "bytes": len(content)}
+    models[name] = {"sha256": sha256, "bytes": size}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     with atomic(folder / f"{name}.md") as partial:
-        partial.write_text(markdown(read_card(weights), parameters, len(content)))
+        partial.write_text(markdown(read_card(weights), parameters, size))
     write_json(folder / MANIFEST, {"models": dict(sorted(models.items()))})
     return weights
+
+
+def write_weights(model: nn.Module, path: Path) -> tuple[str, int]:
+    """The weights in half precision as one file, at once or not at all; returns its sha256 and size."""
+    content = safetensors.torch.save(compact_weights(model), metadata={"format": "pt"})
+    with atomic(path) as partial:
+        partial.write_bytes(content)
+    return hashlib.sha256(content).hexdigest(), len(content)
+
+
+def compact_weights(model: nn.Module) -> dict[str, Tensor]:
+    parameters = dict(model.named_parameters())
+    return {key: _compact(key, value, parameters) for key, value in model.state_dict().items()}
 
 
 def _identity(model: nn.Module, card: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,238 @@
+"""Training of mixing networks: the base classifiers stay as they are, alpha(x) learns to choose between them."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.arithmetic import FastModel
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data.batches import batches
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.formula import NEVER
+from adaptive_smoothing.mixing.mixer import Evidence, Mixer
+from adaptive_smoothing.mixing.network import MixingNetwork
+from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.training.averaging import measure_statistics, statistics_kept
+from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.loop import Loop
+from adaptive_smoothing.training.mixing_attacks import Attacked, Chance, ThroughRobust, make_attack
+from adaptive_smoothing.training.mixing_loss import composite_loss
+from adaptive_smoothing.training.mixing_recipe import MixerSettings, MixingRecipe
+from adaptive_smoothing.training.watching import Watcher
+from adaptive_smoothing.tuning import shift_accuracy
+
+
+class Lesson(NamedTuple):
+    """What one step learns from: evidence of images, their labels, what alpha should be, and how much each counts."""
+
+    images: Tensor
+    evidence: Evidence
+    labels: Tensor
+    pseudo: Tensor
+    weights: Tensor
+
+
+class MixingTrainer(Loop):
+    """`MixingTrainer(recipe, mixed, train, val, folder).run()` -> the mixer of `mixed`, trained.
+
+    In training alpha has its full range (0, 1), so that attacks can make the most of it.
+    """
+
+    recipe: MixingRecipe
+
+    def __init__(
+        self,
+        recipe: MixingRecipe,
+        mixed: MixedClassifier,
+        train: ImageData,
+        val: ImageData,
+        folder: Path,
+        *,
+        device: str = "cpu",
+        compiled: bool | None = None,
+        watcher: Watcher | None = None,
+        save_every: float = 30.0,
+    ) -> None:
+        if not isinstance(mixed.alpha, Mixer):
+            raise TypeError(
+                f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: "
+                "make one with ads.MixingNetwork.between(g, h) or ads.SecondEnding.of(h)"
+            )
+        layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
+        for base in (mixed.standard, mixed.robust):
+            base.eval().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
+        self.mixed = mixed.to(device).with_alpha_range(0, 1).with_dial(recipe.dial.scale, recipe.dial.shift)
+        super().__init__(recipe, mixed.alpha, train, val, folder, device=device, watcher=watcher, save_every=save_every)
+        compiled = self.cuda if compiled is None else compiled
+        self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
+        self.through_robust = ThroughRobust(FastModel(self.mixed.robust, self.device), Chance(recipe.attack))
+        self.held_out = self._held_out() if recipe.dial.recover else None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        if not isinstance(self.model, SecondEnding):
+            return super().parameter_groups()
+        learned = {id(parameter) for parameter in self.model.tail.parameters()}
+        groups: list[dict[str, Any]] = [
+            {"params": [], "pace": 1.0},
+            {"params": [], "pace": self.recipe.mixer.tail_pace},
+        ]
+        for parameter in self.model.parameters():
+            groups[id(parameter) in learned]["params"].append(parameter)
+        return groups
+
+    def state(self) -> dict[str, Tensor]:
+        return {"shift": self.mixed.alpha_shift}
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """On the images of the batch as they are, and attacked."""
+        if self.held_out is not None and self.step % self.recipe.dial.every == 0:
+            self.turn_dial()
+        lesson = self.lesson(batch)
+        self.model.train()
+        with self._arithmetic():
+            mixture = self.mixed.weigh(lesson.evidence, lesson.images)
+        losses = composite_loss(self.recipe.loss, mixture.logits, mixture.alpha, lesson.labels, lesson.pseudo)
+        loss = (lesson.weights * losses).sum() / lesson.weights.sum()
+        self.descend(loss)
+        self.model.eval()
+        right = (mixture.logits.detach().argmax(1) == lesson.labels).float()
+        return loss.detach(), right.mean()
+
+    def lesson(self, batch: TrainingBatch) -> Lesson:
+        """Attack the batch with the network as it is, and ask the base classifiers about all of it."""
+        self.model.eval()
+        self.model.requires_grad_(False)
+        try:
+            attacked, pseudo = self._attacked(batch)
+            with torch.no_grad(), self._arithmetic():
+                evidence = together(self.mixed.evidence(batch.images), self._evidence(attacked))
+                weights = torch.cat([torch.ones_like(pseudo), self._weights(evidence, attacked, pseudo, batch)])
+        finally:
+            self.model.requires_grad_(True)
+        images = torch.cat([batch.images, attacked.images])
+        return Lesson(images, evidence, batch.labels.repeat(2), torch.cat([torch.zeros_like(pseudo), pseudo]), weights)
+
+    def _attacked(self, batch: TrainingBatch) -> tuple[Attacked, Tensor]:
+        """The attacked images and their pseudo labels: 1, but 0 for those attacked through h, which g withstands."""
+        pseudo = torch.ones(len(batch.labels), device=self.device)
+        few = round(self.recipe.attack.through_robust * len(batch.labels))
+        attacked = self.attack(batch)
+        if few:
+            pseudo[:few] = 0
+            first = batch._replace(images=batch.images[:few], labels=batch.labels[:few])
+            attacked.images[:few] = self.through_robust(first).images
+        return attacked, pseudo
+
+    def _evidence(self, attacked: Attacked) -> Evidence:
+        """What the base classifiers say of attacked images; a hostile g says what it claims."""
+        evidence = self.mixed.evidence(attacked.images)
+        if attacked.claims is None:
+            return evidence
+        claimed = torch.full_like(evidence.g, NEVER).scatter(1, attacked.claims[:, None], 0.0)
+        return evidence._replace(g=claimed)
+
+    def _weights(self, evidence: Evidence, attacked: Attacked, pseudo: Tensor, batch: TrainingBatch) -> Tensor:
+        weights = torch.full_like(pseudo, self.recipe.loss.attacked)
+        if self.recipe.attack.unfooled == "drop":
+            both = torch.cat([batch.images, attacked.images])
+            answered = self.mixed.weigh(evidence, both).logits[len(pseudo) :].argmax(1)
+            weights = weights.masked_fill((answered == batch.labels) & (pseudo == 1), 0.0)
+        return weights
+
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda)
+
+    # -- the dial ------------------------------------------------------------------------------------------------
+
+    def _held_out(self) -> tuple[Evidence, Tensor, Tensor]:
+        """Evidence of the validation images, which does not change, with images (for their number) and labels."""
+        parts = []
+        with torch.no_grad(), self._arithmetic():
+            for batch in batches(self.val_data, 500):
+                images = batch.images.contiguous(memory_format=self.layout)
+                parts.append(self.mixed.evidence(images))
+        evidence = parts[0]
+        for more in parts[1:]:
+            evidence = together(evidence, more)
+        return evidence, self.val_data.floats(), self.val_data.labels
+
+    def turn_dial(self) -> None:
+        """To where the mixture has won back the wanted share of what h loses to g, on validation images."""
+        assert self.held_out is not None
+        evidence, images, labels = self.held_out
+        accuracy = [(logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g)]
+        target = accuracy[0] + self.recipe.dial.recover * (accuracy[1] - accuracy[0])
+        with torch.no_grad(), self._arithmetic():
+            mixture, score = self.mixed.weigh(evidence, images), self.model(evidence).score
+        dial = shift_accuracy(mixture, score, labels, self.mixed)
+        self.mixed.alpha_shift.fill_(dial.largest(target))
+
+    # -- watching ------------------------------------------------------------------------------------------------
+
+    def validate(self, images: int = 1000) -> dict[str, float]:
+        """Clean accuracy and PGD-10 of the averaged weights on validation images."""
+        before = self.mixed.alpha_shift.clone()
+        with statistics_kept(self.model), self.average.swapped_in():
+            self.measure(batches=20)
+            self.model.eval()
+            if self.held_out is not None:
+                self.turn_dial()
+            attack = PGD(self.recipe.attack.threat, steps=10, stop_when_fooled=True)
+            found = evaluate(self.mixed, self.val_data.take(slice(images)), attack)
+        self.mixed.alpha_shift.copy_(before)
+        return {"val_clean": found.clean, "val_pgd10": found.robust}
+
+    def measure(self, batches: int) -> None:
+        lessons = (self.lesson(batch).evidence for batch in islice(self.batches(self.recipe.optimizer.epochs), batches))
+        measure_statistics(self.model, lessons)
+
+    def finish(self) -> nn.Module:
+        mixer = super().finish()
+        if self.held_out is not None:
+            self.turn_dial()
+        return mixer
+
+
+def together(*parts: Evidence) -> Evidence:
+    """Evidence of several batches as that of one."""
+    g, h = (torch.cat([getattr(part, name) for part in parts]) for name in ("g", "h"))
+    features = [
+        tuple(torch.cat(layer) for layer in zip(*(getattr(part, name) for part in parts), strict=True))
+        for name in ("g_features", "h_features")
+    ]
+    return Evidence(g, h, *features)
+
+
+def make_mixer(settings: MixerSettings, standard: nn.Module, robust: nn.Module, shape: tuple[int, int, int]) -> Mixer:
+    """The network that a recipe names, for these two classifiers."""
+    if settings.kind == "second-ending":
+        tap = settings.robust_taps[0] if settings.robust_taps else None
+        return SecondEnding.of(robust, tap, shape=shape, hidden=settings.hidden)
+    return MixingNetwork.between(
+        standard,
+        robust,
+        standard_taps=settings.standard_taps,
+        robust_taps=settings.robust_taps,
+        shape=shape,
+        width=settings.width,
+        depth=settings.depth,
+    )
+
+
+def untrained(
+    recipe: MixingRecipe, standard: nn.Module, robust: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)
+) -> MixedClassifier:
+    """The mixture that a recipe starts from."""
+    torch.manual_seed(recipe.seed)
+    mixer = make_mixer(recipe.mixer, standard, robust, shape)
+    mixed = MixedClassifier(standard, robust, mixer, standard_scale=recipe.standard_scale)
+    return mixed.with_dial(recipe.dial.scale, recipe.dial.shift)
