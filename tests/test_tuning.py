@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +62,13 @@ def test_interval_agrees_with_the_mixture_at_every_alpha():
     for alpha in np.linspace(0, 1, 41):
         right = ((1 - alpha) * g + alpha * h).argmax(1) == labels
         assert torch.equal(right, (low < alpha) & (alpha < high))
+
+
+def test_a_nan_is_right_at_no_alpha():
+    known, nan = probabilities(5), torch.full((5, 5), torch.nan, dtype=torch.double)
+    for g, h in ((known, nan), (nan, known), (nan, nan)):
+        curve = CleanAccuracy(*(end.numpy() for end in right_interval(g, h, known.argmax(1))))
+        assert not curve.steps()[1].any() and not any(map(curve, np.linspace(0, 1, 11)))
 
 
 def test_steps_are_exact_and_complete():
@@ -196,16 +204,17 @@ def test_one_pass_serves(linear, robust, data):
 def test_a_real_network_is_tuned_exactly(linear, data):
     """Its features come from the same pass as the logits."""
     torch.manual_seed(0)
-    blocks = (nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
-    network = nn.Sequential(*blocks).eval().requires_grad_(False)
-    taps = ("0", "2")
-    mixer = ads.MixingNetwork.between(
-        network, network, standard_taps=taps, robust_taps=taps, shape=(3, 8, 8), width=4
-    ).requires_grad_(False)
-    mixed = ads.MixedClassifier(ads.Hardmax(network), network, mixer).with_standard(ads.Hardmax(network))
+    g, h = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3, 2), nn.Flatten(), nn.Linear(32, 4)).eval()
+        for _ in range(2)
+    )
+    mixer = ads.MixingNetwork.between(g, h, standard_taps=("0", "2"), robust_taps=("0", "2"), shape=(3, 8, 8), width=4)
+    mixed = ads.MixedClassifier(ads.Hardmax(g), h, mixer, alpha_scale=3.0, alpha_range=(0.4, 1.0))
     curve = dial_accuracy(mixed, data)
-    tuned = ads.tune(mixed, data, clean_accuracy=curve.steps()[1].max())
-    assert ads.evaluate(tuned, data).clean == curve(tuned.alpha_shift.item())
+    _, accuracy = curve.steps()
+    assert len(set(accuracy)) > 3
+    tuned = ads.tune(mixed, data, clean_accuracy=accuracy.max())
+    assert ads.evaluate(tuned, data).clean == curve(tuned.alpha_shift.item()) == accuracy.max()
     mixer.train()
     with pytest.raises(ValueError, match="expected a model in eval mode"):
         ads.tune(mixed, data, clean_accuracy=0.5)
@@ -228,54 +237,91 @@ def test_what_has_no_dial_is_refused(linear, robust, data):
 # --- a wanted robust accuracy -----------------------------------------------------------------------
 
 
+class Table(nn.Module):
+    """Probabilities by heart: the first pixel is the number of the image, the second says whether it is attacked."""
+
+    def __init__(self, *leads):
+        """The lead of class 0 over class 1, of clean and of attacked images."""
+        super().__init__()
+        first = (1 + torch.tensor(leads)) / 2
+        self.logits = torch.stack([first, 1 - first, torch.zeros_like(first)], dim=2).clamp_min(1e-30).log()
+        self.training = False
+
+    def forward(self, images):
+        return self.logits[images[:, 0, 0, 1].round().long(), (255 * images[:, 0, 0, 0]).round().long()]
+
+
+def by_heart(model, images, labels):
+    attacked = images.clone()
+    attacked[:, 0, 0, 1] = 1
+    return attacked
+
+
+class Level(Mixer):
+    def forward(self, evidence):
+        return Advice(evidence.h.new_zeros(len(evidence.h)), evidence.h)
+
+
 @pytest.fixture
-def opposed(linear):
-    """g is right and at the mercy of an attacker, h is right wherever it is certain and hardly moves."""
-    pixels = torch.randint(0, 256, (60, 3, 8, 8), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
-    labels = linear(pixels / 255).argmax(1)
-    robust = type(linear)(seed=0).eval()
-    with torch.no_grad():
-        robust.linear.weight.mul_(0.2)
-    return ads.MixedClassifier(linear, robust, 0.5, standard_scale=3.0), from_tensors(pixels, labels)
+def known():
+    """All images are of class 0. g knows, until it is attacked. h is wrong on twenty by a lead of (i + 1/2) / 20, and
+    right under attack on the others by a lead of (i + 1/4) / 20. A lead decides if it is above (1 - alpha) / alpha.
+    """
+    certain, half, quarter = [1.0] * 40, [(i + 0.5) / 20 for i in range(20)], [(i + 0.25) / 20 for i in range(20)]
+    g = Table(certain, [-lead for lead in certain])
+    h = Table([-lead for lead in half] + [0.8] * 20, [-1.0] * 20 + quarter)
+    images = torch.zeros(40, 3, 8, 8, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(40)
+    return ads.MixedClassifier(g, h, 0.5), from_tensors(images, torch.zeros(40, dtype=torch.long))
 
 
-@pytest.mark.parametrize("learned", [False, True])
-def test_tune_finds_the_smallest_robust_setting(opposed, learned, monkeypatch):
-    mixed, data = opposed
-    mixed = mixed.with_alpha(Scored()) if learned else mixed
-    attack, asked = PGD(THREAT, steps=5), []
-    curve = dial_accuracy(mixed, data)
-    settings, _ = curve.steps()
-    robust = [ads.evaluate(turned(mixed, setting), data, attack).robust for setting in settings.tolist()]
-    target = (robust[0] + robust[-1]) / 2
-    assert robust[-1] > robust[0]
-
-    def counted(model, images, labels):
-        asked.append(1)
-        return attack(model, images, labels)
-
-    tuned = ads.tune(mixed, data, robust_accuracy=target, attack=counted)
-    assert len(asked) <= EVALUATIONS
-    reached = ads.evaluate(tuned, data, attack).robust
-    setting = tuned.alpha_shift.item() if learned else tuned.alpha.item()
-    number = int(np.abs(settings - setting).argmin())
-    assert reached == robust[number] >= target > robust[max(0, number - 1 - len(settings) // 2 ** (EVALUATIONS - 1))]
+def test_tune_finds_the_most_accurate_setting_that_is_robust_enough(known):
+    """Ten leads under attack are 10.25 / 20 and more, which lies between the clean ones of 9.5 and 10.5 / 20."""
+    mixed, data = known
+    tuned = ads.tune(mixed, data, robust_accuracy=0.25, attack=by_heart)
+    assert tuned.alpha.item() == pytest.approx((1 / (1 + 9.5 / 20) + 1 / (1 + 10.5 / 20)) / 2)
+    measured = ads.evaluate(tuned, data, by_heart)
+    assert measured.robust == 0.25 and measured.clean == 0.75
 
 
-def test_the_fast_attack_is_the_default(opposed):
-    mixed, data = opposed
-    few = data.take(slice(0, 12))
-    best = ads.evaluate(mixed.with_alpha(1.0), few, ads.FastAttack(THREAT), with_alarms=False).robust
-    tuned = ads.tune(mixed, few, robust_accuracy=best, threat=THREAT)
-    assert ads.evaluate(tuned, few, ads.FastAttack(THREAT), with_alarms=False).robust >= best
+def test_a_shift_serves_as_well_as_an_alpha(known):
+    mixed, data = known
+    tuned = ads.tune(mixed.with_alpha(Level()), data, robust_accuracy=0.25, attack=by_heart)
+    assert tuned.alpha_shift.item() == pytest.approx(-(math.log(9.5 / 20) + math.log(10.5 / 20)) / 2)
+    measured = ads.evaluate(tuned, data, by_heart)
+    assert measured.robust == 0.25 and measured.clean == 0.75
 
 
-def test_a_robust_accuracy_out_of_reach_is_named(opposed):
-    mixed, data = opposed
-    best = ads.evaluate(mixed.with_alpha(1.0), data, PGD(THREAT, steps=5)).robust
-    assert best < 1
-    with pytest.raises(ValueError, match=rf"got 1: at its most robust end it has {best:.4g} on 60 images; ask for"):
-        ads.tune(mixed, data, robust_accuracy=1.0, attack=PGD(THREAT, steps=5))
+def test_every_robust_accuracy_up_to_the_best_is_reached(known):
+    mixed, data = known
+    reached = [
+        ads.evaluate(ads.tune(mixed, data, robust_accuracy=target, attack=by_heart), data, by_heart).robust
+        for target in (0.05, 0.2, 0.4, 0.5)
+    ]
+    assert reached == pytest.approx([0.05, 0.2, 0.4, 0.5])
+    with pytest.raises(
+        ValueError, match=r"got 0\.51: at its most robust end it has 0\.5 on 40 images; ask for at most"
+    ):
+        ads.tune(mixed, data, robust_accuracy=0.51, attack=by_heart)
+
+
+def test_seven_fast_attacks_without_alarms_and_audit(linear, robust, data, monkeypatch):
+    asked = []
+
+    def evaluate(model, images, attack, **options):
+        assert (
+            attack.name == "fast" and attack.threat == THREAT and not attack.audit and options == {"with_alarms": False}
+        )
+        asked.append(model.alpha.item())
+        return SimpleNamespace(robust=asked[-1])
+
+    monkeypatch.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
+    mixed = ads.MixedClassifier(linear, robust, 0.5)
+    settings, _ = dial_accuracy(mixed, data).steps()
+    tuned = ads.tune(mixed, data, robust_accuracy=0.6, threat=THREAT)
+    assert len(settings) > 2**EVALUATIONS and len(asked) == EVALUATIONS and asked[0] == 1.0
+    number = int(np.abs(settings - tuned.alpha.item()).argmin())
+    assert settings[number] >= 0.6 > settings[number - 1 - len(settings) // 2 ** (EVALUATIONS - 1)]
 
 
 @pytest.mark.parametrize(
@@ -288,11 +334,11 @@ def test_a_robust_accuracy_out_of_reach_is_named(opposed):
         ({"robust_accuracy": 0.4, "threat": THREAT, "attack": PGD(THREAT)}, "threat and attack"),
     ],
 )
-def test_one_target_at_a_time(opposed, wishes, got):
+def test_one_target_at_a_time(known, wishes, got):
     with pytest.raises(ValueError, match=rf"expected a clean_accuracy, or a robust_accuracy .*, got .*{got}"):
-        ads.tune(*opposed, **wishes)
+        ads.tune(*known, **wishes)
 
 
-def test_percent_is_refused(opposed):
+def test_percent_is_refused(known):
     with pytest.raises(ValueError, match=r"expected a robust accuracy in \(0, 1\], such as 0\.9, got 42"):
-        ads.tune(*opposed, robust_accuracy=42, threat=THREAT)
+        ads.tune(*known, robust_accuracy=42, threat=THREAT)

@@ -15,6 +15,7 @@ from adaptive_smoothing.evaluation.accuracy import Evaluation
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.fitting import fit_nonlinear, train_mixing
 from adaptive_smoothing.mixing.classifier import MixedClassifier, Mixture
 from adaptive_smoothing.mixing.formula import alpha_from_gamma, gamma_from_alpha
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
@@ -61,6 +62,7 @@ __all__ = [
     "__version__",
     "alpha_from_gamma",
     "evaluate",
+    "fit_nonlinear",
     "from_dataset",
     "from_tensors",
     "gamma_from_alpha",
@@ -71,6 +73,7 @@ __all__ = [
     "preset",
     "suggest_taps",
     "tradeoff",
+    "train_mixing",
     "tune",
     "wrap",
 ]

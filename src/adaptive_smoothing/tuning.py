@@ -108,15 +108,16 @@ def check_share(target: float, name: str) -> None:
 def right_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """For each image the open interval of alphas at which (1 - alpha) g + alpha h is largest at its label.
 
-    Takes probabilities [N, C]. An image that is right at no alpha gets low >= high; one that is right up to an end
-    gets an interval that reaches beyond it.
+    Takes probabilities [N, C]. An image that is right at no alpha gets low >= high, or NaN if it has a NaN; one that is
+    right up to an end gets an interval that reaches beyond it.
     """
     lead_g = g.gather(1, labels[:, None]) - g
     lead_h = h.gather(1, labels[:, None]) - h
+    ahead_g, ahead_h = lead_g > 0, lead_h > 0
     crossing = lead_g / (lead_g - lead_h)
-    high = torch.where((lead_g > 0) & (lead_h <= 0), crossing, torch.inf)
-    low = torch.where((lead_g <= 0) & (lead_h > 0), crossing, -torch.inf)
-    low = torch.where((lead_g <= 0) & (lead_h <= 0), torch.inf, low)
+    high = torch.where(ahead_g & ~ahead_h, crossing, torch.inf)
+    low = torch.where(~ahead_g & ahead_h, crossing, -torch.inf)
+    low = torch.where(~ahead_g & ~ahead_h, torch.inf, low)
     own = torch.zeros_like(g, dtype=torch.bool).scatter(1, labels[:, None], True)
     return low.masked_fill(own, -torch.inf).amax(1), high.masked_fill(own, torch.inf).amin(1)
 

@@ -24,6 +24,7 @@ from adaptive_smoothing.evaluation.cost import Cost, measure_cost
 from adaptive_smoothing.evaluation.journal import BINDING, Journal, room_for
 from adaptive_smoothing.evaluation.judging import Progress, judge
 from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.mixing import artifact
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment, model_facts
@@ -39,7 +40,7 @@ BINARIZED = {"cuda": 64, "cpu": 8}
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="See `models`, or a path; G of a mixture G H")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="See `models`, or a path; a mixture; G of G H")],
     robust: Annotated[str | None, typer.Argument(metavar="[H]", help="Mix MODEL with this robust one")] = None,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture")] = None,
     name: Annotated[str, typer.Option("--preset", help=", ".join(PRESETS))] = "fast",
@@ -113,6 +114,8 @@ class Subject:
     def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> Subject:
         if (robust is None) != (alpha is None):
             raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
+        if robust is None and artifact.exists(model):
+            return cls._of_mixture(model, device)
         loaded = zoo.load(model, device=device)
         if robust is None or alpha is None:
             return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short(model))
@@ -120,6 +123,16 @@ class Subject:
         mixed = MixedClassifier(loaded, other, alpha).to(device)
         facts = {"g": model_facts(model), "h": model_facts(robust), "alpha": alpha}
         return cls(mixed, {model: loaded, robust: other}, facts, f"{short(model)}-{short(robust)}-{alpha:g}")
+
+    @classmethod
+    def _of_mixture(cls, name: str, device: str) -> Subject:
+        mixed = MixedClassifier.from_pretrained(name, device=device)
+        description = artifact.read(artifact.find(name))
+        facts = {
+            "mixture": short(name),
+            **{key: description[key] for key in ("standard", "robust", "alpha", "numbers")},
+        }
+        return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short(name))
 
     def costs(self, data: ImageData, device: str) -> dict[str, Cost]:
         named = self.parts if len(self.parts) == 1 else {"mixture": self.model, **self.parts}

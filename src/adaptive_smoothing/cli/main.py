@@ -19,6 +19,7 @@ from adaptive_smoothing.version import VERSION
 VERBS = {
     "demo": "Tell the whole story on the models and images inside the package, in under three minutes.",
     "train": "Train a base classifier: standard, at, trades, iaat or gaussian.",
+    "mix": "Mix two models into one artifact with a wanted clean or robust accuracy.",
     "sweep": "Measure the mixture of two models at every alpha, clean and under three attacks.",
     "evaluate": "Measure clean and robust accuracy with attacks that can be defended; goes on where it was stopped.",
     "models": "List the models of the package and of the zoo, with what their cards say of them.",
@@ -101,7 +102,7 @@ def _errors() -> Console:
 def _after_stop(verb: str | None) -> str:
     if verb == "evaluate":
         return "the same command goes on from here"
-    if verb == "train":
+    if verb in ("train", "mix"):
         return "the same command with --resume goes on from here"
     return "there is no result yet"
 

@@ -182,7 +182,7 @@ class MixingTrainer(Loop):
         """Clean accuracy and PGD-10 of the averaged weights on validation images."""
         before = self.mixed.alpha_shift.clone()
         with statistics_kept(self.model), self.average.swapped_in():
-            self.measure(batches=20)
+            self.measure(batches=10)
             self.model.eval()
             if self.held_out is not None:
                 self.turn_dial()

@@ -1,0 +1,158 @@
+"""From two classifiers to a mixture with a wanted accuracy, in three ways: one alpha for all images (fixed), one alpha
+and a transform of h (nonlinear, MixedNUTS), or a network that gives each image its alpha (adaptive).
+
+Everything that is chosen here is chosen on validation images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.adaptive import MinimumMargin
+from adaptive_smoothing.attacks.autoattack import FastAttack
+from adaptive_smoothing.attacks.cascade import Cascade, Standing, run_stage
+from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.shot import Shot
+from adaptive_smoothing.attacks.verdict import all_logits
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.judging import evaluate
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.training.mixing import MixingTrainer, untrained
+from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
+from adaptive_smoothing.training.watching import Watcher
+from adaptive_smoothing.tuning_nonlinear import NonlinearSetting, search_nonlinear
+
+# The paper multiplies g's logits by this: a g that is sure changes fewer predictions that h is sure of.
+STANDARD_SCALE = 3.0
+# Validation images that are attacked to choose a transform, and settings that are attacked again to choose among them.
+ATTACKED, TRIED = 1000, 3
+
+Say = Callable[[str], None]
+
+
+def fit_fixed(standard: nn.Module, robust: nn.Module, *, standard_scale: float = STANDARD_SCALE) -> MixedClassifier:
+    """One alpha for all images, which is still to be tuned (`ads.tune`)."""
+    return MixedClassifier(standard, robust, 0.5, standard_scale=standard_scale)
+
+
+def fit_nonlinear(
+    standard: nn.Module,
+    robust: nn.Module,
+    val: ImageData,
+    threat: Threat,
+    *,
+    clean_accuracy: float,
+    attacked: int = ATTACKED,
+    tried: int = TRIED,
+    say: Say = lambda text: None,
+) -> tuple[MixedClassifier, NonlinearSetting]:
+    """MixedNUTS: the transform of h with the best robust accuracy at the wanted clean one.
+
+    The search goes by estimates; the best few are attacked, and the one that stands most often is taken.
+    """
+    device = next(robust.parameters()).device
+    data = val.to(device)
+    few = data.take(slice(attacked))
+    say(f"attacking h on {len(few):,} validation images")
+    worst = worst_logits(robust, few, MinimumMargin(threat))
+    g, h = (all_logits(model, data.floats()) for model in (standard, robust))
+    found = search_nonlinear(g, h, data.labels, worst, few.labels, clean_accuracy=clean_accuracy)
+    best: tuple[float, MixedClassifier, NonlinearSetting] | None = None
+    for setting in _different(found)[:tried]:
+        say(f"attacking the mixture with scale {setting.scale:g}, power {setting.power:g}, shift {setting.shift:g}")
+        mixed = setting.mix(standard, robust).to(device)
+        stands = evaluate(mixed, few, replace(FastAttack(threat), audit=()), with_alarms=False).robust
+        if best is None or stands > best[0]:
+            best = stands, mixed, setting
+    assert best is not None
+    return best[1], best[2]
+
+
+def _different(settings: list[NonlinearSetting]) -> list[NonlinearSetting]:
+    """The best of each power and shift: settings that differ in scale alone are much the same."""
+    first: dict[tuple[float, float], NonlinearSetting] = {}
+    for setting in settings:
+        first.setdefault((setting.power, setting.shift), setting)
+    return list(first.values())
+
+
+def worst_logits(model: nn.Module, data: ImageData, cascade: Cascade) -> Tensor:
+    """What a model says of the worst version of each image that the attacks find."""
+    images = data.floats()
+    logits = all_logits(model, images)
+    index = torch.arange(len(images), device=images.device)
+    shot = Shot(images, data.labels, index, logits, cascade.threat)
+    standing, engine = Standing.before(shot), Engine(model, images.device)
+    for number, stage in enumerate(cascade.for_model(model).stages):
+        run_stage(engine, number, stage, shot, standing)
+    return all_logits(model, standing.worst)
+
+
+def train_mixing(
+    mixed: MixedClassifier,
+    train: ImageData,
+    val: ImageData,
+    threat: Threat,
+    *,
+    recipe: MixingRecipe | None = None,
+    folder: Path | str = "runs/mixing",
+    device: str | None = None,
+    compiled: bool | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> MixedClassifier:
+    """Train the `Mixer` of a mixture, and leave its dial where the recipe wants it.
+
+    The mixer itself is trained, not a copy; what is returned has the dial. Give it images that neither
+    g nor h was tested on: `train` to learn from, `val` for the dial.
+    """
+    recipe = recipe or default_recipe(threat)
+    folder = Path(folder)
+    device = device or str(mixed.alpha_shift.device)
+    watcher = Watcher(folder, title=recipe.name, quiet=quiet)
+    trainer = MixingTrainer(recipe, mixed, train, val, folder, device=device, compiled=compiled, watcher=watcher)
+    if trainer.checkpoint.exists() and not resume:
+        raise FileExistsError(
+            f"{folder} holds a run already: go on with resume, choose another folder, or delete it to start again"
+        )
+    if resume:
+        trainer.resume()
+    trainer.run()
+    low, high = mixed.alpha_range.tolist()
+    return trainer.mixed.with_alpha_range(low, high)
+
+
+def fit_adaptive(
+    standard: nn.Module,
+    robust: nn.Module,
+    train: ImageData,
+    val: ImageData,
+    recipe: MixingRecipe,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    compiled: bool | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> MixedClassifier:
+    """A mixing network, made and trained as the recipe says."""
+    channels, height, width = train.images.shape[1:]
+    mixed = untrained(recipe, standard, robust, (channels, height, width)).to(device)
+    return train_mixing(
+        mixed,
+        train,
+        val,
+        recipe.attack.threat,
+        recipe=recipe,
+        folder=folder,
+        device=device,
+        compiled=compiled,
+        resume=resume,
+        quiet=quiet,
+    )

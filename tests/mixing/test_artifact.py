@@ -1,0 +1,120 @@
+"""Mixtures as folders: what is saved is what is loaded, to the last bit of its logits, and can be dialled again."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from adaptive_smoothing.mixing import artifact
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.network import MixingNetwork
+from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
+from adaptive_smoothing.models import zoo
+
+IMAGES = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+G, H = (zoo.load(name) for name in ("compact-standard", "compact-robust"))
+
+
+def as_stored(mixer: nn.Module) -> nn.Module:
+    """Weights are stored in half precision: those that it can hold are compared."""
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.copy_(parameter.half())
+    return mixer.requires_grad_(False)
+
+
+def mixtures() -> dict[str, MixedClassifier]:
+    torch.manual_seed(0)
+    network, ending = (
+        as_stored(mixer) for mixer in (MixingNetwork.between(G, H, width=8), SecondEnding.of(H, hidden=16))
+    )
+    nn.init.normal_(ending.scorer[-1].weight, std=0.5)
+    as_stored(ending)
+    numbers = {"standard_scale": 3.0, "alpha_scale": 2.0, "alpha_shift": 0.1, "alpha_range": (0.5, 0.9)}
+    return {
+        "fixed": MixedClassifier(G, H, 0.85, standard_scale=3.0),
+        "nonlinear": MixedClassifier(Hardmax(G), Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), 0.9),
+        "network": MixedClassifier(G, H, network, **numbers),
+        "second ending": MixedClassifier(G, H, ending, **numbers),
+        "hardened": MixedClassifier(Hardmax(G), H, ending, **numbers),
+    }
+
+
+@pytest.mark.parametrize("kind", ["fixed", "nonlinear", "network", "second ending", "hardened"])
+@pytest.mark.parametrize("hold", [False, True])
+def test_saved_loaded_and_dialled_again(tmp_path, kind, hold):
+    mixed = mixtures()[kind]
+    mixed.save_pretrained(tmp_path, hold=hold, card={"clean": 0.9})
+    loaded = MixedClassifier.from_pretrained(tmp_path)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES)) or hold
+    torch.testing.assert_close(loaded(IMAGES), mixed(IMAGES), rtol=1e-2, atol=1e-2)
+    again = (model.with_dial(2.0, -1.0).with_scales(2.0, 1.0) for model in (mixed, loaded))
+    torch.testing.assert_close(next(again)(IMAGES), next(again)(IMAGES), rtol=1e-2, atol=1e-2)
+    assert artifact.read(tmp_path)["card"] == {"clean": 0.9} and not loaded.training
+    assert (tmp_path / "standard.safetensors").exists() == hold
+    assert all(not parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_bases_are_named_with_their_sums(tmp_path):
+    mixtures()["fixed"].save_pretrained(tmp_path)
+    description = json.loads((tmp_path / artifact.FILE).read_text())
+    assert description["robust"] == {"name": "compact-robust", "sha256": zoo.find_card("compact-robust").sha256}
+    description["robust"]["sha256"] = "0" * 64
+    (tmp_path / artifact.FILE).write_text(json.dumps(description))
+    with pytest.raises(
+        ValueError, match="expected compact-robust with sha256 000000000000 as the robust classifier, got"
+    ):
+        MixedClassifier.from_pretrained(tmp_path)
+
+
+def test_modules_of_ones_own_are_given_again(tmp_path, linear):
+    other = copy.deepcopy(linear)
+    with torch.no_grad():
+        other.linear.bias.add_(1)
+    images = torch.rand(2, 3, 8, 8)
+    mixed = MixedClassifier(linear, other, 0.5)
+    mixed.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="pass standard=... the module it was saved with"):
+        MixedClassifier.from_pretrained(tmp_path)
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=linear, robust=other)
+    assert torch.equal(loaded(images), mixed(images))
+    with pytest.raises(
+        ValueError, match="expected the robust classifier this mixture was saved with, got one with other"
+    ):
+        MixedClassifier.from_pretrained(tmp_path, standard=linear, robust=linear)
+    with pytest.raises(ValueError, match="architectures of this package to hold, got a LinearClassifier"):
+        mixed.save_pretrained(tmp_path / "held", hold=True)
+
+
+def test_what_cannot_be_saved(tmp_path):
+    with pytest.raises(ValueError, match="one alpha for all images, got one per image"):
+        MixedClassifier(G, H, torch.rand(4)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="as alpha, got a Sequential"):
+        MixedClassifier(G, H, nn.Sequential(nn.Flatten(), nn.Linear(3072, 1)).eval()).save_pretrained(tmp_path)
+
+
+def test_damaged_and_foreign_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected a folder with mixture.json"):
+        MixedClassifier.from_pretrained(tmp_path)
+    assert not artifact.exists(tmp_path)
+    mixtures()["network"].save_pretrained(tmp_path)
+    weights = tmp_path / artifact.WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match="damaged or replaced"):
+        MixedClassifier.from_pretrained(tmp_path)
+    (tmp_path / artifact.FILE).write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="a mixture of format 1"):
+        MixedClassifier.from_pretrained(tmp_path)
+    (tmp_path / artifact.FILE).write_text("{")
+    with pytest.raises(ValueError, match="expected JSON in"):
+        MixedClassifier.from_pretrained(tmp_path)
+
+
+def test_a_mixture_of_the_zoo_is_found_by_name(tmp_path, monkeypatch):
+    (tmp_path / "manifest.json").write_text('{"models": {}}')
+    mixtures()["fixed"].save_pretrained(tmp_path / "mine")
+    monkeypatch.setenv(zoo.ZOO_VARIABLE, str(tmp_path))
+    assert MixedClassifier.from_pretrained("mine").alpha.item() == pytest.approx(0.85)

@@ -1,0 +1,340 @@
+"""Mixing networks learn: the lessons they are given, the loss, the loop, and a toy pair on which they must win."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.settings import SettingsError, from_table
+from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.mixing import MixingTrainer, untrained
+from adaptive_smoothing.training.mixing_loss import composite_loss
+from adaptive_smoothing.training.mixing_recipe import LossSettings, MixingRecipe, default_recipe
+from adaptive_smoothing.training.watching import Watcher
+from adaptive_smoothing.tuning import tune
+
+EPS = 0.06
+SETTINGS = ["A", "B", "C", "hostile"]
+
+
+# --- a toy pair whose answers are known --------------------------------------------------------------------------
+
+
+class Reads(nn.Module):
+    """Logits of two classes from the mean of one channel: softsign(gain (mean - 1/2)), always about as sure."""
+
+    def __init__(self, channel: int, gain: float, scale: float) -> None:
+        super().__init__()
+        self.num_classes = 2
+        self.early = nn.Conv2d(3, 2, 8)
+        self.later = nn.Conv2d(2, 2, 1)
+        self.saturate, self.flat, self.head = nn.Softsign(), nn.Flatten(), nn.Linear(2, 2)
+        with torch.no_grad():
+            self.early.weight.zero_()
+            self.early.weight[:, channel] = torch.tensor([-1.0, 1.0])[:, None, None] / 64
+            self.early.bias.copy_(torch.tensor([0.5, -0.5]))
+            self.later.weight.copy_(gain * torch.eye(2)[:, :, None, None])
+            self.later.bias.zero_()
+            self.head.weight.copy_(scale * torch.eye(2))
+            self.head.bias.zero_()
+        self.eval().requires_grad_(False)
+
+    def forward(self, images):
+        return self.head(self.flat(self.saturate(self.later(self.early(images)))))
+
+
+# g reads channel 1, which every attack turns around; h reads channel 0, which is weak in one image of four.
+G, H = Reads(1, gain=200.0, scale=8.0), Reads(0, gain=200.0, scale=10.0)
+
+
+def toy_data(images: int = 256, seed: int = 0) -> ImageData:
+    """Channel 0 tells the class by 0.15, beyond the reach of an attack, or in one image of four the other class by
+    0.015; channel 1 always tells it, by 0.03, which an attack undoes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (images,), generator=generator)
+    sign = (2 * labels - 1).float()
+    weak = torch.rand(images, generator=generator) < 0.25
+    pixels = torch.full((images, 3, 8, 8), 0.5)
+    pixels[:, 0] += (sign * torch.where(weak, -0.015, 0.15))[:, None, None]
+    pixels[:, 1] += (sign * 0.03)[:, None, None]
+    pixels += 0.02 * torch.randn(pixels.shape, generator=generator)
+    return ImageData(
+        images=(255 * pixels.clamp(0, 1)).round().to(torch.uint8),
+        labels=labels,
+        classes=("dark", "light"),
+        name="toy",
+        index=torch.arange(images),
+    )
+
+
+def recipe(setting: str = "B", epochs: int = 2, **changes) -> MixingRecipe:
+    hostile = setting == "hostile"
+    table = {
+        "name": "toy",
+        "data": {"pad": 0, "flip": False},
+        "mixer": {"kind": "second-ending" if hostile else "network", "width": 4, "hidden": 8}
+        | (
+            {"robust_taps": ["early"]}
+            if hostile
+            else {f"{role}_taps": ["early", "later"] for role in ("standard", "robust")}
+        ),
+        "attack": {"setting": setting, "eps": EPS, "steps": 4},
+        "optimizer": {"epochs": epochs, "batch_size": 64, "lr": 0.01},
+        "dial": {"scale": 1.0, "recover": 0.5, "every": 2} if hostile else {},
+        "evaluate_every": 100,
+    }
+    for name, value in changes.items():
+        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
+    return from_table(MixingRecipe, table)
+
+
+def trainer(folder, settings: MixingRecipe, data: ImageData | None = None, **options) -> MixingTrainer:
+    data = data or toy_data()
+    mixed = untrained(settings, G, H, shape=(3, 8, 8))
+    watcher = Watcher(folder, quiet=True, tensorboard=False)
+    return MixingTrainer(
+        settings, mixed, data, data.take(slice(64)), folder, watcher=watcher, save_every=0.0, **options
+    )
+
+
+def first_batch(run: MixingTrainer) -> TrainingBatch:
+    return next(iter(run.batches(0)))
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in model.state_dict().values()])
+
+
+# --- lessons ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_attacks_stay_in_balls_of_many_radii(tmp_path, setting):
+    run = trainer(tmp_path, recipe(setting))
+    batch = first_batch(run)
+    lesson = run.lesson(batch)
+    clean, attacked = lesson.images.chunk(2)
+    assert torch.equal(clean, batch.images)
+    far = (attacked - clean).flatten(1).abs().amax(1)
+    assert (far <= 1.1 * EPS + 1e-6).all() and far.max() > 0.9 * EPS and far.min() < 0.7 * EPS
+    assert attacked.min() >= 0 and attacked.max() <= 1
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_attacks_hurt_the_mixture(tmp_path, setting):
+    """Which begins as g here: right everywhere, until it is attacked."""
+    settings = {"through_robust": 0.0, "steps": 10, "vary_steps": False}
+    run = trainer(tmp_path, recipe(setting, attack=settings, dial={"shift": -4.0}))
+    lesson = run.lesson(first_batch(run))
+    mixture = run.mixed.weigh(lesson.evidence, lesson.images)
+    clean, attacked = (mixture.logits.argmax(1) == lesson.labels).float().chunk(2)
+    assert clean.mean() - attacked.mean() > 0.1
+
+
+def test_pseudo_labels(tmp_path):
+    """0 for clean images and for those attacked through h, which g withstands; 1 for the others."""
+    run = trainer(tmp_path, recipe("B", attack={"through_robust": 0.25}))
+    lesson = run.lesson(first_batch(run))
+    clean, attacked = lesson.pseudo.chunk(2)
+    assert clean.sum() == 0 and attacked[:16].sum() == 0 and attacked[16:].min() == 1
+    g, h = (
+        (logits.argmax(1) == lesson.labels)[64:80].float().mean() for logits in (lesson.evidence.g, lesson.evidence.h)
+    )
+    assert g == 1 and h < 0.8
+
+
+def test_unfooled_images_can_be_left_out(tmp_path):
+    """Kept by default: an attack that failed has still been tried. A mixture that trusts h is fooled in one of four."""
+    settings = {"through_robust": 0.0, "steps": 10}
+    kept = trainer(tmp_path / "a", recipe("B", dial={"shift": 6.0}, attack=settings))
+    dropped = trainer(tmp_path / "b", recipe("B", dial={"shift": 6.0}, attack=settings | {"unfooled": "drop"}))
+    assert kept.lesson(first_batch(kept)).weights.min() == 1
+    lesson = dropped.lesson(first_batch(dropped))
+    answers = dropped.mixed.weigh(lesson.evidence, lesson.images).logits.argmax(1)
+    fooled = (answers != lesson.labels)[64:]
+    assert torch.equal(lesson.weights[64:].bool(), fooled) and 0 < fooled.sum() < 64
+
+
+def test_a_hostile_g_says_what_it_claims(tmp_path):
+    lesson = (run := trainer(tmp_path, recipe("hostile"))).lesson(first_batch(run))
+    clean, attacked = lesson.evidence.g.chunk(2)
+    torch.testing.assert_close(clean, G(lesson.images[:64]))
+    assert torch.equal(attacked.argmax(1), 1 - lesson.labels[64:]) and (attacked.softmax(1).amax(1) == 1).all()
+
+
+def test_attacked_images_weigh_what_the_recipe_says(tmp_path):
+    run = trainer(tmp_path, recipe("hostile", loss={"attacked": 0.3}))
+    clean, attacked = run.lesson(first_batch(run)).weights.chunk(2)
+    assert (clean == 1).all() and attacked.tolist() == pytest.approx([0.3] * 64)
+
+
+def test_base_classifiers_stay_as_they_are(tmp_path):
+    before = [weights(model).clone() for model in (G, H)]
+    run = trainer(tmp_path, recipe("B", epochs=1))
+    start = weights(run.model).clone()
+    run.run()
+    assert all(torch.equal(weights(model), kept) for model, kept in zip((G, H), before, strict=True))
+    assert not torch.equal(weights(run.model), start)
+
+
+# --- loss ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_composite_loss_against_a_known_answer():
+    logits, labels = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    alpha, pseudo = torch.tensor([0.25]), torch.tensor([1.0])
+    cross, binary, error = 0.126928, 1.386294, 0.119203
+    for weights_, expected in (
+        ({"ce": 1.0, "bce": 0.0, "product": 0.0}, cross),
+        ({"bce": 1.5, "product": 0.0}, 1.5 * binary),
+        ({"bce": 0.0, "product": 2.0}, 2 * cross * binary),
+        ({"bce": 0.0, "product": 0.0, "error": 1.0}, error),
+        ({"ce": 1.0, "bce": 1.5, "product": 0.2}, cross + 1.5 * binary + 0.2 * cross * binary),
+    ):
+        found = composite_loss(LossSettings(**weights_), logits, alpha, labels, pseudo)
+        assert found.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_saturated_alpha_has_a_finite_loss():
+    for alpha in (0.0, 1.0):
+        for pseudo in (0.0, 1.0):
+            logits = torch.tensor([[50.0, -50.0]])
+            loss = composite_loss(
+                LossSettings(), logits, torch.tensor([alpha]), torch.tensor([1]), torch.tensor([pseudo])
+            )
+            assert loss.isfinite().all()
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, setting):
+    whole = trainer(tmp_path / "whole", recipe(setting))
+    finished = weights(whole.run())
+    first = trainer(tmp_path / "parts", recipe(setting))
+    original = first.train_step
+
+    def step(batch):
+        if first.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(batch)
+
+    first.train_step = step
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = trainer(tmp_path / "parts", recipe(setting))
+    assert second.resume() and second.step == 5
+    assert torch.equal(weights(second.run()), finished)
+    assert torch.equal(second.mixed.alpha_shift, whole.mixed.alpha_shift)
+
+
+def test_it_logs_and_validates(tmp_path):
+    trainer(tmp_path, recipe("B", epochs=2, evaluate_every=1)).run()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2] and {"val_clean", "val_pgd10"} <= set(rows[0])
+
+
+def test_the_dial_recovers_what_is_asked_for(tmp_path):
+    run = trainer(tmp_path, recipe("hostile", epochs=1))
+    run.turn_dial()
+    data = run.val_data
+    clean = [evaluate(model, data).clean for model in (H, G, run.mixed)]
+    assert clean[2] >= clean[0] + 0.5 * (clean[1] - clean[0]) - 1e-6
+
+
+def test_alpha_has_its_full_range_in_training(tmp_path):
+    settings = recipe("B")
+    mixed = untrained(settings, G, H, shape=(3, 8, 8)).with_alpha_range(0.8, 0.9)
+    data = toy_data(64)
+    run = MixingTrainer(settings, mixed, data, data, tmp_path, watcher=Watcher(tmp_path, quiet=True, tensorboard=False))
+    assert run.mixed.alpha_range.tolist() == [0, 1] and mixed.alpha_range.tolist() == pytest.approx([0.8, 0.9])
+    assert run.mixed.alpha is mixed.alpha
+
+
+def test_what_was_trained_before_learns_slower(tmp_path):
+    run = trainer(tmp_path, recipe("hostile"))
+    new, old = run.parameter_groups()
+    assert old["pace"] == 0.2 and {id(p) for p in old["params"]} == {id(p) for p in run.model.tail.parameters()}
+    assert len(new["params"]) + len(old["params"]) == len(list(run.model.parameters()))
+
+
+def test_only_mixers_are_trained(tmp_path):
+    mixed = MixedClassifier(G, H, 0.5)
+    with pytest.raises(TypeError, match=r"alpha is a Mixer, got Tensor: make one with ads.MixingNetwork"):
+        MixingTrainer(recipe(), mixed, toy_data(64), toy_data(64), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, hostile, got 'Z'"),
+        ({"attack": {"unfooled": "maybe"}}, "unfooled to be one of keep, drop"),
+        ({"attack": {"smallest": 2.0}}, "0 <= smallest <= largest"),
+        ({"attack": {"through_robust": 1.0}}, r"through_robust in \[0, 1\)"),
+        ({"loss": {"ce": 0.0, "bce": 0.0, "product": 0.0}}, "a loss with a positive weight"),
+        ({"dial": {"recover": 1.0}}, "recover to be a share"),
+        ({"mixer": {"kind": "oracle"}}, "kind to be one of network, second-ending"),
+        ({"optimizer": {"learning_rate": 1}}, "unknown key 'learning_rate'"),
+    ],
+)
+def test_recipes_that_cannot_be_meant(changes, message):
+    with pytest.raises(SettingsError, match=message):
+        recipe("B", **changes)
+
+
+def test_a_hostile_g_has_no_features():
+    with pytest.raises(ValueError, match="second-ending for the hostile setting"):
+        replace(default_recipe(Linf(8 / 255)), mixer=recipe("B").mixer)
+
+
+# --- what it is for -----------------------------------------------------------------------------------------------
+
+
+def worst(mixed: MixedClassifier, data: ImageData) -> float:
+    """Robust accuracy, the worst of PGD on the mixture, on its gray-box side and on g alone."""
+    images, labels = data.floats(), data.labels
+    right = mixed(images).argmax(1) == labels
+    for view in (mixed, mixed.gray_box(), mixed.standard):
+        attacked = PGD(Linf(EPS), steps=20)(view, images, labels)
+        right &= mixed(attacked).argmax(1) == labels
+    return right.float().mean().item()
+
+
+@pytest.mark.filterwarnings("ignore:the gradient was zero")
+@pytest.mark.parametrize("setting", ["B", "C"])
+def test_a_few_steps_beat_the_fixed_alpha_on_a_toy_pair(tmp_path, setting):
+    """h is as sure where it is wrong, so that one alpha takes all of g or all of h; the features tell where."""
+    settings = recipe(setting, epochs=8, attack={"steps": 8, "through_robust": 0.0}, optimizer={"ema": 0.0})
+    run = trainer(tmp_path, settings, toy_data(512))
+    run.run()
+    val, test = toy_data(256, seed=1), toy_data(256, seed=2)
+    learned = tune(run.mixed, val, clean_accuracy=0.95)
+    fixed = tune(MixedClassifier(G, H, 0.5), val, clean_accuracy=0.95)
+    clean = [evaluate(mixed, test).clean for mixed in (fixed, learned)]
+    assert min(clean) > 0.9
+    assert worst(learned, test) > worst(fixed, test) + 0.3
+
+
+def test_the_default_recipe_trains_any_pair(tmp_path):
+    """ResNets here, with images of another size than CIFAR's."""
+    torch.manual_seed(0)
+    g, h = (build("wide_resnet", depth=10, width=0.25, num_classes=2).eval() for _ in range(2))
+    settings = default_recipe(Linf(0.03), "tiny")
+    settings = replace(settings, optimizer=replace(settings.optimizer, epochs=1, batch_size=16), data=recipe().data)
+    settings = replace(settings, attack=replace(settings.attack, steps=2))
+    data = toy_data(32)
+    mixed = untrained(settings, g, h, shape=(3, 8, 8))
+    watcher = Watcher(tmp_path, quiet=True, tensorboard=False)
+    assert MixingTrainer(settings, mixed, data, data, tmp_path, watcher=watcher).run() is mixed.alpha
