@@ -10,10 +10,10 @@ import torch
 from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import model_facts
-from adaptive_smoothing.tuning import CleanAccuracy
 
 RESNET18 = Path(__file__).parents[1] / "results" / "resnet18"
 

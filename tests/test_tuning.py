@@ -9,17 +9,9 @@ from torch import nn
 import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.dial import CleanAccuracy, right_interval
 from adaptive_smoothing.mixing.mixer import Advice, Mixer
-from adaptive_smoothing.tuning import (
-    EVALUATIONS,
-    SATURATED,
-    CleanAccuracy,
-    clean_accuracy,
-    dial_accuracy,
-    right_interval,
-    shift_accuracy,
-    turned,
-)
+from adaptive_smoothing.tuning import EVALUATIONS, SATURATED, clean_accuracy, dial_accuracy, shift_accuracy, turned
 
 THREAT = ads.Linf(8 / 255)
 

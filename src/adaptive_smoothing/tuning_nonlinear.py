@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.dial import CleanAccuracy, right_interval
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
-from adaptive_smoothing.tuning import CleanAccuracy, right_interval
 
 # Those for a thousand classes are small: one logit among so many can be far above the others.
 SCALES = (0.02, 0.1, 0.3, 1.0, 2.0, 5.0, 15.0, 50.0)

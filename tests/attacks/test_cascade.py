@@ -324,9 +324,11 @@ def test_the_fast_preset_audits_with_the_other_half_of_autoattack():
 def test_the_fast_preset_turns_g_where_there_is_one():
     after = ["apgd-t", "fab-short", PRECISE]
     assert names(FastAttack(LINF), Planes()) == ["margin-pgd", "diverse-pgd", *after]
-    assert names(FastAttack(LINF), mixed(0.5, Hardmax(Planes()))) == ["margin-pgd", "diverse-pgd-p", *after]
+    hard = ["margin-pgd", "smooth-hostile-pgd", "diverse-pgd-p", *after]
+    assert names(FastAttack(LINF), mixed(0.5, Hardmax(Planes()))) == hard
     turned = ["margin-pgd", "turning-pgd", "diverse-pgd-p", "apgd-t", PRECISE]
     assert names(FastAttack(LINF), mixed()) == turned
+    assert names(FastAttack(LINF), mixed(Brightness())) == [*turned[:2], "hostile-pgd", *turned[2:]]
 
 
 def test_presets_have_their_names_and_threats():
@@ -364,9 +366,10 @@ def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     before, after = ["apgd-ce", "apgd-t", "apgd-margin-t"], ["fab-t", "square"]
     assert names(adaptive, Planes()) == [*before, *after, PRECISE]
     assert names(adaptive, mixed(0.5)) == [*before, "turning-t", *after, *TRANSFERS, PRECISE]
-    learned = ["turning-t", *LOWERING, "smooth-apgd-ce-alpha-0.5", "smooth-apgd-t-alpha-0.5", "gray-ce", "gray-t"]
+    clipped = ["smooth-apgd-ce-alpha-0.5", "smooth-apgd-t-alpha-0.5"]
+    learned = ["turning-t", "hostile-t", *LOWERING, *clipped, "gray-ce", "gray-t"]
     assert names(adaptive, mixed(Brightness())) == [*before, *learned, *after, *TRANSFERS, PRECISE]
-    smooth = ["smooth-margin-t", "smooth-turning-t"]
+    smooth = ["smooth-margin-t", "smooth-turning-t", "smooth-hostile-t"]
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == [*before, *smooth, *after, *TRANSFERS, PRECISE]
     gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
     assert names(adaptive, gradient) == [*before, *after, "transfer-g", "transfer-h", PRECISE]

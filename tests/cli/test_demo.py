@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.main import app, main
+from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.evaluation.budget import Deadline
 from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff, save_tradeoff
 from adaptive_smoothing.report.facts import model_facts
-from adaptive_smoothing.tuning import CleanAccuracy
 
 pytestmark = pytest.mark.usefixtures("package")
 

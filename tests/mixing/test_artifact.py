@@ -77,7 +77,7 @@ def test_modules_of_ones_own_are_given_again(tmp_path, linear):
     images = torch.rand(2, 3, 8, 8)
     mixed = MixedClassifier(linear, other, 0.5)
     mixed.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="pass standard=... the module it was saved with"):
+    with pytest.raises(ValueError, match=r"pass standard=\.\.\. the module it was saved with"):
         MixedClassifier.from_pretrained(tmp_path)
     loaded = MixedClassifier.from_pretrained(tmp_path, standard=linear, robust=other)
     assert torch.equal(loaded(images), mixed(images))

@@ -20,6 +20,7 @@ from adaptive_smoothing.attacks.objectives import (
     cross_entropy,
     targeted_dlr,
     targeted_margin,
+    turn_hostile,
     turn_standard,
 )
 from adaptive_smoothing.attacks.pgd import PGD
@@ -51,17 +52,20 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     All that follows the model's own gradient comes first: what is left for FAB, Square and transfers is an alarm.
     """
     ce, targeted, fab, square, precise = AutoAttack(threat, seed=seed).stages
-    margin, turning = (
-        APGD(threat, climb=climb, target_classes=TARGETS, seed=seed) for climb in (targeted_margin, turn_standard)
+    margin, turning, hostile = (
+        APGD(threat, climb=climb, target_classes=TARGETS, seed=seed)
+        for climb in (targeted_margin, turn_standard, turn_hostile)
     )
     stages = (
         ce,
         targeted,
         Stage("apgd-margin-t", margin),
         Stage("turning-t", turning, needs=has_g_to_turn),
+        Stage("hostile-t", hostile, needs=learns_alpha),
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
         Stage("smooth-turning-t", turning, Smooth(), has_hard_part),
+        Stage("smooth-hostile-t", hostile, Smooth(), has_hard_part),
         *(
             replace(stage, name=f"smooth-{stage.name}", source=Smooth())
             for stage in lowering_alpha(threat, SMOOTH_WEIGHT, seed)

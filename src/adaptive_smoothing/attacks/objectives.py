@@ -80,9 +80,13 @@ class TurnStandard:
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mixture = model.mix(images)
-        # How far the target is above the best of all other classes.
-        lead = -logit_margin(mixture.g, wanted(targets))
-        return self.loss(mixture.logits, labels, targets) + lead.clamp(max=self.sure), mixture.logits
+        loss = self.loss(mixture.logits, labels, targets)
+        return loss + _lead_in_g(mixture, targets, self.sure), mixture.logits
+
+
+def _lead_in_g(mixture: Any, targets: Tensor | None, sure: float) -> Tensor:
+    """How far the target is above the best of all other classes in g, and no further than `sure`."""
+    return -logit_margin(mixture.g, wanted(targets)).clamp(min=-sure)
 
 
 turn_standard = TurnStandard(targeted_probability_loss)
@@ -90,16 +94,25 @@ turn_standard = TurnStandard(targeted_probability_loss)
 
 @dataclass(frozen=True)
 class HostileStandard:
-    """The loss of a mixed classifier whose g says the target, whatever the image: no attack on g does more."""
+    """The loss of a mixed classifier whose g says the target, whatever the image: no attack on g does more.
+
+    With `sure` the real g is turned to the target on the side, as in `TurnStandard`. A learned alpha that is close to 1
+    hides from the mixture's own loss what could be won with it; here it does not.
+    """
 
     loss: Loss
+    sure: float | None = None
 
     def __call__(
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mixture = model.mix(images)
-        hostile = mix_with_claim(mixture.h, mixture.alpha, wanted(targets))
-        return self.loss(hostile, labels, targets), mixture.logits
+        hostile = self.loss(mix_with_claim(mixture.h, mixture.alpha, wanted(targets)), labels, targets)
+        turned = 0.0 if self.sure is None else _lead_in_g(mixture, targets, self.sure)
+        return hostile + turned, mixture.logits
+
+
+turn_hostile = HostileStandard(targeted_margin_loss, sure=5.0)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.report.story import Choice, percent
-from adaptive_smoothing.tuning import CleanAccuracy
 
 # In a run folder: between which alphas each validation image is right. Any other target can be read from it.
 VALIDATION = "validation.npz"

@@ -1,0 +1,118 @@
+"""`mix`: one folder out of two models, in three modes, with the accuracy that was asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adaptive_smoothing.cli import mix as verb
+from adaptive_smoothing.cli.demo import ROBUST, STANDARD
+from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.tuning import tune
+
+RECIPE = """
+name = "tiny"
+[mixer]
+kind = "second-ending"
+hidden = 8
+[attack]
+setting = "hostile"
+steps = 1
+vary_steps = false
+[loss]
+error = 1.0
+bce = 0.0
+product = 0.0
+[optimizer]
+epochs = 1
+batch_size = 8
+"""
+
+pytestmark = pytest.mark.usefixtures("package")
+
+
+def mix(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["mix", STANDARD, ROBUST, "--device", "cpu", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def error(*arguments: str) -> str:
+    with pytest.raises((ValueError, OSError)) as caught:
+        mix(*arguments)
+    return str(caught.value)
+
+
+def card(folder: str) -> dict:
+    return json.loads((Path(folder) / "mixture.json").read_text())["card"]
+
+
+def test_a_fixed_alpha_by_its_target():
+    said = mix("--mode", "fixed", "--clean-accuracy", "60", "--out", "mine")
+    data = datasets.load("cifar10", "val")
+    mixed = MixedClassifier.from_pretrained("mine")
+    assert evaluate(mixed, data).clean == pytest.approx(card("mine")["validation"]["clean"]) and mixed.standard_scale == 3
+    assert card("mine")["validation"]["clean"] >= 0.6 and "evaluate mine --preset adaptive" in said
+
+
+def test_a_fixed_alpha_by_its_number():
+    mix("--mode", "fixed", "--alpha", "0.25", "--out", "mine", "--hold")
+    assert MixedClassifier.from_pretrained("mine").alpha == 0.25 and Path("mine/robust.safetensors").exists()
+    assert "choose another --out, or replace it with --overwrite" in error("--mode", "fixed", "--out", "mine")
+    mix("--mode", "fixed", "--alpha", "0.5", "--out", "mine", "--overwrite")
+    assert MixedClassifier.from_pretrained("mine").alpha == 0.5
+
+
+def test_an_alpha_by_its_robust_accuracy(monkeypatch):
+    asked = {}
+
+    def tuned(mixed, data, **options):
+        asked.update(options, images=len(data))
+        return tune(mixed, data, clean_accuracy=0.5)
+
+    monkeypatch.setattr(verb, "tune", tuned)
+    mix("--mode", "fixed", "--robust-accuracy", "40", "--threat", "L2:0.5")
+    assert asked["robust_accuracy"] == 0.4 and asked["threat"].norm == "L2" and asked["images"] == 24
+
+
+def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
+    Path("tiny.toml").write_text(RECIPE)
+    mix("--recipe", "tiny.toml", "--set", "optimizer.batch_size=12", "--clean-accuracy", "0.6", "--out", "mine")
+    mixed = MixedClassifier.from_pretrained("mine")
+    assert isinstance(mixed.alpha, SecondEnding) and card("mine")["recipe"]["optimizer"]["batch_size"] == 12
+    found = evaluate(mixed, datasets.load("cifar10", "val")).clean
+    assert found == pytest.approx(card("mine")["validation"]["clean"], abs=0.05)
+    arguments = ["evaluate", "mine", "--preset", "B", "--images", "2", "--no-alarms", "--device", "cpu"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    facts = json.loads(Path("runs/evaluate-mine-B/result.json").read_text())["models"]
+    assert facts["alpha"]["kind"] == "second-ending" and facts["robust"]["name"] == ROBUST
+    assert "mixture" in result.output
+
+
+def test_a_nonlinear_mixture(monkeypatch):
+    monkeypatch.setattr(verb, "fit_nonlinear", small_search)
+    mix("--mode", "nonlinear", "--clean-accuracy", "0.5", "--out", "mine")
+    mixed = MixedClassifier.from_pretrained("mine")
+    assert type(mixed.robust).__name__ == "Nonlinear" and type(mixed.standard).__name__ == "Hardmax"
+    assert card("mine")["transform"]["power"] == mixed.robust.power
+
+
+def small_search(g, h, val, threat, **options):
+    from adaptive_smoothing.fitting import fit_nonlinear
+
+    return fit_nonlinear(g, h, val, threat, attacked=2, tried=1, **options)
+
+
+def test_what_cannot_be_meant():
+    assert "one target, got --clean-accuracy and --alpha" in error("--clean-accuracy", "0.9", "--alpha", "0.5")
+    assert "--alpha with --mode fixed, got --mode adaptive" in error("--alpha", "0.5")
+    assert "it searches for that" in error("--mode", "nonlinear", "--robust-accuracy", "0.4")
+    assert "expected --set with --recipe" in error("--set", "optimizer.epochs=1")
+    assert "expected a threat such as Linf:8/255" in error("--threat", "Linf")
+    assert "this pair can reach, got 1" in error("--mode", "fixed", "--clean-accuracy", "100")
