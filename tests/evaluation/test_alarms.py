@@ -11,6 +11,8 @@ from torch import nn
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.mixer import Advice
+from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.wrapping import wrap
 from adaptive_smoothing.threat import L2, Linf
@@ -131,6 +133,23 @@ def test_a_detached_alpha_is_seen(small):
     for module in (detached, jumps):
         assert "detached-alpha" in names(MixedClassifier(small.g, small.h, module), small.x)
     assert names(MixedClassifier(small.g, small.h, detached), small.x) == {"detached-alpha"}
+
+
+class DetachedScore(MixingNetwork):
+    """A mixing network whose score an attacker cannot follow."""
+
+    def forward(self, evidence):
+        score, h = super().forward(evidence)
+        return Advice(score.detach(), h)
+
+
+@pytest.mark.parametrize("kind", [MixingNetwork, DetachedScore])
+def test_a_mixing_network_is_seen_through(small, kind):
+    torch.manual_seed(0)
+    mixer = kind.between(small.g, small.h, standard_taps=("0", "2"), robust_taps=("0", "2"), shape=(3, 16, 16), width=4)
+    mixed = MixedClassifier(small.g, small.h, mixer.requires_grad_(False))
+    assert names(mixed, small.x) == ({"detached-alpha"} if kind is DetachedScore else set())
+    assert "detached-alpha" in names(MixedClassifier(small.g, small.h, mixer).gray_box(), small.x)
 
 
 def test_a_mixture_inside_something_else_is_seen(small):

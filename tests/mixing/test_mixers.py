@@ -1,12 +1,18 @@
 """Networks that mix: their form, their cost in passes, their gradients, and any two classifiers as bases."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from adaptive_smoothing.attacks.adaptive import preset
+from adaptive_smoothing.attacks.apgd import APGD
+from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.objectives import cross_entropy, turn_standard
+from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.mixer import Advice, Mixer
@@ -14,6 +20,7 @@ from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.second_ending import BOUND, SecondEnding
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.threat import Linf
 
 IMAGES = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -158,6 +165,25 @@ def test_turning_g_goes_through_a_mixer(mixer):
     loss, logits = turn_standard(MixedClassifier(G, H, mixer), images, labels, targets)
     (gradient,) = torch.autograd.grad(loss.sum(), images)
     assert logits.shape == (6, 10) and (gradient.flatten(1).abs().sum(1) > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:the gradient was zero")
+def test_the_gray_box_is_no_stronger_than_the_union_of_white_boxes(mixer):
+    """The adaptive preset holds the gray-box attacks and those that follow alpha: no image stands it and falls to A."""
+    mixed = MixedClassifier(G, H, mixer)
+    data = from_tensors((255 * IMAGES[:4]).byte(), mixed((255 * IMAGES[:4]).byte() / 255).argmax(1))
+    threat = Linf(1 / 255)
+    few = tuple(
+        replace(stage, attack=replace(stage.attack, steps=4))
+        for stage in preset("adaptive", threat).for_model(mixed).stages
+        if isinstance(stage.attack, APGD)
+    )
+    gray, union = (
+        evaluate(mixed, data, cascade, with_alarms=False)
+        for cascade in (preset("A", threat), Cascade("union", threat, few))
+    )
+    assert {"gray-ce", "hostile-t", "apgd-t-alpha-0.5"} <= set(union.stages)
+    assert union.robust <= gray.robust
 
 
 @pytest.mark.parametrize(("g", "h", "size"), [("convnext_atto", "vit_tiny_patch16_224", 224), ("resnet10t", None, 32)])

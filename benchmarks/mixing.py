@@ -1,0 +1,118 @@
+"""What a mixing network costs: minutes to train one, and images a second of the mixture beside g and h alone.
+
+    python benchmarks/mixing.py G H --recipe recipes/mixing-c.toml --data-root DATA --out benchmarks/results/mixing.json
+
+The overhead is that of one mixture over g and h run one after the other on the same images, the median of rounds in
+which both are timed side by side. Training is end to end: data on the device, compiling, epochs, batch-norm statistics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.fitting import fit_adaptive
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.network import MixingNetwork
+from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.contract import trusted_images
+from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.results import write_json
+from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.training.mixing_recipe import MixingRecipe
+
+ROUNDS = 9
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def overhead(g: nn.Module, h: nn.Module, images: Tensor, *, half: bool, compiled: bool) -> list[dict[str, Any]]:
+    """Images a second of g and h, and of mixtures of them, in rounds side by side."""
+    device = images.device
+
+    def prepared(model: nn.Module) -> Callable[[], object]:
+        called = torch.compile(model) if compiled else model
+
+        def run() -> object:
+            with torch.no_grad(), trusted_images(), torch.autocast(device.type, torch.bfloat16, enabled=half):
+                return called(images)
+
+        return run
+
+    alone = [prepared(model) for model in (g, h)]
+    mixtures = {
+        "one alpha": prepared(MixedClassifier(g, h, 0.85)),
+        "mixing network": prepared(MixedClassifier(g, h, MixingNetwork.between(g, h))),
+        "second ending": prepared(MixedClassifier(g, h, SecondEnding.of(h))),
+    }
+    for run in (*alone, *mixtures.values()):
+        run()
+    rows = []
+    for name, run in mixtures.items():
+        rounds = [(seconds(lambda: [base() for base in alone], device), seconds(run, device)) for _ in range(ROUNDS)]
+        ratio = statistics.median(mixed / both for both, mixed in rounds)
+        rows.append(
+            {
+                "mixture": name,
+                "arithmetic": "bfloat16" if half else "float32",
+                "compiled": compiled,
+                "g_and_h_images_per_second": round(len(images) / min(both for both, _ in rounds)),
+                "mixture_images_per_second": round(len(images) / min(mixed for _, mixed in rounds)),
+                "overhead": round(ratio - 1, 4),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("standard")
+    parser.add_argument("robust")
+    parser.add_argument("--recipe", type=Path, help="train it, too")
+    parser.add_argument("--set", action="append", default=[], dest="changes")
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-root")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--images", type=int, default=2048)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    g, h = (zoo.load(name, device=device) for name in (options.standard, options.robust))
+    images = torch.rand(options.images, 3, 32, 32, device=device)
+    settings = [(False, False), (True, False), (True, True)] if device.type == "cuda" else [(False, False)]
+    if device.type == "cuda":
+        images = images.contiguous(memory_format=torch.channels_last)
+    rows = [row for half, compiled in settings for row in overhead(g, h, images, half=half, compiled=compiled)]
+    found: dict[str, Any] = {"models": [options.standard, options.robust], "overhead": rows}
+    if options.recipe:
+        recipe = read_toml(options.recipe, MixingRecipe, options.changes)
+        train, val = (datasets.load(options.data, split, root=options.data_root) for split in ("train", "val"))
+        with tempfile.TemporaryDirectory() as folder:
+            took = seconds(
+                lambda: fit_adaptive(g, h, train, val, recipe, Path(folder), device=str(device), quiet=True), device
+            )
+        found["training"] = {"recipe": recipe.name, "images": len(train), "minutes": round(took / 60, 2)}
+    write_json(options.out, found | environment(device))
+    for row in rows:
+        print({key: row[key] for key in ("mixture", "arithmetic", "compiled", "mixture_images_per_second", "overhead")})
+    print(found.get("training", ""))
+
+
+if __name__ == "__main__":
+    main()
