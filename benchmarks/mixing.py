@@ -105,7 +105,7 @@ def main() -> None:
         train, val = (datasets.load(options.data, split, root=options.data_root) for split in ("train", "val"))
         with tempfile.TemporaryDirectory() as folder:
             took = seconds(
-                lambda: fit_adaptive(g, h, train, val, recipe, Path(folder), device=str(device), quiet=True), device
+                lambda: fit_adaptive(g, h, train, val, recipe, folder=folder, device=str(device), quiet=True), device
             )
         found["training"] = {"recipe": recipe.name, "images": len(train), "minutes": round(took / 60, 2)}
     write_json(options.out, found | environment(device))

@@ -69,7 +69,7 @@ def candidate(
             rows.append({"wanted": target, **vars(setting), **found})
         return rows
     recipe = read_toml(what, MixingRecipe, changes)
-    mixed = fit_adaptive(g, h, train, val, recipe, folder, device=device, quiet=True)
+    mixed = fit_adaptive(g, h, train, val, recipe, folder=folder, device=device, quiet=True)
     if options.keep:
         mixed.save_pretrained(options.keep / folder.name, card={"candidate": name})
     return at_targets(mixed, val, options.images, options.clean, threat)

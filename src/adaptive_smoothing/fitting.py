@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,30 +130,9 @@ def train_mixing(
 
 
 def fit_adaptive(
-    standard: nn.Module,
-    robust: nn.Module,
-    train: ImageData,
-    val: ImageData,
-    recipe: MixingRecipe,
-    folder: Path,
-    *,
-    device: str = "cpu",
-    compiled: bool | None = None,
-    resume: bool = False,
-    quiet: bool = False,
+    standard: nn.Module, robust: nn.Module, train: ImageData, val: ImageData, recipe: MixingRecipe, **options: Any
 ) -> MixedClassifier:
-    """A mixing network, made and trained as the recipe says."""
+    """A mixing network, made and trained as the recipe says; options as `train_mixing` has them."""
     channels, height, width = train.images.shape[1:]
-    mixed = untrained(recipe, standard, robust, (channels, height, width)).to(device)
-    return train_mixing(
-        mixed,
-        train,
-        val,
-        recipe.attack.threat,
-        recipe=recipe,
-        folder=folder,
-        device=device,
-        compiled=compiled,
-        resume=resume,
-        quiet=quiet,
-    )
+    mixed = untrained(recipe, standard, robust, (channels, height, width))
+    return train_mixing(mixed, train, val, recipe.attack.threat, recipe=recipe, **options)

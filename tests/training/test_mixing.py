@@ -317,7 +317,7 @@ def worst(mixed: MixedClassifier, data: ImageData) -> float:
 def test_a_few_steps_beat_the_fixed_alpha_on_a_toy_pair(tmp_path, setting):
     """h is as sure where it is wrong, so that one alpha takes all of g or all of h; the features tell where."""
     settings = recipe(setting, epochs=8, attack={"steps": 8, "through_robust": 0.0}, optimizer={"ema": 0.0})
-    run = trainer(tmp_path, settings, toy_data(512))
+    run = trainer(tmp_path, settings, toy_data(384))
     run.run()
     val, test = toy_data(256, seed=1), toy_data(256, seed=2)
     learned = tune(run.mixed, val, clean_accuracy=0.95)

@@ -67,7 +67,8 @@ def mix(
     if mode is Mode.adaptive:
         settings = _recipe(recipe, change, against, standard_scale, short(robust))
         card["recipe"] = asdict(settings)
-        mixed = fit_adaptive(g, h, train, val, settings, folder, device=where, compiled=compiled, resume=resume)
+        options = {"folder": folder, "device": where, "compiled": compiled, "resume": resume}
+        mixed = fit_adaptive(g, h, train, val, settings, **options)
     elif mode is Mode.nonlinear:
         mixed = _nonlinear(g, h, val, against, wanted, card, console)
     else:
