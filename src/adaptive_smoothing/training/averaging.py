@@ -52,6 +52,15 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
+def learns_statistics(model: nn.Module) -> bool:
+    """Whether training changes batch-norm statistics: some models keep those they were given."""
+    mode = model.training
+    model.train()
+    learns = any(norm.training for norm in batch_norms(model))
+    model.train(mode)
+    return learns
+
+
 @contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
     """Whatever happens to batch-norm statistics inside is undone afterwards."""

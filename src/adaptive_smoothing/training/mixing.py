@@ -19,7 +19,7 @@ from adaptive_smoothing.mixing.formula import NEVER
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.second_ending import SecondEnding
-from adaptive_smoothing.training.averaging import measure_statistics, statistics_kept
+from adaptive_smoothing.training.averaging import learns_statistics, measure_statistics, statistics_kept
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
 from adaptive_smoothing.training.mixing_attacks import Attacked, Chance, ThroughRobust, make_attack
@@ -74,6 +74,7 @@ class MixingTrainer(Loop):
         self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
         self.through_robust = ThroughRobust(FastModel(self.mixed.robust, self.device), Chance(recipe.attack))
         self.held_out = self._held_out() if recipe.dial.recover else None
+        self.target = self._target() if self.held_out is not None else None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if not isinstance(self.model, SecondEnding):
@@ -165,16 +166,21 @@ class MixingTrainer(Loop):
             evidence = together(evidence, more)
         return evidence, self.val_data.floats(), self.val_data.labels
 
-    def turn_dial(self) -> None:
-        """To where the mixture has won back the wanted share of what h loses to g, on validation images."""
+    def _target(self) -> float:
+        """The clean accuracy that wins back the wanted share of what h loses to g, on validation images."""
         assert self.held_out is not None
+        evidence, _, labels = self.held_out
+        h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
+        return h + self.recipe.dial.recover * (g - h)
+
+    def turn_dial(self) -> None:
+        """To where the mixture has the clean accuracy that is wanted in training."""
+        assert self.held_out is not None and self.target is not None
         evidence, images, labels = self.held_out
-        accuracy = [(logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g)]
-        target = accuracy[0] + self.recipe.dial.recover * (accuracy[1] - accuracy[0])
         with torch.no_grad(), self._arithmetic():
             mixture, score = self.mixed.weigh(evidence, images), self.model(evidence).score
         dial = shift_accuracy(mixture, score, labels, self.mixed)
-        self.mixed.alpha_shift.fill_(dial.largest(target))
+        self.mixed.alpha_shift.fill_(dial.largest(self.target))
 
     # -- watching ------------------------------------------------------------------------------------------------
 
@@ -192,6 +198,8 @@ class MixingTrainer(Loop):
         return {"val_clean": found.clean, "val_pgd10": found.robust}
 
     def measure(self, batches: int) -> None:
+        if not learns_statistics(self.model):
+            return
         lessons = (self.lesson(batch).evidence for batch in islice(self.batches(self.recipe.optimizer.epochs), batches))
         measure_statistics(self.model, lessons)
 
