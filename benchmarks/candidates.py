@@ -37,7 +37,7 @@ def measure(
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Figures of a candidate, and for every wanted accuracy whether each image stands all attacks."""
     accuracy = clean_accuracy(g, h, data, batch_size=size)
-    alphas = [accuracy.largest_alpha(target) for target in wanted]
+    alphas = [accuracy.largest(target) for target in wanted]
     run = tradeoff(g, h, data, PGD(Linf(8 / 255), steps=steps), mix_alphas=sorted(alphas), batch_size=size)
     stands = run.right("worst")[[sorted(alphas).index(alpha) for alpha in alphas]]
     alone = run.rows["clean_h"]

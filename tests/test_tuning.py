@@ -10,7 +10,7 @@ import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.dial import CleanAccuracy, right_interval
-from adaptive_smoothing.mixing.mixer import Advice, Mixer
+from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
 from adaptive_smoothing.tuning import EVALUATIONS, SATURATED, clean_accuracy, dial_accuracy, shift_accuracy, turned
 
 THREAT = ads.Linf(8 / 255)
@@ -90,18 +90,18 @@ def test_steps_of_a_shift_go_beyond_all_numbers():
         curve.largest(0.5)
 
 
-def test_largest_alpha_is_the_last_that_reaches_the_target():
+def test_largest_is_the_last_that_reaches_the_target():
     curve = CleanAccuracy(low=np.array([-np.inf, -np.inf, 0.2, 0.6]), high=np.array([np.inf, 0.5, np.inf, np.inf]))
     assert curve(0.1) == 0.5 and curve(0.3) == 0.75 and curve(0.55) == 0.5 and curve(0.9) == 0.75
-    assert curve.largest_alpha(0.75) == 1.0
-    assert curve.largest_alpha(0.5) == 1.0
+    assert curve.largest(0.75) == 1.0
+    assert curve.largest(0.5) == 1.0
 
 
 def test_what_is_offered_can_be_had():
     curve = CleanAccuracy(np.array([0.5, -np.inf, -np.inf]), np.array([np.inf, 0.4, np.inf]))
     with pytest.raises(ValueError, match=r"on 3 images is 0\.666, at alpha .*; ask for at most that"):
-        curve.largest_alpha(0.9)
-    curve.largest_alpha(0.666)
+        curve.largest(0.9)
+    curve.largest(0.666)
 
 
 def test_curves_are_kept_with_their_dial(tmp_path):
@@ -140,22 +140,23 @@ def test_tune_reaches_the_wanted_accuracy(linear, robust):
 def test_shifts_of_two_images_by_hand():
     """g says (3/4, 1/4) and h (1/4, 3/4): the first is right below alpha = 1/2, the second above it."""
     logits = torch.tensor([[3.0, 1.0], [3.0, 1.0]]).log()
-    mixture = ads.Mixture(logits, torch.zeros(2), logits, logits.flip(1))
+    evidence, h = Evidence(logits, logits), logits.flip(1)
     mixed = ads.MixedClassifier(nn.Identity(), nn.Identity(), Scored(), alpha_range=(0.25, 0.75), alpha_scale=2.0)
-    curve = shift_accuracy(mixture, torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), mixed)
+    curve = shift_accuracy(evidence, Advice(torch.tensor([1.0, 3.0]), h), torch.tensor([0, 1]), mixed)
     assert curve.low[0] == -np.inf and curve.high[0] == pytest.approx(-2.0)
     assert curve.low[1] == pytest.approx(-6.0) and curve.high[1] == np.inf
     assert curve.span == pytest.approx((-6 - SATURATED, -2 + SATURATED))
     assert curve(-7) == 0.5 and curve(-4) == 1.0 and curve(0) == 0.5
-    skewed = shift_accuracy(mixture, torch.zeros(2), torch.tensor([0, 1]), mixed.with_alpha_range(0.2, 0.8 - 0.2))
+    wider = mixed.with_alpha_range(0.2, 0.8 - 0.2)
+    skewed = shift_accuracy(evidence, Advice(torch.zeros(2), h), torch.tensor([0, 1]), wider)
     assert skewed.high[0] == pytest.approx(math.log(3), abs=1e-6)
 
 
 def test_an_end_outside_the_range_is_never_reached():
     logits = torch.tensor([[3.0, 1.0], [3.0, 1.0]]).log()
-    mixture = ads.Mixture(logits, torch.zeros(2), logits, logits.flip(1))
+    evidence, h = Evidence(logits, logits), logits.flip(1)
     mixed = ads.MixedClassifier(nn.Identity(), nn.Identity(), Scored(), alpha_range=(0.6, 0.9))
-    curve = shift_accuracy(mixture, torch.zeros(2), torch.tensor([0, 1]), mixed)
+    curve = shift_accuracy(evidence, Advice(torch.zeros(2), h), torch.tensor([0, 1]), mixed)
     assert set(curve.steps()[1]) == {0.5} and curve.high[0] == curve.low[1] == -np.inf
 
 

@@ -76,10 +76,6 @@ class CleanAccuracy:
             )
         return float(enough[-1])
 
-    def largest_alpha(self, target: float) -> float:
-        """`largest`, where the dial is known to be alpha."""
-        return self.largest(target)
-
 
 def check_share(target: float, name: str) -> None:
     if not 0 < target <= 1:

@@ -23,6 +23,7 @@ from adaptive_smoothing.attacks.verdict import all_logits
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
@@ -113,7 +114,8 @@ def train_mixing(
     The mixer itself is trained, not a copy; what is returned has the dial. Give it images that neither
     g nor h was tested on: `train` to learn from, `val` for the dial.
     """
-    recipe = recipe or default_recipe(threat)
+    kind = "second-ending" if isinstance(mixed.alpha, SecondEnding) else "network"
+    recipe = recipe or default_recipe(threat, kind=kind)
     folder = Path(folder)
     device = device or str(mixed.alpha_shift.device)
     watcher = Watcher(folder, title=recipe.name, quiet=quiet)

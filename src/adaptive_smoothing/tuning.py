@@ -23,7 +23,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import CleanAccuracy, check_share, right_interval
 from adaptive_smoothing.evaluation.accuracy import Attack, check_data
 from adaptive_smoothing.evaluation.judging import evaluate
-from adaptive_smoothing.mixing.classifier import MixedClassifier, Mixture
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
 from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.threat import Threat
@@ -35,9 +35,9 @@ EVALUATIONS = 7
 BATCH = 500
 
 
-def shift_accuracy(mixture: Mixture, score: Tensor, labels: Tensor, mixed: MixedClassifier) -> CleanAccuracy:
-    """Clean accuracy of `mixed` at every alpha_shift, from what it mixed and the score that its `Mixer` gave."""
-    return _of_shifts(_shift_ends(mixture.g, mixture.h, score, labels, mixed).cpu().numpy())
+def shift_accuracy(evidence: Evidence, advice: Advice, labels: Tensor, mixed: MixedClassifier) -> CleanAccuracy:
+    """Clean accuracy of `mixed` at every alpha_shift, from what its `Mixer` heard and said."""
+    return _of_shifts(_shift_ends(evidence, advice, labels, mixed).cpu().numpy())
 
 
 def clean_accuracy(
@@ -75,9 +75,7 @@ def dial_accuracy(mixed: MixedClassifier, data: ImageData, **options: Any) -> Cl
         return clean_accuracy(mixed.standard, mixed.robust, data, **options)
 
     def ends(batch: Batch) -> Tensor:
-        evidence, advice = _what_was_mixed(mixed, batch.images)
-        g, h = mixed.standard_scale * evidence.g, mixed.robust_scale * advice.h
-        return _shift_ends(g, h, advice.score, batch.labels, mixed)
+        return _shift_ends(*_what_was_mixed(mixed, batch.images), batch.labels, mixed)
 
     return _of_shifts(_per_image(ends, mixed, data, **options))
 
@@ -161,7 +159,7 @@ def _check_dial(mixed: MixedClassifier) -> None:
     check_eval(mixed)
 
 
-def _shift_ends(g: Tensor, h: Tensor, score: Tensor, labels: Tensor, mixed: MixedClassifier) -> Tensor:
+def _shift_ends(evidence: Evidence, advice: Advice, labels: Tensor, mixed: MixedClassifier) -> Tensor:
     """For each image the shifts between which it is right, and the one that puts its alpha into the middle: [3, N]."""
     low, high = mixed.alpha_range.tolist()
     if low == high:
@@ -169,8 +167,9 @@ def _shift_ends(g: Tensor, h: Tensor, score: Tensor, labels: Tensor, mixed: Mixe
             f"expected an alpha_range of some width, got ({low:g}, {high:g}), where no shift changes alpha: "
             "tune mixed.with_alpha_range(0, 1)"
         )
-    alphas = torch.stack(right_interval(g.double().softmax(1), h.double().softmax(1), labels))
-    middle = -mixed.alpha_scale.double() * score.double()
+    g, h = mixed.standard_scale * evidence.g.double(), mixed.robust_scale * advice.h.double()
+    alphas = torch.stack(right_interval(g.softmax(1), h.softmax(1), labels))
+    middle = -mixed.alpha_scale.double() * advice.score.double()
     # Beyond the range an alpha is reached at no shift, so that its end lies at infinity.
     return torch.cat([torch.logit(((alphas - low) / (high - low)).clamp(0, 1)) + middle, middle[None]])
 

@@ -24,6 +24,7 @@ hidden = 8
 setting = "hostile"
 steps = 1
 vary_steps = false
+through_robust = 0.0
 [loss]
 error = 1.0
 bce = 0.0

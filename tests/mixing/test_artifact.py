@@ -89,6 +89,18 @@ def test_modules_of_ones_own_are_given_again(tmp_path, linear):
         mixed.save_pretrained(tmp_path / "held", hold=True)
 
 
+def test_a_base_that_was_trained_on_is_not_taken_for_the_stored_one(tmp_path):
+    moved = zoo.load("compact-robust")
+    assert zoo.is_as_stored(moved)
+    with torch.no_grad():
+        moved.head.bias.add_(0.5)
+    mixed = MixedClassifier(G, moved, 0.5)
+    mixed.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="knows by the sum of its weights only"):
+        MixedClassifier.from_pretrained(tmp_path)
+    assert torch.equal(MixedClassifier.from_pretrained(tmp_path, robust=moved)(IMAGES), mixed(IMAGES))
+
+
 def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(ValueError, match="one alpha for all images, got one per image"):
         MixedClassifier(G, H, torch.rand(4)).save_pretrained(tmp_path)

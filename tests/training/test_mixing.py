@@ -12,6 +12,7 @@ from torch import nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.fitting import train_mixing
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.settings import SettingsError, from_table
@@ -89,7 +90,7 @@ def recipe(setting: str = "B", epochs: int = 2, **changes) -> MixingRecipe:
             if hostile
             else {f"{role}_taps": ["early", "later"] for role in ("standard", "robust")}
         ),
-        "attack": {"setting": setting, "eps": EPS, "steps": 4},
+        "attack": {"setting": setting, "eps": EPS, "steps": 4} | ({"through_robust": 0.0} if hostile else {}),
         "optimizer": {"epochs": epochs, "batch_size": 64, "lr": 0.01},
         "dial": {"scale": 1.0, "recover": 0.5, "every": 2} if hostile else {},
         "evaluate_every": 100,
@@ -294,9 +295,25 @@ def test_recipes_that_cannot_be_meant(changes, message):
         recipe("B", **changes)
 
 
-def test_a_hostile_g_has_no_features():
+def test_a_hostile_g_has_no_features_and_withstands_nothing(tmp_path):
+    hostile = default_recipe(Linf(8 / 255))
     with pytest.raises(ValueError, match="second-ending for the hostile setting"):
-        replace(default_recipe(Linf(8 / 255)), mixer=recipe("B").mixer)
+        replace(hostile, mixer=recipe("B").mixer)
+    with pytest.raises(ValueError, match=r"through_robust = 0 in the hostile setting, got 0\.5"):
+        replace(hostile, attack=replace(hostile.attack, through_robust=0.5))
+    mixed = untrained(recipe("B"), G, H, shape=(3, 8, 8))
+    with pytest.raises(ValueError, match="reads nothing of g for the hostile setting, got a MixingNetwork"):
+        MixingTrainer(hostile, mixed, toy_data(64), toy_data(64), tmp_path)
+
+
+def test_the_default_recipe_fits_the_mixer(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(MixingTrainer, "run", lambda self: asked.append(self.recipe))
+    data = toy_data(512)
+    for number, kind in enumerate(("B", "hostile")):
+        mixed = untrained(recipe(kind), G, H, shape=(3, 8, 8))
+        train_mixing(mixed, data, data, Linf(EPS), folder=tmp_path / str(number), quiet=True)
+    assert [found.attack.setting for found in asked] == ["C", "hostile"] and asked[0].attack.eps == EPS
 
 
 # --- what it is for -----------------------------------------------------------------------------------------------

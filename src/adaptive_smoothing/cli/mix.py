@@ -61,7 +61,7 @@ def mix(
     folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
     _check_folder(folder, overwrite or resume)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
-    train, val = (datasets.load(data, split, root=data_root, download=download) for split in _splits(data))
+    train, val = _images(data, data_root, download)
     check_classes({standard: g, robust: h}, val)
     card: dict[str, Any] = {"mode": str(mode), "threat": threat, "wanted": wanted, "data": val.fingerprint()}
     if mode is Mode.adaptive:
@@ -95,9 +95,14 @@ def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float 
     return {name: value if name == "alpha" else as_share(value) for name, value in found.items()}
 
 
-def _splits(data: str) -> tuple[str, str]:
-    # The images inside the package are all held out; half of a taste is better than none.
-    return ("val", "val") if data == "builtin" else ("train", "val")
+def _images(data: str, root: Path | None, download: bool) -> tuple[ImageData, ImageData]:
+    """To learn from, and to set the dial on. The package holds no training images: half of the others stand in."""
+    if data == "builtin":
+        both = datasets.load(data, "val")
+        half = len(both) // 2
+        return both.take(slice(half)), both.take(slice(half, None))
+    train, val = (datasets.load(data, split, root=root, download=download) for split in ("train", "val"))
+    return train, val
 
 
 def _recipe(path: Path | None, changes: list[str], threat: Threat, scale: float, name: str) -> MixingRecipe:

@@ -1,7 +1,7 @@
 """A mixed classifier as a folder: `mixture.json` says what is mixed and how, safetensors hold what was trained for it.
 
 The base classifiers are named, with the sha256 sums of their weights, or held in the folder, too. A base that has no
-name (a module of one's own) is known by the sum of its weights and has to be given again.
+name (a module of one's own, or one that was trained on) is known by the sum of its weights and has to be given again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
             )
         zoo.save(model, hold_at.parent, hold_at.stem, {"arch": origin["arch"], "options": origin["options"]})
         return {"held": hold_at.name}
-    if origin is not None:
+    if zoo.is_as_stored(model):
+        assert origin is not None
         return {key: value for key, value in origin.items() if key in ("name", "sha256")}
     return {"weights": weights_sum(model)}
 

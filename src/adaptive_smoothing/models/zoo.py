@@ -59,6 +59,16 @@ def origin(model: nn.Module) -> dict[str, Any] | None:
     return getattr(model, "_origin", None)
 
 
+def is_as_stored(model: nn.Module) -> bool:
+    """Whether a model that `load` found still has the weights it was found with; True of those that are not files."""
+    found = origin(model)
+    card = None if found is None else find_card(found["name"])
+    if card is None:
+        return found is not None
+    stored = _read_weights(card)
+    return all(torch.equal(value.cpu(), stored[key].to(value.dtype)) for key, value in model.state_dict().items())
+
+
 def _remember_origin(model: nn.Module, name: str) -> None:
     card = find_card(name)
     stored = {} if card is None else {"arch": card.arch, "options": card.options}

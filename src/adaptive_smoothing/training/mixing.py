@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from adaptive_smoothing.training.loop import Loop
 from adaptive_smoothing.training.mixing_attacks import Attacked, Chance, ThroughRobust, make_attack
 from adaptive_smoothing.training.mixing_loss import composite_loss
 from adaptive_smoothing.training.mixing_recipe import MixerSettings, MixingRecipe
-from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.tuning import shift_accuracy
 
 
@@ -57,24 +56,19 @@ class MixingTrainer(Loop):
         *,
         device: str = "cpu",
         compiled: bool | None = None,
-        watcher: Watcher | None = None,
-        save_every: float = 30.0,
+        **options: Any,
     ) -> None:
-        if not isinstance(mixed.alpha, Mixer):
-            raise TypeError(
-                f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: "
-                "make one with ads.MixingNetwork.between(g, h) or ads.SecondEnding.of(h)"
-            )
+        _check_fits(recipe, mixed)
         layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
         for base in (mixed.standard, mixed.robust):
             base.eval().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
         self.mixed = mixed.to(device).with_alpha_range(0, 1).with_dial(recipe.dial.scale, recipe.dial.shift)
-        super().__init__(recipe, mixed.alpha, train, val, folder, device=device, watcher=watcher, save_every=save_every)
+        super().__init__(recipe, cast(Mixer, mixed.alpha), train, val, folder, device=device, **options)
         compiled = self.cuda if compiled is None else compiled
         self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
         self.through_robust = ThroughRobust(FastModel(self.mixed.robust, self.device), Chance(recipe.attack))
         self.held_out = self._held_out() if recipe.dial.recover else None
-        self.target = self._target() if self.held_out is not None else None
+        self.target = self._target(self.held_out) if self.held_out else 0.0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if not isinstance(self.model, SecondEnding):
@@ -126,12 +120,14 @@ class MixingTrainer(Loop):
         """The attacked images and their pseudo labels: 1, but 0 for those attacked through h, which g withstands."""
         pseudo = torch.ones(len(batch.labels), device=self.device)
         few = round(self.recipe.attack.through_robust * len(batch.labels))
-        attacked = self.attack(batch)
-        if few:
-            pseudo[:few] = 0
-            first = batch._replace(images=batch.images[:few], labels=batch.labels[:few])
-            attacked.images[:few] = self.through_robust(first).images
-        return attacked, pseudo
+        if not few:
+            return self.attack(batch), pseudo
+        pseudo[:few] = 0
+        first, rest = (
+            batch._replace(images=batch.images[part], labels=batch.labels[part], positions=batch.positions[part])
+            for part in (slice(few), slice(few, None))
+        )
+        return Attacked(torch.cat([self.through_robust(first).images, self.attack(rest).images])), pseudo
 
     def _evidence(self, attacked: Attacked) -> Evidence:
         """What the base classifiers say of attacked images; a hostile g says what it claims."""
@@ -154,32 +150,24 @@ class MixingTrainer(Loop):
 
     # -- the dial ------------------------------------------------------------------------------------------------
 
-    def _held_out(self) -> tuple[Evidence, Tensor, Tensor]:
-        """Evidence of the validation images, which does not change, with images (for their number) and labels."""
-        parts = []
+    def _held_out(self) -> Evidence:
+        """Evidence of the validation images, which does not change."""
         with torch.no_grad(), self._arithmetic():
-            for batch in batches(self.val_data, 500):
-                images = batch.images.contiguous(memory_format=self.layout)
-                parts.append(self.mixed.evidence(images))
-        evidence = parts[0]
-        for more in parts[1:]:
-            evidence = together(evidence, more)
-        return evidence, self.val_data.floats(), self.val_data.labels
+            images = (batch.images.contiguous(memory_format=self.layout) for batch in batches(self.val_data, 500))
+            return together(*map(self.mixed.evidence, images))
 
-    def _target(self) -> float:
+    def _target(self, evidence: Evidence) -> float:
         """The clean accuracy that wins back the wanted share of what h loses to g, on validation images."""
-        assert self.held_out is not None
-        evidence, _, labels = self.held_out
+        labels = self.val_data.labels
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
         return h + self.recipe.dial.recover * (g - h)
 
     def turn_dial(self) -> None:
         """To where the mixture has the clean accuracy that is wanted in training."""
-        assert self.held_out is not None and self.target is not None
-        evidence, images, labels = self.held_out
+        assert self.held_out is not None
         with torch.no_grad(), self._arithmetic():
-            mixture, score = self.mixed.weigh(evidence, images), self.model(evidence).score
-        dial = shift_accuracy(mixture, score, labels, self.mixed)
+            advice = self.model(self.held_out)
+        dial = shift_accuracy(self.held_out, advice, self.val_data.labels, self.mixed)
         self.mixed.alpha_shift.fill_(dial.largest(self.target))
 
     # -- watching ------------------------------------------------------------------------------------------------
@@ -208,6 +196,19 @@ class MixingTrainer(Loop):
         if self.held_out is not None:
             self.turn_dial()
         return mixer
+
+
+def _check_fits(recipe: MixingRecipe, mixed: MixedClassifier) -> None:
+    if not isinstance(mixed.alpha, Mixer):
+        raise TypeError(
+            f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: "
+            "make one with ads.MixingNetwork.between(g, h) or ads.SecondEnding.of(h)"
+        )
+    if recipe.attack.setting == "hostile" and mixed.alpha.standard_taps:
+        raise ValueError(
+            f"expected a mixer that reads nothing of g for the hostile setting, got a {type(mixed.alpha).__name__}: "
+            "train it in setting A, B or C, or take ads.SecondEnding.of(h)"
+        )
 
 
 def together(*parts: Evidence) -> Evidence:

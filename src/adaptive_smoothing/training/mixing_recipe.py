@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.threat import NORMS, Threat
 from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, among, at_least
 
@@ -140,6 +141,11 @@ class MixingRecipe(CommonRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.attack.setting == "hostile" and self.attack.through_robust:
+            raise ValueError(
+                f"expected through_robust = 0 in the hostile setting, got {self.attack.through_robust:g}: "
+                "a g that says what the attacker wants does not withstand anything"
+            )
         if self.attack.setting == "hostile" and self.mixer.kind != "second-ending":
             raise ValueError(
                 "expected mixer.kind second-ending for the hostile setting, got network: "
@@ -147,24 +153,28 @@ class MixingRecipe(CommonRecipe):
             )
 
 
-def default_recipe(threat: Threat, name: str = "mixing") -> MixingRecipe:
-    """What is used where no recipe is named: the setting that holds best (docs/results.md)."""
+def default_recipe(threat: Threat, name: str = "mixing", kind: str = "second-ending") -> MixingRecipe:
+    """What is used where no recipe is named: for a second ending the setting that holds best (docs/results.md), for the
+    paper's network its setting C.
+    """
     if isinstance(threat.eps, Tensor):
         raise ValueError("expected one radius for all images, got one per image: pass ads.Linf(8 / 255) or its like")
+    against = {"norm": threat.norm, "eps": threat.eps}
+    if kind == "network":
+        return MixingRecipe(name=name, attack=from_table(AttackSettings, against | {"setting": "C", "steps": 75}))
+    hostile = {
+        "setting": "hostile",
+        "steps": 10,
+        "vary_steps": False,
+        "smallest": 1.0,
+        "largest": 1.0,
+        "through_robust": 0.0,
+    }
     return MixingRecipe(
         name=name,
         optimizer=MixingOptimizer(epochs=6, batch_size=500, lr=1e-3, weight_decay=1e-3, gradient_clip=1.0, ema=0.99),
-        mixer=MixerSettings(kind="second-ending"),
-        attack=AttackSettings(
-            setting="hostile",
-            norm=threat.norm,
-            eps=threat.eps,
-            steps=10,
-            vary_steps=False,
-            smallest=1.0,
-            largest=1.0,
-            through_robust=0.0,
-        ),
+        mixer=MixerSettings(kind=kind),
+        attack=from_table(AttackSettings, against | hostile),
         loss=LossSettings(ce=0.0, bce=0.0, product=0.0, error=1.0, attacked=0.3),
         dial=DialSettings(scale=1.0, shift=1.7, recover=0.6),
         standard_scale=3.0,

@@ -18,7 +18,6 @@ from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
 from adaptive_smoothing.training.methods import make_method
 from adaptive_smoothing.training.recipe import Recipe
-from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
 
@@ -34,14 +33,13 @@ class Trainer(Loop):
         val: ImageData,
         folder: Path,
         *,
-        device: str = "cpu",
         compiled: bool | None = None,
-        watcher: Watcher | None = None,
-        save_every: float = 30.0,
+        **options: Any,
     ) -> None:
+        """Options are those of `Loop`: device, watcher, save_every."""
         torch.manual_seed(recipe.seed)
         model = architectures.build(recipe.model.arch, **recipe.model.options_for(train.num_classes))
-        super().__init__(recipe, model, train, val, folder, device=device, watcher=watcher, save_every=save_every)
+        super().__init__(recipe, model, train, val, folder, **options)
         self.network = self._network(self.cuda if compiled is None else compiled)
         self.method = make_method(recipe.method, len(train), self.device)
         self.adversary = WeightPerturbation(self.model, recipe.method.weight_perturbation)
