@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.checkpoints import CheckpointError
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.fitting import train_mixing
@@ -239,6 +240,16 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, setting):
     assert second.resume() and second.step == 5
     assert torch.equal(weights(second.run()), finished)
     assert torch.equal(second.mixed.alpha_shift, whole.mixed.alpha_shift)
+
+
+def test_a_run_goes_on_with_the_pair_it_began_with(tmp_path):
+    settings, data = recipe("B", epochs=1), toy_data(64)
+    run = trainer(tmp_path, settings, data)
+    run.save()
+    other = untrained(settings, Reads(1, gain=100.0, scale=8.0), H, shape=(3, 8, 8))
+    watcher = Watcher(tmp_path, quiet=True, tensorboard=False)
+    with pytest.raises(CheckpointError, match="was made with another pair of base classifiers"):
+        MixingTrainer(settings, other, data, data.take(slice(64)), tmp_path, watcher=watcher).resume()
 
 
 def test_it_logs_and_validates(tmp_path):

@@ -206,7 +206,7 @@ class Loop(ABC):
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be gone on from, as JSON says it."""
-        return {"recipe": json.loads(json.dumps(asdict(self.recipe))), "data": self.train_data.fingerprint()}
+        return {"recipe": json.loads(json.dumps(asdict(self.recipe))), "training set": self.train_data.fingerprint()}
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint; False when there is none."""
@@ -214,10 +214,9 @@ class Loop(ABC):
             return False
         tensors, facts = checkpoints.load(self.checkpoint)
         for what, here in self._identity().items():
-            if facts[what] != here:
+            if facts.get(what) != here:
                 raise checkpoints.CheckpointError(
-                    f"{self.checkpoint} was made with another {'recipe' if what == 'recipe' else 'training set'}: "
-                    "use another --out, or delete it to start again"
+                    f"{self.checkpoint} was made with another {what}: use another --out, or delete it to start again"
                 )
         parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("model", "average", "state", "optimizer", "epoch")}
         for name, tensor in tensors.items():

@@ -14,6 +14,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.mixing.artifact import weights_sum
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import NEVER
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
@@ -84,6 +85,10 @@ class MixingTrainer(Loop):
 
     def state(self) -> dict[str, Tensor]:
         return {"shift": self.mixed.alpha_shift}
+
+    def _identity(self) -> dict[str, Any]:
+        sums = [weights_sum(base) for base in (self.mixed.standard, self.mixed.robust)]
+        return {**super()._identity(), "pair of base classifiers": sums}
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
