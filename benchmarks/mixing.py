@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=2048)
+    parser.add_argument("--keep", type=Path, help="a folder for the mixture that was trained")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -102,11 +103,14 @@ def main() -> None:
     found: dict[str, Any] = {"models": [options.standard, options.robust], "overhead": rows}
     if options.recipe:
         recipe = read_toml(options.recipe, MixingRecipe, options.changes)
-        train, val = (datasets.load(options.data, split, root=options.data_root) for split in ("train", "val"))
+        splits = ("val" if options.data == "builtin" else "train", "val")  # a trial without CIFAR-10
+        train, val = (datasets.load(options.data, split, root=options.data_root) for split in splits)
+        trained: list[MixedClassifier] = []
         with tempfile.TemporaryDirectory() as folder:
-            took = seconds(
-                lambda: fit_adaptive(g, h, train, val, recipe, folder=folder, device=str(device), quiet=True), device
-            )
+            where = {"folder": folder, "device": str(device), "quiet": True}
+            took = seconds(lambda: trained.append(fit_adaptive(g, h, train, val, recipe, **where)), device)
+        if options.keep:
+            trained[0].save_pretrained(options.keep, card={"made from": str(options.recipe)})
         found["training"] = {"recipe": recipe.name, "images": len(train), "minutes": round(took / 60, 2)}
     write_json(options.out, found | environment(device))
     for row in rows:

@@ -1,7 +1,7 @@
 """How many images mixtures of two models leave standing at wanted clean accuracies.
 
     python benchmarks/mixtures.py G H --data-root DATA --clean 0.9 --out results/mixtures/candidates \\
-        fixed "fixed standard_scale=1" nonlinear "recipes/mixing.toml loss.attacked=0.25 data.cutout=0" \\
+        fixed "fixed robust_scale=2" nonlinear "recipes/mixing.toml loss.attacked=0.25 data.cutout=0" \\
         "zoo/resnet18-mixed scale=2"
 
 A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes. Each is
@@ -27,7 +27,7 @@ from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
-from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
+from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing import artifact
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
@@ -78,11 +78,10 @@ class Bench:
 
     def _made(self, what: str, changes: list[str], folder: Path) -> MixedClassifier:
         if what == "fixed":
-            scale = float(changes[0].removeprefix("standard_scale=")) if changes else STANDARD_SCALE
-            return fit_fixed(self.g, self.h, standard_scale=scale)
+            return fit_fixed(self.g, self.h, **numbers(changes))
         if artifact.exists(what):
             mixed = MixedClassifier.from_pretrained(what, device=self.options.device)
-            return mixed.with_dial(float(changes[0].removeprefix("scale=")), 0.0) if changes else mixed
+            return mixed.with_dial(**numbers(changes), shift=0.0) if changes else mixed
         recipe = read_toml(what, MixingRecipe, changes)
         options = {"folder": folder, "device": self.options.device, "quiet": True}
         mixed = fit_adaptive(self.g, self.h, self.train, self.val, recipe, **options)
@@ -105,6 +104,10 @@ class Bench:
             columns[attack.name] = verdict.robust_correct.numpy()
             found["clean"], columns["clean"] = verdict.clean, verdict.clean_correct.numpy()
         return {**found, "union": stands.float().mean().item()}, columns
+
+
+def numbers(changes: list[str]) -> dict[str, float]:
+    return {name: float(value) for name, value in (change.split("=") for change in changes)}
 
 
 def described(name: str, model: nn.Module) -> dict[str, Any]:

@@ -38,9 +38,11 @@ ATTACKED, TRIED = 1000, 3
 Say = Callable[[str], None]
 
 
-def fit_fixed(standard: nn.Module, robust: nn.Module, *, standard_scale: float = STANDARD_SCALE) -> MixedClassifier:
+def fit_fixed(
+    standard: nn.Module, robust: nn.Module, *, standard_scale: float = STANDARD_SCALE, robust_scale: float = 1.0
+) -> MixedClassifier:
     """One alpha for all images, which is still to be tuned (`ads.tune`)."""
-    return MixedClassifier(standard, robust, 0.5, standard_scale=standard_scale)
+    return MixedClassifier(standard, robust, 0.5, standard_scale=standard_scale, robust_scale=robust_scale)
 
 
 def fit_nonlinear(

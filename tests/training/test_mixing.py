@@ -242,6 +242,30 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, setting):
     assert torch.equal(second.mixed.alpha_shift, whole.mixed.alpha_shift)
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_in_the_arithmetic_of_a_gpu(tmp_path, setting, monkeypatch):
+    """Which is bfloat16 where torch says so: everything that makes or meets features has to know."""
+    monkeypatch.setattr(MixingTrainer, "_arithmetic", lambda self: torch.autocast("cpu", torch.bfloat16))
+    mixer = trainer(tmp_path, recipe(setting, epochs=1, evaluate_every=1), toy_data(128)).run()
+    assert weights(mixer).isfinite().all()
+    assert all(value.dtype != torch.bfloat16 for value in mixer.state_dict().values())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_on_a_gpu(tmp_path, setting, compiled):
+    g, h = (build("preact_resnet18", width=8).eval() for _ in range(2))
+    pixels, index = torch.randint(256, (128, 3, 32, 32), dtype=torch.uint8), torch.arange(128)
+    data = ImageData(pixels, index % 10, tuple("abcdefghij"), "noise", index)
+    taps = {"robust_taps": [], "standard_taps": []}
+    settings = recipe(setting, epochs=1, evaluate_every=1, mixer=taps)
+    mixed = untrained(settings, g, h)
+    kept = {"folder": tmp_path, "device": "cuda", "compiled": compiled, "quiet": True}
+    trained = train_mixing(mixed, data, data, Linf(EPS), recipe=settings, **kept)
+    assert tune(trained, data, clean_accuracy=0.01)(data.floats().cuda()).isfinite().all()
+
+
 def test_a_run_goes_on_with_the_pair_it_began_with(tmp_path):
     settings, data = recipe("B", epochs=1), toy_data(64)
     run = trainer(tmp_path, settings, data)

@@ -33,9 +33,10 @@ class RawBatch(NamedTuple):
     positions: Tensor
 
 
-def batches(data: ImageData, size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
-    """All images in order, the last batch short. Only one batch at a time is float or on `device`."""
+def batches(data: ImageData, size: int, *, device: torch.device | str | None = None) -> Iterator[Batch]:
+    """All images in order, the last batch short. Only one batch at a time is float, or on `device` if one is named."""
     _check_size(size)
+    device = device or data.images.device
     return (_batch(data, slice(start, start + size), device) for start in range(0, len(data), size))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+FULL_PRECISION = nullcontext()
 
 
 class MovingAverage:
@@ -74,8 +76,10 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def measure_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Set batch-norm statistics to their plain mean over `batches`.
+def measure_statistics(
+    model: nn.Module, batches: Iterable[Any], arithmetic: AbstractContextManager[Any] = FULL_PRECISION
+) -> None:
+    """Set batch-norm statistics to their plain mean over `batches`, which the model sees in this arithmetic.
 
     Averaged weights have never seen a batch: with the running statistics of the weights they came from, they lose
     much of their accuracy. The iterator may use the model in evaluation mode to make its batches, so the training
@@ -86,7 +90,7 @@ def measure_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.zero_()  # the first batch replaces what was there
     for batch in batches:
-        with _cumulative(model, norms):
+        with _cumulative(model, norms), arithmetic:
             model(batch)
 
 

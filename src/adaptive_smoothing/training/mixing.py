@@ -28,6 +28,9 @@ from adaptive_smoothing.training.mixing_loss import composite_loss
 from adaptive_smoothing.training.mixing_recipe import MixerSettings, MixingRecipe
 from adaptive_smoothing.tuning import shift_accuracy
 
+# Batches of lessons for batch-norm statistics: each has to be attacked, and twenty say what a whole epoch would.
+STATISTICS = 20
+
 
 class Lesson(NamedTuple):
     """What one step learns from: evidence of images, their labels, what alpha should be, and how much each counts."""
@@ -193,8 +196,9 @@ class MixingTrainer(Loop):
     def measure(self, batches: int) -> None:
         if not learns_statistics(self.model):
             return
-        lessons = (self.lesson(batch).evidence for batch in islice(self.batches(self.recipe.optimizer.epochs), batches))
-        measure_statistics(self.model, lessons)
+        later = islice(self.batches(self.recipe.optimizer.epochs), min(batches, STATISTICS))
+        lessons = (self.lesson(batch).evidence for batch in later)
+        measure_statistics(self.model, lessons, self._arithmetic())
 
     def finish(self) -> nn.Module:
         mixer = super().finish()
