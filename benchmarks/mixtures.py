@@ -84,6 +84,7 @@ class Bench:
             return mixed.with_dial(**numbers(changes), shift=0.0) if changes else mixed
         recipe = read_toml(what, MixingRecipe, changes)
         options = {"folder": folder, "device": self.options.device, "quiet": True}
+        options |= {"compiled": False} if self.options.eager else {}
         mixed = fit_adaptive(self.g, self.h, self.train, self.val, recipe, **options)
         if self.options.keep:
             kept = self.options.keep / folder.name
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--split", default="val", choices=["val", "test"])
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--alarms", action="store_true")
+    parser.add_argument("--eager", action="store_true", help="train without compiling, which is faster for few epochs")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-root")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

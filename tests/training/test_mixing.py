@@ -26,7 +26,7 @@ from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.tuning import tune
 
 EPS = 0.06
-SETTINGS = ["A", "B", "C", "hostile"]
+SETTINGS = ["A", "B", "C", "turning", "hostile"]
 
 
 # --- a toy pair whose answers are known --------------------------------------------------------------------------
@@ -81,19 +81,19 @@ def toy_data(images: int = 256, seed: int = 0) -> ImageData:
 
 
 def recipe(setting: str = "B", epochs: int = 2, **changes) -> MixingRecipe:
-    hostile = setting == "hostile"
+    grown, hostile = setting in ("turning", "hostile"), setting == "hostile"
     table = {
         "name": "toy",
         "data": {"pad": 0, "flip": False},
-        "mixer": {"kind": "second-ending" if hostile else "network", "width": 4, "hidden": 8}
+        "mixer": {"kind": "second-ending" if grown else "network", "width": 4, "hidden": 8}
         | (
-            {"robust_taps": ["early"]}
-            if hostile
+            {"robust_taps": ["early"], "hears_standard": setting == "turning"}
+            if grown
             else {f"{role}_taps": ["early", "later"] for role in ("standard", "robust")}
         ),
         "attack": {"setting": setting, "eps": EPS, "steps": 4} | ({"through_robust": 0.0} if hostile else {}),
         "optimizer": {"epochs": epochs, "batch_size": 64, "lr": 0.01},
-        "dial": {"scale": 1.0, "recover": 0.5, "every": 2} if hostile else {},
+        "dial": {"scale": 1.0, "recover": 0.5, "every": 2} if grown else {},
         "evaluate_every": 100,
     }
     for name, value in changes.items():
@@ -104,10 +104,12 @@ def recipe(setting: str = "B", epochs: int = 2, **changes) -> MixingRecipe:
 def trainer(folder, settings: MixingRecipe, data: ImageData | None = None, **options) -> MixingTrainer:
     data = data or toy_data()
     mixed = untrained(settings, G, H, shape=(3, 8, 8))
-    watcher = Watcher(folder, quiet=True, tensorboard=False)
-    return MixingTrainer(
-        settings, mixed, data, data.take(slice(64)), folder, watcher=watcher, save_every=0.0, **options
-    )
+    options = {"watcher": quiet(folder), "save_every": 0.0, **options}
+    return MixingTrainer(settings, mixed, data, data.take(slice(64)), folder, **options)
+
+
+def quiet(folder) -> Watcher:
+    return Watcher(folder, quiet=True, tensorboard=False)
 
 
 def first_batch(run: MixingTrainer) -> TrainingBatch:
@@ -179,6 +181,24 @@ def test_attacked_images_weigh_what_the_recipe_says(tmp_path):
     run = trainer(tmp_path, recipe("hostile", loss={"attacked": 0.3}))
     clean, attacked = run.lesson(first_batch(run)).weights.chunk(2)
     assert (clean == 1).all() and attacked.tolist() == pytest.approx([0.3] * 64)
+
+
+def test_balanced_training_images_are_like_validation_images_to_h(tmp_path):
+    """Half of these are weak, and a quarter of the training images: weak ones count three times as much."""
+    data = toy_data(2048)
+    weak = (H(data.floats()).argmax(1) != data.labels).nonzero().squeeze(1)
+    strong = (H(data.floats()).argmax(1) == data.labels).nonzero().squeeze(1)
+    held_out = data.take(torch.cat([weak[:200], strong[:200]]))
+    settings = recipe("hostile", loss={"balanced": True})
+    run = MixingTrainer(
+        settings, untrained(settings, G, H, shape=(3, 8, 8)), data, held_out, tmp_path, watcher=quiet(tmp_path)
+    )
+    assert run.importance.mean().item() == pytest.approx(1)
+    ratio = run.importance[weak].mean() / run.importance[strong].mean()
+    assert ratio.item() == pytest.approx(len(strong) / len(weak), rel=0.1)
+    batch = first_batch(run)
+    counted = run.lesson(batch).weights.chunk(2)
+    assert torch.equal(counted[0], run.importance[batch.positions]) and torch.equal(*counted)
 
 
 def test_base_classifiers_stay_as_they_are(tmp_path):
@@ -271,9 +291,8 @@ def test_a_run_goes_on_with_the_pair_it_began_with(tmp_path):
     run = trainer(tmp_path, settings, data)
     run.save()
     other = untrained(settings, Reads(1, gain=100.0, scale=8.0), H, shape=(3, 8, 8))
-    watcher = Watcher(tmp_path, quiet=True, tensorboard=False)
     with pytest.raises(CheckpointError, match="was made with another pair of base classifiers"):
-        MixingTrainer(settings, other, data, data.take(slice(64)), tmp_path, watcher=watcher).resume()
+        MixingTrainer(settings, other, data, data.take(slice(64)), tmp_path, watcher=quiet(tmp_path)).resume()
 
 
 def test_it_logs_and_validates(tmp_path):
@@ -290,11 +309,24 @@ def test_the_dial_recovers_what_is_asked_for(tmp_path):
     assert clean[2] >= clean[0] + 0.5 * (clean[1] - clean[0]) - 1e-6
 
 
+def test_scores_that_wander_are_brought_back(tmp_path):
+    """A second ending's bounds are around the middle of its scores; the dial stays where the recipe has it."""
+    run = trainer(tmp_path, recipe("hostile", epochs=1))
+    run.turn_dial()
+    before = run.mixed.mix(run.val_data.floats()).alpha
+    with torch.no_grad():
+        run.model.scorer[-1].bias -= 15
+    for _ in range(4):
+        run.turn_dial()
+    assert run.mixed.alpha_shift.item() == pytest.approx(run.recipe.dial.shift)
+    torch.testing.assert_close(run.mixed.mix(run.val_data.floats()).alpha, before, atol=0.02, rtol=0)
+
+
 def test_alpha_has_its_full_range_in_training(tmp_path):
     settings = recipe("B")
     mixed = untrained(settings, G, H, shape=(3, 8, 8)).with_alpha_range(0.8, 0.9)
     data = toy_data(64)
-    run = MixingTrainer(settings, mixed, data, data, tmp_path, watcher=Watcher(tmp_path, quiet=True, tensorboard=False))
+    run = MixingTrainer(settings, mixed, data, data, tmp_path, watcher=quiet(tmp_path))
     assert run.mixed.alpha_range.tolist() == [0, 1] and mixed.alpha_range.tolist() == pytest.approx([0.8, 0.9])
     assert run.mixed.alpha is mixed.alpha
 
@@ -315,7 +347,7 @@ def test_only_mixers_are_trained(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, hostile, got 'Z'"),
+        ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, turning, hostile, got 'Z'"),
         ({"attack": {"unfooled": "maybe"}}, "unfooled to be one of keep, drop"),
         ({"attack": {"smallest": 2.0}}, "0 <= smallest <= largest"),
         ({"attack": {"through_robust": 1.0}}, r"through_robust in \[0, 1\)"),
@@ -337,7 +369,7 @@ def test_a_hostile_g_has_no_features_and_withstands_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"through_robust = 0 in the hostile setting, got 0\.5"):
         replace(hostile, attack=replace(hostile.attack, through_robust=0.5))
     mixed = untrained(recipe("B"), G, H, shape=(3, 8, 8))
-    with pytest.raises(ValueError, match="reads nothing of g for the hostile setting, got a MixingNetwork"):
+    with pytest.raises(ValueError, match="hears nothing of g for the hostile setting, got a MixingNetwork"):
         MixingTrainer(hostile, mixed, toy_data(64), toy_data(64), tmp_path)
 
 
@@ -388,5 +420,5 @@ def test_the_default_recipe_trains_any_pair(tmp_path):
     settings = replace(settings, attack=replace(settings.attack, steps=2))
     data = toy_data(32)
     mixed = untrained(settings, g, h, shape=(3, 8, 8))
-    watcher = Watcher(tmp_path, quiet=True, tensorboard=False)
+    watcher = quiet(tmp_path)
     assert MixingTrainer(settings, mixed, data, data, tmp_path, watcher=watcher).run() is mixed.alpha

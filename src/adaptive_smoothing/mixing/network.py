@@ -88,7 +88,7 @@ class MixingNetwork(Mixer):
         early, later = (_side_by_side(*pair) for pair in zip(evidence.g_features, evidence.h_features, strict=True))
         first, *others = self.stages
         features = first(self.early(early))
-        features = torch.cat([features, _fit(self.later(later), features)], dim=1)
+        features = torch.cat([features, _fit(self.later(later), (features.shape[2], features.shape[3]))], dim=1)
         for stage in others:
             features = stage(features)
         pooled = F.relu(self.norm(features)).mean((2, 3))
@@ -113,12 +113,10 @@ def _channels(model: nn.Module, taps: Sequence[str], shape: tuple[int, int, int]
 
 def _side_by_side(g: Tensor, h: Tensor) -> Tensor:
     """Both maps at the size of the smaller one."""
-    maps = [as_map(g), as_map(h)]
-    smallest = min(maps, key=lambda features: features.shape[2] * features.shape[3])
-    return torch.cat([_fit(features, smallest) for features in maps], dim=1)
+    g, h = as_map(g), as_map(h)
+    size = min(g.shape[2], h.shape[2]), min(g.shape[3], h.shape[3])
+    return torch.cat([_fit(g, size), _fit(h, size)], dim=1)
 
 
-def _fit(features: Tensor, to: Tensor) -> Tensor:
-    if features.shape[2:] == to.shape[2:]:
-        return features
-    return F.adaptive_avg_pool2d(features, (to.shape[2], to.shape[3]))
+def _fit(features: Tensor, size: tuple[int, int]) -> Tensor:
+    return features if features.shape[2:] == size else F.adaptive_avg_pool2d(features, size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
 from adaptive_smoothing.models.features import suggest_branch
@@ -20,45 +20,59 @@ class SecondEnding(Mixer):
     """h goes on twice from `tap`: as it was trained, and as it is better for the mixture.
 
     The second ending starts as a copy of the first. The mean of their logits stands for h, and a score is read off the
-    second one's last features. Nothing here depends on g: what holds against a g that says whatever an attacker
-    wants (`training/mixing.py`, setting `hostile`) holds with any g.
+    second one's last features. With `hears_standard` the scorer is told what g says, too. Without, nothing here depends
+    on g: what holds against a g that says whatever an attacker wants (training setting `hostile`) holds with any g.
     """
 
-    def __init__(self, tail: Tail, tap: str, *, hidden: int = 128, shape: tuple[int, int, int] = (3, 32, 32)) -> None:
+    centre: Tensor
+
+    def __init__(
+        self,
+        tail: Tail,
+        tap: str,
+        *,
+        hidden: int = 128,
+        hears_standard: bool = False,
+        shape: tuple[int, int, int] = (3, 32, 32),
+    ) -> None:
         """`shape` of the images, which is remembered to find the tail again."""
         super().__init__()
         self.robust_taps = (tap,)
-        self.tail, self.hidden, self.shape = tail, hidden, shape
+        self.tail, self.hidden, self.hears_standard, self.shape = tail, hidden, hears_standard, shape
         classes, features = tail.head.out_features, tail.head.in_features
         self.norm = nn.LayerNorm(features)
         last = nn.Linear(hidden, 1)
         nn.init.zeros_(last.weight)  # at first the score is zero, and alpha the same for all images
         nn.init.zeros_(last.bias)
-        self.scorer = nn.Sequential(
-            nn.Linear(2 * classes + features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last
-        )
+        seen = 2 * classes + features + hears_standard * (classes + 1)
+        self.scorer = nn.Sequential(nn.Linear(seen, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last)
         self.log_scale = nn.Parameter(torch.zeros(()))
+        self.register_buffer("centre", torch.zeros(()))  # of the scores, which training moves along with the dial
 
     @classmethod
     def of(
-        cls, robust: nn.Module, tap: str | None = None, *, shape: tuple[int, int, int] = (3, 32, 32), hidden: int = 128
+        cls, robust: nn.Module, tap: str | None = None, *, shape: tuple[int, int, int] = (3, 32, 32), **options: Any
     ) -> Self:
-        """For this h: after the layer `tap`, or after its last stage but one."""
+        """For this h: after the layer `tap`, or after its last stage but one. Options are those of the class."""
         tap = tap or suggest_branch(robust, shape)
         tail = tail_after(robust, tap, shape)
-        return cls(tail.requires_grad_(True), tap, hidden=hidden, shape=shape).to(tail.head.weight.device).eval()
+        return cls(tail.requires_grad_(True), tap, shape=shape, **options).to(tail.head.weight.device).eval()
 
     @property
     def options(self) -> dict[str, Any]:
         """What `of` was called with, beside h."""
-        return {"tap": self.robust_taps[0], "shape": self.shape, "hidden": self.hidden}
+        told = {"hidden": self.hidden, "hears_standard": self.hears_standard}
+        return {"tap": self.robust_taps[0], "shape": self.shape, **told}
 
     def forward(self, evidence: Evidence) -> Advice:
         again, pooled = self.tail(evidence.h_features[0])
         h = (evidence.h + again) / 2
         leads = h.log_softmax(1)
-        seen = torch.cat([leads, leads.sort(1).values, full(self.norm, pooled)], dim=1)
-        score = full(self.scorer, seen).squeeze(1)
+        seen = [leads, leads.sort(1).values, full(self.norm, pooled)]
+        if self.hears_standard:
+            claim = evidence.g.to(leads.dtype).softmax(1)
+            seen += [claim, (claim * leads).sum(1, keepdim=True)]
+        score = full(self.scorer, torch.cat(seen, dim=1)).squeeze(1) - self.centre
         return Advice(BOUND * torch.tanh(score / BOUND), h * self.log_scale.exp())
 
     def train(self, mode: bool = True) -> Self:

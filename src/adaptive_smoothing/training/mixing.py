@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.arithmetic import FastModel
+from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
@@ -30,6 +31,8 @@ from adaptive_smoothing.tuning import shift_accuracy
 
 # Batches of lessons for batch-norm statistics: each has to be attacked, and twenty say what a whole epoch would.
 STATISTICS = 20
+# Training images are balanced against validation images in so many groups, and none counts for more than so many.
+GROUPS, HEAVIEST = 10, 4.0
 
 
 class Lesson(NamedTuple):
@@ -71,6 +74,7 @@ class MixingTrainer(Loop):
         compiled = self.cuda if compiled is None else compiled
         self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
         self.through_robust = ThroughRobust(FastModel(self.mixed.robust, self.device), Chance(recipe.attack))
+        self.importance = self._importance() if recipe.loss.balanced else None
         self.held_out = self._held_out() if recipe.dial.recover else None
         self.target = self._target(self.held_out) if self.held_out else 0.0
 
@@ -119,6 +123,8 @@ class MixingTrainer(Loop):
             with torch.no_grad(), self._arithmetic():
                 evidence = together(self.mixed.evidence(batch.images), self._evidence(attacked))
                 weights = torch.cat([torch.ones_like(pseudo), self._weights(evidence, attacked, pseudo, batch)])
+            if self.importance is not None:
+                weights *= self.importance[batch.positions].repeat(2)
         finally:
             self.model.requires_grad_(True)
         images = torch.cat([batch.images, attacked.images])
@@ -161,8 +167,8 @@ class MixingTrainer(Loop):
     def _held_out(self) -> Evidence:
         """Evidence of the validation images, which does not change."""
         with torch.no_grad(), self._arithmetic():
-            images = (batch.images.contiguous(memory_format=self.layout) for batch in batches(self.val_data, 500))
-            return together(*map(self.mixed.evidence, images))
+            parts = batches(self.val_data, 500)
+            return together(*(self.mixed.evidence(self._laid_out(part.images)) for part in parts))
 
     def _target(self, evidence: Evidence) -> float:
         """The clean accuracy that wins back the wanted share of what h loses to g, on validation images."""
@@ -175,8 +181,33 @@ class MixingTrainer(Loop):
         assert self.held_out is not None
         with torch.no_grad(), self._arithmetic():
             advice = self.model(self.held_out)
-        dial = shift_accuracy(self.held_out, advice, self.val_data.labels, self.mixed)
-        self.mixed.alpha_shift.fill_(dial.largest(self.target))
+        shift = shift_accuracy(self.held_out, advice, self.val_data.labels, self.mixed).largest(self.target)
+        if isinstance(self.model, SecondEnding):
+            # The scores are moved instead: in the middle of their bounds they have the most room.
+            self.model.centre -= shift - self.recipe.dial.shift
+        else:
+            self.mixed.alpha_shift.fill_(shift)
+
+    # -- training images that h knows too well -------------------------------------------------------------------
+
+    def _importance(self) -> Tensor:
+        """How many validation images a training image stands for, of those that h is about as sure of."""
+        known, held_out = (self._leads_of_robust(data) for data in (self.train_data, self.val_data))
+        edges = held_out.quantile(torch.linspace(0, 1, GROUPS + 1, device=self.device)[1:-1])
+        groups = torch.bucketize(known, edges)
+        share = groups.bincount(minlength=GROUPS) / len(known)
+        weights = (1 / (GROUPS * share)).clamp(max=HEAVIEST)[groups]
+        return weights / weights.mean()
+
+    def _leads_of_robust(self, data: ImageData) -> Tensor:
+        """By how much the true class leads in h, for each image."""
+        h = self.mixed.robust
+        with torch.no_grad(), self._arithmetic():
+            parts = batches(data, 500)
+            return torch.cat([-logit_margin(h(self._laid_out(part.images)), part.labels) for part in parts])
+
+    def _laid_out(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=self.layout)
 
     # -- watching ------------------------------------------------------------------------------------------------
 
@@ -213,9 +244,9 @@ def _check_fits(recipe: MixingRecipe, mixed: MixedClassifier) -> None:
             f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: "
             "make one with ads.MixingNetwork.between(g, h) or ads.SecondEnding.of(h)"
         )
-    if recipe.attack.setting == "hostile" and mixed.alpha.standard_taps:
+    if recipe.attack.setting == "hostile" and mixed.alpha.hears_standard:
         raise ValueError(
-            f"expected a mixer that reads nothing of g for the hostile setting, got a {type(mixed.alpha).__name__}: "
+            f"expected a mixer that hears nothing of g for the hostile setting, got a {type(mixed.alpha).__name__}: "
             "train it in setting A, B or C, or take ads.SecondEnding.of(h)"
         )
 
@@ -234,7 +265,8 @@ def make_mixer(settings: MixerSettings, standard: nn.Module, robust: nn.Module, 
     """The network that a recipe names, for these two classifiers."""
     if settings.kind == "second-ending":
         tap = settings.robust_taps[0] if settings.robust_taps else None
-        return SecondEnding.of(robust, tap, shape=shape, hidden=settings.hidden)
+        options = {"hidden": settings.hidden, "hears_standard": settings.hears_standard}
+        return SecondEnding.of(robust, tap, shape=shape, **options)
     return MixingNetwork.between(
         standard,
         robust,

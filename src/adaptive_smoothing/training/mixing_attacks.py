@@ -1,4 +1,5 @@
-"""Attacks on training images of a mixing network, made while it learns: the paper's settings A, B, C, and `hostile`."""
+"""Attacks on training images of a mixing network, made while it learns: the paper's settings A, B, C, `turning` and
+`hostile`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.arithmetic import FastModel
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss, targeted_margin_loss
-from adaptive_smoothing.attacks.objectives import Aimed, HostileStandard, LowerAlpha, Objective, cross_entropy
+from adaptive_smoothing.attacks.objectives import (
+    Aimed,
+    HostileStandard,
+    LowerAlpha,
+    Objective,
+    cross_entropy,
+    turn_standard,
+)
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.steps import State, Victim, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -23,8 +31,8 @@ from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.mixing_recipe import AttackSettings
 
-# How often a hostile g claims the likeliest wrong class, the next one, and so on.
-CLAIMED = (0.5, 0.25, 0.15, 0.1)
+# How often a target is the likeliest wrong class, the next one, and so on.
+TARGETED = (0.5, 0.25, 0.15, 0.1)
 # One in so many batches is attacked without a target in setting C: AutoAttack tries one such attack and nine with one.
 UNTARGETED = 0.25
 LEAST_STEPS = 3
@@ -146,29 +154,32 @@ class ClimbingAPGD:
 
 
 @dataclass
-class Hostile:
-    """PGD on h and alpha alone, with a g that claims a wrong class, whatever the image."""
+class Targeted:
+    """PGD towards a wrong class that h finds likely; if it is `claimed`, that is what a hostile g says."""
 
     model: Any
     robust: Any
     chance: Chance
+    objective: Objective
+    claimed: bool
 
     def __call__(self, batch: TrainingBatch) -> Attacked:
         with torch.no_grad():
             logits = self.robust(batch.images)
-        wrong = most_likely_targets(logits, batch.labels, len(CLAIMED))
-        odds = torch.tensor(CLAIMED[: wrong.shape[1]], device=logits.device)
+        wrong = most_likely_targets(logits, batch.labels, len(TARGETED))
+        odds = torch.tensor(TARGETED[: wrong.shape[1]], device=logits.device)
         drawn = torch.multinomial(odds, len(logits), replacement=True, generator=batch.noise)
-        claims = wrong.gather(1, drawn[:, None]).squeeze(1)
+        targets = wrong.gather(1, drawn[:, None]).squeeze(1)
         threat, steps = self.chance.radii(batch), self.chance.steps(batch)
         attack = PGD(
             threat,
             steps=steps,
             step_size=2.5 / steps * torch.as_tensor(threat.eps),
             random_start=True,
-            objective=Aimed(HostileStandard(targeted_margin_loss), claims),
+            objective=Aimed(self.objective, targets),
         )
-        return Attacked(attack.last_iterate(self.model, batch.images, batch.labels, batch.noise), claims)
+        images = attack.last_iterate(self.model, batch.images, batch.labels, batch.noise)
+        return Attacked(images, targets if self.claimed else None)
 
 
 @dataclass
@@ -185,12 +196,14 @@ class ThroughRobust:
 
 def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool) -> Attack:
     """The attack on a mixture that a recipe names."""
-    chance = Chance(settings)
+    chance, robust = Chance(settings), FastModel(mixed.robust, device)
     if settings.setting == "hostile":
-        alone = mixed.with_standard(Silent(_classes(mixed)))
-        return Hostile(FastModel(alone, device, compiled=compiled), FastModel(mixed.robust, device), chance)
+        alone = FastModel(mixed.with_standard(Silent(_classes(mixed))), device, compiled=compiled)
+        return Targeted(alone, robust, chance, HostileStandard(targeted_margin_loss), claimed=True)
     view = mixed.gray_box() if settings.setting == "A" else mixed
     model = FastModel(view, device, compiled=compiled)
+    if settings.setting == "turning":
+        return Targeted(model, robust, chance, turn_standard, claimed=False)
     if settings.setting == "C":
         return ClimbingAPGD(model, chance)
     return ClimbingPGD(model, chance, gray=settings.setting == "A")

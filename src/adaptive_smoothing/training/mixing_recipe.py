@@ -11,13 +11,14 @@ from adaptive_smoothing.threat import NORMS, Threat
 from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, among, at_least
 
 MIXERS = ("network", "second-ending")
-ATTACKS = ("A", "B", "C", "hostile")
+ATTACKS = ("A", "B", "C", "turning", "hostile")
 UNFOOLED = ("keep", "drop")
 
 
 @dataclass(frozen=True)
 class MixerSettings:
-    """Which network mixes. `network` is the paper's, with `width` and `depth`; `second-ending` grows out of h.
+    """Which network mixes. `network` is the paper's, with `width` and `depth`; `second-ending` grows out of h, with
+    `hidden` units in its scorer, which is told what g says if it `hears_standard`.
 
     Taps that are not named are found. `tail_pace` is the learning rate of what was trained before, as a share.
     """
@@ -26,6 +27,7 @@ class MixerSettings:
     width: int = 32
     depth: int = 1
     hidden: int = 128
+    hears_standard: bool = False
     tail_pace: float = 0.2
     standard_taps: list[str] = field(default_factory=list)
     robust_taps: list[str] = field(default_factory=list)
@@ -39,7 +41,8 @@ class MixerSettings:
 @dataclass(frozen=True)
 class AttackSettings:
     """Attacks on training images: the paper's settings A (gray-box PGD), B (PGD) and C (the APGD parts of
-    AutoAttack), or `hostile`: PGD on h and alpha, with a g that says what the attacker wants.
+    AutoAttack), `turning`: PGD towards likely classes that turns g on the way, or `hostile`: PGD on h and alpha, with a
+    g that says what the attacker wants.
 
     The radius of each image is eps times a random number between `smallest` and `largest`; the number of steps is
     random too, `steps` on average, unless `vary_steps` is off; a random weight up to `alpha_weight` is on the term that
@@ -78,6 +81,8 @@ class AttackSettings:
 class LossSettings:
     """Eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE, and `error`, which the paper has not: the smoothed
     count of errors, a sigmoid of the lead of the best wrong class. `attacked` weighs attacked images against others.
+    With `balanced` a training image counts for as many validation images as h is about as sure of as of it: h knows
+    its training images better than any others.
     """
 
     ce: float = 0.0
@@ -85,6 +90,7 @@ class LossSettings:
     product: float = 0.2
     error: float = 0.0
     attacked: float = 1.0
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ce", "bce", "product", "error", "attacked"):
@@ -146,10 +152,10 @@ class MixingRecipe(CommonRecipe):
                 f"expected through_robust = 0 in the hostile setting, got {self.attack.through_robust:g}: "
                 "a g that says what the attacker wants does not withstand anything"
             )
-        if self.attack.setting == "hostile" and self.mixer.kind != "second-ending":
+        if self.attack.setting == "hostile" and (self.mixer.kind != "second-ending" or self.mixer.hears_standard):
             raise ValueError(
-                "expected mixer.kind second-ending for the hostile setting, got network: "
-                "it reads features of g, and a hostile g has none"
+                "expected mixer.kind second-ending for the hostile setting, and hears_standard off, got a mixer that "
+                "listens to g, and a hostile g has nothing to say"
             )
 
 
