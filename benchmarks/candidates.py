@@ -24,12 +24,12 @@ from torch import nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.tradeoff import tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.tuning import clean_accuracy
 
 
 def measure(

@@ -25,6 +25,7 @@ from torch import nn
 from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.dial_curves import dial_accuracy, turned
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
@@ -36,7 +37,6 @@ from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe
-from adaptive_smoothing.tuning import dial_accuracy, turned
 
 
 class Bench:

@@ -10,8 +10,9 @@ import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.dial import CleanAccuracy, right_interval
+from adaptive_smoothing.dial_curves import SATURATED, clean_accuracy, dial_accuracy, shift_accuracy, turned
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
-from adaptive_smoothing.tuning import EVALUATIONS, SATURATED, clean_accuracy, dial_accuracy, shift_accuracy, turned
+from adaptive_smoothing.tuning import EVALUATIONS, FREEDOMS
 
 THREAT = ads.Linf(8 / 255)
 
@@ -292,9 +293,7 @@ def test_every_robust_accuracy_up_to_the_best_is_reached(known):
         for target in (0.05, 0.2, 0.4, 0.5)
     ]
     assert reached == pytest.approx([0.05, 0.2, 0.4, 0.5])
-    with pytest.raises(
-        ValueError, match=r"got 0\.51: at its most robust end it has 0\.5 on 40 images; ask for at most"
-    ):
+    with pytest.raises(ValueError, match=r"got 0\.51: at its most robust end it has 0\.5; ask for at most"):
         ads.tune(mixed, data, robust_accuracy=0.51, attack=by_heart)
 
 
@@ -317,13 +316,43 @@ def test_seven_fast_attacks_without_alarms_and_audit(linear, robust, data, monke
     assert settings[number] >= 0.6 > settings[number - 1 - len(settings) // 2 ** (EVALUATIONS - 1)]
 
 
+def test_the_most_robust_mixture_with_a_clean_accuracy(known, monkeypatch):
+    """An attacker that prefers some numbers: they are found, one after the other, at the same clean accuracy."""
+    mixed, data = known
+
+    def prefers(wanted):
+        def evaluate(model, images, attack, **options):
+            asked.append(model)
+            far = sum(abs(math.log2(getattr(model, name).item() / value)) for name, value in wanted.items())
+            return SimpleNamespace(robust=1 - far / 10)
+
+        monkeypatch.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
+
+    asked, said = [], []
+    prefers({"standard_scale": 2.0, "robust_scale": 0.5})
+    tuned = ads.tune(mixed, data, clean_accuracy=0.75, threat=THREAT, say=said.append)
+    assert (tuned.standard_scale.item(), tuned.robust_scale.item()) == (2.0, 0.5) and len(asked) == len(said) == 5
+    assert "100.00 % of 40 images stand at alpha=" in said[-2]
+    clean = {ads.evaluate(model, data).clean for model in asked}
+    assert clean == {0.75}
+
+    asked.clear()
+    prefers({"alpha_scale": 2.0})
+    tuned = ads.tune(mixed.with_alpha(Level()), data, clean_accuracy=0.75, threat=THREAT, attacked=10)
+    assert tuned.alpha_scale.item() == 2.0 and tuned.alpha_range.tolist() == [0, 1] and len(asked) == 5
+    alpha = ads.tune(mixed, data, clean_accuracy=0.75).alpha.item()
+    assert [model.alpha_range.tolist() for model in asked[3:]] == [
+        pytest.approx([(1 - freedom) * alpha, (1 - freedom) * alpha + freedom]) for freedom in FREEDOMS
+    ]
+
+
 @pytest.mark.parametrize(
     ("wishes", "got"),
     [
         ({}, "none of them"),
         ({"clean_accuracy": 0.9, "robust_accuracy": 0.4}, "clean_accuracy and robust_accuracy"),
         ({"robust_accuracy": 0.4}, "robust_accuracy: "),
-        ({"clean_accuracy": 0.9, "threat": THREAT}, "clean_accuracy and threat"),
+        ({"clean_accuracy": 0.9, "threat": THREAT, "attack": PGD(THREAT)}, "threat and attack"),
         ({"robust_accuracy": 0.4, "threat": THREAT, "attack": PGD(THREAT)}, "threat and attack"),
     ],
 )

@@ -1,90 +1,33 @@
-"""The dial by its target: the alpha, or the shift of a learned alpha, that gives a wanted accuracy.
+"""The dial by its target: the setting of a mixture that gives a wanted accuracy.
 
-The mixture of an image is linear in alpha, so it is classified right on one interval of alphas; a learned alpha rises
-with its shift, so that interval is one of shifts, too. The ends of those intervals give the clean accuracy at every
-setting of the dial exactly, from one pass over the validation images.
+A clean accuracy is met exactly, from one pass over validation images. Robust accuracies take attacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor, nn
+from typing import cast
 
 from adaptive_smoothing.attacks.autoattack import FastAttack
 from adaptive_smoothing.attacks.cascade import Cascade
-from adaptive_smoothing.attacks.verdict import verdict_logits
-from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial import CleanAccuracy, check_share, right_interval
-from adaptive_smoothing.evaluation.accuracy import Attack, check_data
+from adaptive_smoothing.dial import check_share
+from adaptive_smoothing.dial_curves import dial_accuracy, turned
+from adaptive_smoothing.evaluation.accuracy import Attack
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
-from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.threat import Threat
 
-# This far from the middle a sigmoid is within 1e-5 of its ends.
-SATURATED = 12.0
 # Attacks on the data that a search for a robust accuracy may take.
 EVALUATIONS = 7
-BATCH = 500
+# What is tried beside alpha, or beside the shift of a learned alpha: scales times these, and shares of alpha's freedom.
+FACTORS, FREEDOMS = (0.5, 2.0), (0.5, 0.25)
 
-
-def shift_accuracy(evidence: Evidence, advice: Advice, labels: Tensor, mixed: MixedClassifier) -> CleanAccuracy:
-    """Clean accuracy of `mixed` at every alpha_shift, from what its `Mixer` heard and said."""
-    return _of_shifts(_shift_ends(evidence, advice, labels, mixed).cpu().numpy())
-
-
-def clean_accuracy(
-    standard: nn.Module,
-    robust: nn.Module,
-    data: ImageData,
-    *,
-    standard_scale: float | Tensor = 1.0,
-    robust_scale: float | Tensor = 1.0,
-    batch_size: int = BATCH,
-    progress: Callable[[int], None] | None = None,
-) -> CleanAccuracy:
-    """Clean accuracy of the mixture of two classifiers at every alpha, measured on `data`.
-
-    `progress` is called with the number of images of each finished batch.
-    """
-    bases = ((standard, standard_scale), (robust, robust_scale))
-
-    def ends(batch: Batch) -> Tensor:
-        g, h = ((verdict_logits(model, batch.images).double() * scale).softmax(1) for model, scale in bases)
-        return torch.stack(right_interval(g, h, batch.labels))
-
-    return CleanAccuracy(*_per_image(ends, robust, data, batch_size, progress))
-
-
-def dial_accuracy(mixed: MixedClassifier, data: ImageData, **options: Any) -> CleanAccuracy:
-    """Clean accuracy of a mixture at every setting of its dial: alpha, or with a `Mixer` alpha_shift.
-
-    Its other numbers stay as they are, but for the range of a fixed alpha, which becomes all of [0, 1]. The options are
-    those of `clean_accuracy`: batch_size, progress.
-    """
-    _check_dial(mixed)
-    if not isinstance(mixed.alpha, Mixer):
-        options |= {"standard_scale": mixed.standard_scale, "robust_scale": mixed.robust_scale}
-        return clean_accuracy(mixed.standard, mixed.robust, data, **options)
-
-    def ends(batch: Batch) -> Tensor:
-        return _shift_ends(*_what_was_mixed(mixed, batch.images), batch.labels, mixed)
-
-    return _of_shifts(_per_image(ends, mixed, data, **options))
-
-
-def turned(mixed: MixedClassifier, setting: float) -> MixedClassifier:
-    """The view of a mixture with its dial at `setting`."""
-    if isinstance(mixed.alpha, Mixer):
-        return mixed.with_dial(mixed.alpha_scale, setting)
-    return mixed.with_alpha_range(0, 1).with_alpha(setting)
+Robust = Callable[[MixedClassifier], float]
+Others = Callable[[MixedClassifier], list[MixedClassifier]]
+Say = Callable[[str], None]
 
 
 def tune(
@@ -95,115 +38,102 @@ def tune(
     robust_accuracy: float | None = None,
     threat: Threat | None = None,
     attack: Cascade | Attack | None = None,
+    attacked: int | None = None,
+    say: Say = lambda text: None,
 ) -> MixedClassifier:
     """The view of `mixed` whose dial gives a wanted accuracy on `data`: alpha, or with a `Mixer` alpha_shift.
 
-    `clean_accuracy`: the most robust setting that has it, which one pass tells exactly. `robust_accuracy`: the most
-    accurate setting found to keep it against `threat` under the preset `fast`, or under `attack`. That takes seven
-    attacks on all of `data`, and rests on robustness that rises with the dial, as it does up to the noise of attacks.
+    - `clean_accuracy`: the most robust setting that has it, which one pass tells exactly.
+    - `clean_accuracy` and a `threat`, or an `attack`: scales, and the range of a learned alpha, are tried as well, and
+      the most robust mixture with that clean accuracy is returned. That takes five attacks.
+    - `robust_accuracy` and a `threat`, or an `attack`: the most accurate setting found to keep it, by seven attacks.
+      This rests on robustness that rises with the dial, as it does up to the noise of attacks.
 
-    Give it validation images: what is tuned on the test set cannot be reported on it. To tune with another scale or
-    range of a learned alpha, ask `with_dial` and `with_alpha_range` first.
+    The attack is the preset `fast` against `threat`, or one of your own, on all images or on the first `attacked`. Give
+    it validation images: what is tuned on the test set cannot be reported on it. `say` hears what each attack left.
     """
     wishes = {"clean_accuracy": clean_accuracy, "robust_accuracy": robust_accuracy, "threat": threat, "attack": attack}
     given = [name for name, wish in wishes.items() if wish is not None]
-    if given not in (["clean_accuracy"], ["robust_accuracy", "threat"], ["robust_accuracy", "attack"]):
+    wanted = [name for name in given if name.endswith("accuracy")]
+    if len(wanted) != 1 or len(given) > 2 or given == ["robust_accuracy"]:
         raise ValueError(
             "expected a clean_accuracy, or a robust_accuracy with a threat or an attack, got "
             f"{' and '.join(given) or 'none of them'}: one dial serves one target; "
             "tune(mixed, data, clean_accuracy=0.9) or tune(mixed, data, robust_accuracy=0.4, threat=ads.Linf(8 / 255))"
         )
+    if clean_accuracy is not None and len(given) == 1:
+        return _with_clean_accuracy(mixed, data, clean_accuracy)
+    attack = attack or replace(FastAttack(cast(Threat, threat)), audit=())
+    robust = _judge(data.take(slice(attacked)), attack, say)
     if clean_accuracy is not None:
-        return turned(mixed, dial_accuracy(mixed, data).largest(clean_accuracy))
+        return _most_robust(mixed, data, clean_accuracy, robust)
     assert robust_accuracy is not None
     check_share(robust_accuracy, "robust accuracy")
-    if threat is not None:
-        attack = replace(FastAttack(threat), audit=())
-    return _smallest_robust(mixed, data, robust_accuracy, attack)
+    return _smallest_robust(mixed, data, robust_accuracy, robust)
 
 
-def _smallest_robust(
-    mixed: MixedClassifier, data: ImageData, target: float, attack: Cascade | Attack | None
-) -> MixedClassifier:
-    """By bisection over the steps of clean accuracy: between two of them there is nothing to win."""
-    settings, _ = dial_accuracy(mixed, data).steps()
+def _judge(data: ImageData, attack: Cascade | Attack, say: Say) -> Robust:
     options = {"with_alarms": False} if isinstance(attack, Cascade) else {}
 
-    def robust(number: int) -> float:
-        return evaluate(turned(mixed, settings[number].item()), data, attack, **options).robust
+    def robust(mixed: MixedClassifier) -> float:
+        found = evaluate(mixed, data, attack, **options)
+        say(f"{100 * found.robust:.2f} % of {len(data):,} images stand at {mixed.extra_repr()}")
+        return found.robust
 
+    return robust
+
+
+def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float) -> MixedClassifier:
+    return turned(mixed, dial_accuracy(mixed, data).largest(target))
+
+
+def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:
+    """One number after the other: each is taken as it serves best with those before it."""
+    best = _with_clean_accuracy(mixed, data, target)
+    stands = robust(best)
+    for others in _learned(data, target) if isinstance(mixed.alpha, Mixer) else _fixed():
+        for view in others(best):
+            try:
+                other = _with_clean_accuracy(view, data, target)
+            except ValueError:  # with these numbers the clean accuracy is out of reach
+                continue
+            if (found := robust(other)) > stands:
+                best, stands = other, found
+    return best
+
+
+def _fixed() -> Iterator[Others]:
+    """g surer or less sure, and h."""
+    yield lambda mixed: [mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale) for factor in FACTORS]
+    yield lambda mixed: [mixed.with_scales(mixed.standard_scale, factor * mixed.robust_scale) for factor in FACTORS]
+
+
+def _learned(data: ImageData, target: float) -> Iterator[Others]:
+    """A score that counts for more or less, and an alpha that is kept closer to the one that suits all images."""
+    yield lambda mixed: [mixed.with_dial(factor * mixed.alpha_scale, mixed.alpha_shift) for factor in FACTORS]
+    yield lambda mixed: [_kept_close(mixed, freedom, data, target) for freedom in FREEDOMS]
+
+
+def _kept_close(mixed: MixedClassifier, freedom: float, data: ImageData, target: float) -> MixedClassifier:
+    """All of [0, 1] drawn together to a part as wide as `freedom`, around the fixed alpha of that clean accuracy."""
+    alpha = dial_accuracy(mixed.with_alpha(0.5), data).largest(target)
+    low = (1 - freedom) * alpha
+    return mixed.with_alpha_range(low, low + freedom)
+
+
+def _smallest_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:
+    """By bisection over the steps of clean accuracy: between two of them there is nothing to win."""
+    settings, _ = dial_accuracy(mixed, data).steps()
     failing, enough = -1, len(settings) - 1
-    if (best := robust(enough)) < target:
+    if (best := robust(turned(mixed, settings[enough].item()))) < target:
         raise ValueError(
             f"expected a robust accuracy this mixture can reach, got {target:.4g}: at its most robust end it has "
-            f"{best:.4g} on {len(data):,} images; ask for at most that, or mix with another robust classifier"
+            f"{best:.4g}; ask for at most that, or mix with another robust classifier"
         )
     for _ in range(EVALUATIONS - 1):
         if enough - failing == 1:
             break
         middle = (failing + enough) // 2
-        failing, enough = (failing, middle) if robust(middle) >= target else (middle, enough)
+        stands = robust(turned(mixed, settings[middle].item())) >= target
+        failing, enough = (failing, middle) if stands else (middle, enough)
     return turned(mixed, settings[enough].item())
-
-
-def _check_dial(mixed: MixedClassifier) -> None:
-    if not isinstance(mixed, MixedClassifier):
-        raise TypeError(f"expected a mixture to tune, got {type(mixed).__name__}: ads.MixedClassifier(g, h, 0.5)")
-    if not isinstance(mixed.alpha, nn.Module):
-        return
-    if not isinstance(mixed.alpha, Mixer):
-        raise TypeError(
-            f"expected an alpha with a dial, a number or a Mixer such as ads.MixingNetwork, got the module "
-            f"{type(mixed.alpha).__name__}: nothing says how to turn it; tune mixed.with_alpha(0.5), or make it a Mixer"
-        )
-    check_eval(mixed)
-
-
-def _shift_ends(evidence: Evidence, advice: Advice, labels: Tensor, mixed: MixedClassifier) -> Tensor:
-    """For each image the shifts between which it is right, and the one that puts its alpha into the middle: [3, N]."""
-    low, high = mixed.alpha_range.tolist()
-    if low == high:
-        raise ValueError(
-            f"expected an alpha_range of some width, got ({low:g}, {high:g}), where no shift changes alpha: "
-            "tune mixed.with_alpha_range(0, 1)"
-        )
-    g, h = mixed.standard_scale * evidence.g.double(), mixed.robust_scale * advice.h.double()
-    alphas = torch.stack(right_interval(g.softmax(1), h.softmax(1), labels))
-    middle = -mixed.alpha_scale.double() * advice.score.double()
-    # Beyond the range an alpha is reached at no shift, so that its end lies at infinity.
-    return torch.cat([torch.logit(((alphas - low) / (high - low)).clamp(0, 1)) + middle, middle[None]])
-
-
-def _of_shifts(ends: np.ndarray) -> CleanAccuracy:
-    low, high, middle = ends
-    return CleanAccuracy(low, high, (middle.min().item() - SATURATED, middle.max().item() + SATURATED), "shift")
-
-
-def _what_was_mixed(mixed: MixedClassifier, images: Tensor) -> tuple[Evidence, Advice]:
-    """What the `Mixer` heard and said in the very pass that a verdict is read from."""
-    heard: list[tuple[Evidence, Advice]] = []
-    assert isinstance(mixed.alpha, Mixer)
-    handle = mixed.alpha.register_forward_hook(lambda mixer, inputs, advice: heard.append((inputs[0], advice)))
-    try:
-        verdict_logits(mixed, images)
-    finally:
-        handle.remove()
-    return heard[0]
-
-
-def _per_image(
-    function: Callable[[Batch], Tensor],
-    model: nn.Module,
-    data: ImageData,
-    batch_size: int = BATCH,
-    progress: Callable[[int], None] | None = None,
-) -> np.ndarray:
-    """What a function says of each batch, in columns, for all images."""
-    check_data(data)
-    device = next(iter(model.parameters()), data.images).device
-    answers = []
-    for batch in batches(data, batch_size, device=device):
-        answers.append(function(batch).cpu())
-        if progress is not None:
-            progress(len(batch.labels))
-    return torch.cat(answers, dim=1).numpy()

@@ -82,6 +82,21 @@ def test_an_alpha_by_its_robust_accuracy(monkeypatch):
     assert asked["robust_accuracy"] == 0.4 and asked["threat"].norm == "L2" and asked["images"] == 24
 
 
+def test_scales_are_searched_where_that_is_asked_for(monkeypatch):
+    asked = {}
+
+    def tuned(mixed, data, **options):
+        asked.update(options)
+        options["say"]("40 % stand")
+        return tune(mixed, data, clean_accuracy=0.5).with_scales(9.0, 2.0)
+
+    monkeypatch.setattr(verb, "tune", tuned)
+    said = mix("--mode", "fixed", "--clean-accuracy", "60", "--search", "--out", "mine")
+    assert asked["clean_accuracy"] == 0.6 and asked["threat"].eps == 8 / 255 and "40 % stand" in said
+    assert MixedClassifier.from_pretrained("mine").robust_scale == 2
+    assert "expected --search with a --clean-accuracy" in error("--mode", "fixed", "--alpha", "0.5", "--search")
+
+
 def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
     Path("tiny.toml").write_text(RECIPE)
     mix("--recipe", "tiny.toml", "--set", "optimizer.batch_size=12", "--clean-accuracy", "0.6", "--out", "mine")

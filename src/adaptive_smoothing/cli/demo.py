@@ -17,6 +17,7 @@ from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import CleanAccuracy
+from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.budget import Deadline, Plan, Speed, measure_speed, plan, timed_tradeoff
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
@@ -25,7 +26,6 @@ from adaptive_smoothing.report import folder as run_folder
 from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.report.story import Choice, Report
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.tuning import clean_accuracy
 
 STANDARD, ROBUST = "compact-standard", "compact-robust"
 STORED = Path(run_folder.__file__).parent / "stored" / "compact"

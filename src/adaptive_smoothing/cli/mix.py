@@ -17,6 +17,7 @@ from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.dial_curves import dial_accuracy, turned
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -25,7 +26,7 @@ from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
-from adaptive_smoothing.tuning import dial_accuracy, tune, turned
+from adaptive_smoothing.tuning import tune
 
 
 class Mode(StrEnum):
@@ -45,6 +46,9 @@ def mix(
     recipe: Annotated[Path | None, typer.Option(help="Of --mode adaptive: recipes/mixing-*.toml")] = None,
     change: Annotated[list[str], typer.Option("--set", help="Change a key of the recipe")] = [],  # noqa: B006
     standard_scale: Annotated[float, typer.Option(help="G's logits times this")] = STANDARD_SCALE,
+    search: Annotated[
+        bool, typer.Option("--search", help="Attack other scales, too, and take the most robust")
+    ] = False,
     data: Annotated[str, typer.Option(help="cifar10, cifar100, builtin, or a path")] = "cifar10",
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/mix-G-H-MODE")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Put G and H into the folder, too")] = False,
@@ -58,6 +62,8 @@ def mix(
     """Mix two models into one artifact with a wanted clean or robust accuracy."""
     console, where, against = screen(), pick_device(device), parse_threat(threat)
     wanted = _wanted(mode, clean, robust_accuracy, alpha)
+    if search and (mode is Mode.nonlinear or "clean_accuracy" not in wanted):
+        raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
     folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
     _check_folder(folder, overwrite or resume)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
@@ -73,7 +79,7 @@ def mix(
         mixed = _nonlinear(g, h, val, against, wanted, card, console)
     else:
         mixed = fit_fixed(g, h, standard_scale=standard_scale)
-    mixed = _dialled(mixed, val, against, wanted, console)
+    mixed = _dialled(mixed, val, against, wanted, search, console)
     card |= {"validation": _measured(mixed, val), **environment(where)}
     mixed.save_pretrained(folder, hold=hold, card=card)
     _show(console, mixed, card, folder)
@@ -130,16 +136,16 @@ def _nonlinear(
 
 
 def _dialled(
-    mixed: MixedClassifier, val: ImageData, threat: Threat, wanted: dict[str, float], console: Console
+    mixed: MixedClassifier, val: ImageData, threat: Threat, wanted: dict[str, float], search: bool, console: Console
 ) -> MixedClassifier:
     if "alpha" in wanted:
         return turned(mixed, wanted["alpha"])
-    if "robust_accuracy" not in wanted:
+    if "clean_accuracy" in wanted and not search:
         return tune(mixed, val, clean_accuracy=wanted["clean_accuracy"])
     with TimeBar(console) as bar:
-        bar.say(f"attacking {min(len(val), ATTACKED):,} validation images, seven times", None)
-        few = val.take(slice(ATTACKED))
-        return tune(mixed, few, threat=threat, robust_accuracy=wanted["robust_accuracy"])
+        bar.say(f"attacking {min(len(val), ATTACKED):,} validation images, again and again", None)
+        options: dict[str, Any] = {"threat": threat, "attacked": ATTACKED, "say": console.print}
+        return tune(mixed, val, **options | wanted)
 
 
 def _measured(mixed: MixedClassifier, val: ImageData) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.budget import Deadline, gather
 from adaptive_smoothing.evaluation.tradeoff import (
     MIX_ALPHAS,
@@ -30,7 +31,6 @@ from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.report.folder import make_folder, write_run
 from adaptive_smoothing.report.story import Choice, Report
 from adaptive_smoothing.threat import parse_number, parse_threat
-from adaptive_smoothing.tuning import clean_accuracy
 
 
 def sweep(

@@ -14,6 +14,7 @@ from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.dial_curves import shift_accuracy
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.artifact import weights_sum
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -27,7 +28,6 @@ from adaptive_smoothing.training.loop import Loop
 from adaptive_smoothing.training.mixing_attacks import Attacked, Chance, ThroughRobust, make_attack
 from adaptive_smoothing.training.mixing_loss import composite_loss
 from adaptive_smoothing.training.mixing_recipe import MixerSettings, MixingRecipe
-from adaptive_smoothing.tuning import shift_accuracy
 
 # Batches of lessons for batch-norm statistics: each has to be attacked, and twenty say what a whole epoch would.
 STATISTICS = 20
