@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.tradeoff import tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment, model_facts
-from adaptive_smoothing.results import write_json
+from adaptive_smoothing.results import difference, write_json
 from adaptive_smoothing.threat import Linf
 
 
@@ -50,12 +49,6 @@ def measure(
         ],
     }
     return figures, stands
-
-
-def difference(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """Mean over images of the one minus the other, and half the width of its 95 % interval."""
-    change = mine.astype(float) - theirs.astype(float)
-    return float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
 
 
 def main() -> None:

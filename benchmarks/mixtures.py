@@ -1,19 +1,22 @@
 """How many images mixtures of two models leave standing at wanted clean accuracies.
 
     python benchmarks/mixtures.py G H --data-root DATA --clean 0.9 --out results/mixtures/candidates \\
-        fixed "fixed robust_scale=2" nonlinear "recipes/mixing.toml loss.attacked=0.25 data.cutout=0" \\
+        fixed "best fixed: fixed search" nonlinear "less attacked: recipes/mixing.toml loss.attacked=0.25" \\
         "zoo/resnet18-mixed scale=2"
 
-A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes. Each is
-tuned to the wanted accuracies on the validation images, and attacked with presets on the first images of a split:
-validation images to choose by, test images to report on. Without `--clean` a folder is attacked as it is. `result.json`
-and `rows.npz` in the folder `--out` grow with each mixture; `--keep FOLDER` keeps those that were trained.
+A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes, and a name
+before a colon if it should have one. With `search` the scales that serve it best are searched for, too. Each is tuned
+to the wanted accuracies on the validation images, and attacked with presets on the first images of a split: validation
+images to choose by, test images to report on. `--preset A:10000 C:1000` attacks with each on so many; what stands all
+of them is counted on those that all have seen. Without `--clean` a folder is attacked as it is. `result.json` and
+`rows.npz` in the folder `--out` grow with each mixture; `--keep FOLDER` keeps those that were trained.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,22 +28,26 @@ from torch import nn
 from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.dial_curves import dial_accuracy, turned
+from adaptive_smoothing.dial_curves import dial_accuracy
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing import artifact
-from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
+from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe
+from adaptive_smoothing.tuning import tune
+
+SEARCH = "search"
 
 
 class Bench:
-    """Two models, the images to choose by and those to measure on, and the attack."""
+    """Two models, the images to choose by and those to measure on, and the attacks with their numbers of images."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.threat = options, parse_threat(options.threat)
@@ -49,32 +56,30 @@ class Bench:
             datasets.load(options.data, split, root=options.data_root)
             for split in ("train" if options.data != "builtin" else "val", "val", options.split)
         )
-        self.measured = measured.take(slice(options.images)).to(options.device)
-        attacks = [preset(name, self.threat) for name in options.preset]
+        self.attacked = min(ATTACKED, options.images)
+        self.attacks = [self._attack(asked) for asked in options.preset]
+        self.measured = measured.take(slice(max(images for _, images in self.attacks))).to(options.device)
+
+    def _attack(self, asked: str) -> tuple[Cascade, int]:
+        name, _, images = asked.partition(":")
         # An audit is for somebody who trusts one number; here mixtures are compared.
-        self.attacks: list[Cascade] = [replace(attack, audit=()) for attack in attacks]
+        return replace(preset(name, self.threat), audit=()), int(images or self.options.images)
 
-    def mixtures(self, name: str, folder: Path) -> list[tuple[dict[str, Any], MixedClassifier]]:
-        """The mixture of this name at each wanted clean accuracy, with what is known of it."""
-        what, *changes = name.split()
+    def mixtures(self, what: str, changes: list[str], folder: Path) -> Iterator[tuple[dict[str, Any], MixedClassifier]]:
+        """The mixture at each wanted clean accuracy, with what is known of it."""
+        targets = self.options.clean
         if what == "nonlinear":
-            return [self._nonlinear(target) for target in self.options.clean]
-        mixed = self._made(what, changes, folder)
-        accuracy = dial_accuracy(mixed, self.val)
-        if not self.options.clean:
-            setting = (mixed.alpha_shift if accuracy.dial == "shift" else mixed.alpha).item()  # type: ignore[operator]
-            return [({"clean_val": accuracy(setting), accuracy.dial: setting}, mixed)]
-        settings = [accuracy.largest(target) for target in self.options.clean]
-        return [
-            ({"wanted": target, "clean_val": accuracy(setting), accuracy.dial: setting}, turned(mixed, setting))
-            for target, setting in zip(self.options.clean, settings, strict=True)
-        ]
-
-    def _nonlinear(self, target: float) -> tuple[dict[str, Any], MixedClassifier]:
-        attacked = min(ATTACKED, self.options.images)
-        found = fit_nonlinear(self.g, self.h, self.val, self.threat, clean_accuracy=target, attacked=attacked)
-        facts = vars(found[1])
-        return {"wanted": target, "clean_val": facts["clean"], **facts}, found[0]
+            for target in targets:
+                options = {"clean_accuracy": target, "attacked": self.attacked}
+                mixed, setting = fit_nonlinear(self.g, self.h, self.val, self.threat, **options)
+                yield {"wanted": target, **vars(setting)}, mixed
+            return
+        mixed = self._made(what, [change for change in changes if change != SEARCH], folder)
+        searched = {"threat": self.threat, "attacked": self.attacked, "say": print} if SEARCH in changes else {}
+        for target in targets:
+            yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
+        if not targets:
+            yield {}, mixed
 
     def _made(self, what: str, changes: list[str], folder: Path) -> MixedClassifier:
         if what == "fixed":
@@ -91,24 +96,42 @@ class Bench:
             mixed.save_pretrained(kept, card={"made from": " ".join([what, *changes])})
         return mixed
 
+    def facts(self, mixed: MixedClassifier) -> dict[str, Any]:
+        """Its clean accuracy on validation images, and its numbers."""
+        accuracy = dial_accuracy(mixed, self.val)
+        dial = mixed.alpha_shift if isinstance(mixed.alpha, Mixer) else mixed.alpha
+        alpha = {} if isinstance(mixed.alpha, nn.Module) else {"alpha": mixed.alpha.item()}
+        numbers = {name: getattr(mixed, name).tolist() for name in NUMBERS}
+        return {"clean_val": accuracy(dial.item()), "numbers": alpha | numbers}
+
     def measure(self, mixed: MixedClassifier) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Clean accuracy and what stands each attack, and all of them; one row an image."""
-        stands = torch.ones(len(self.measured), dtype=torch.bool)
-        found: dict[str, Any] = {}
+        shared = min(images for _, images in self.attacks)
+        stands = torch.ones(shared, dtype=torch.bool)
+        found: dict[str, Any] = {"attacks": {}}
         columns: dict[str, np.ndarray] = {}
-        for attack in self.attacks:
-            verdict = evaluate(mixed, self.measured, attack, with_alarms=self.options.alarms)
-            stands &= verdict.robust_correct
-            waterfall = [(name, took) for name, took, _ in verdict.waterfall if took]
+        for attack, images in self.attacks:
+            verdict = evaluate(mixed, self.measured.take(slice(images)), attack, with_alarms=self.options.alarms)
+            stands &= verdict.robust_correct[:shared]
+            took = {name: took for name, took, _ in verdict.waterfall if took}
             alarms = [alarm.name for alarm in verdict.alarms or ()]
-            found[attack.name] = {"robust": verdict.robust, "took": dict(waterfall), "alarms": alarms}
-            columns[attack.name] = verdict.robust_correct.numpy()
-            found["clean"], columns["clean"] = verdict.clean, verdict.clean_correct.numpy()
-        return {**found, "union": stands.float().mean().item()}, columns
+            name = attack.name
+            found["attacks"][name] = {"robust": verdict.robust, "images": images, "took": took, "alarms": alarms}
+            columns[name] = verdict.robust_correct.numpy()
+            if images == len(self.measured):
+                found["clean"], columns["clean"] = verdict.clean, verdict.clean_correct.numpy()
+        return {**found, "stands_all": stands.float().mean().item(), "of": shared}, columns
 
 
 def numbers(changes: list[str]) -> dict[str, float]:
     return {name: float(value) for name, value in (change.split("=") for change in changes)}
+
+
+def named(mixture: str) -> tuple[str, str, list[str]]:
+    """`name: what changes...` in its parts."""
+    name, _, rest = mixture.rpartition(": ")
+    what, *changes = rest.split()
+    return name or mixture, what, changes
 
 
 def described(name: str, model: nn.Module) -> dict[str, Any]:
@@ -121,7 +144,7 @@ def main() -> None:
     parser.add_argument("robust")
     parser.add_argument("mixtures", nargs="+")
     parser.add_argument("--clean", type=float, nargs="+", default=[])
-    parser.add_argument("--preset", nargs="+", default=["fast"], choices=list(PRESETS))
+    parser.add_argument("--preset", nargs="+", default=["fast"], help=f"of {', '.join(PRESETS)}, each with :IMAGES")
     parser.add_argument("--threat", default="Linf:8/255")
     parser.add_argument("--split", default="val", choices=["val", "test"])
     parser.add_argument("--images", type=int, default=2000)
@@ -145,24 +168,25 @@ def main() -> None:
     }
     results: list[dict[str, Any]] = []
     rows = {"index": bench.measured.index.cpu().numpy(), "label": bench.measured.labels.cpu().numpy()}
-    for number, name in enumerate(options.mixtures):
+    for number, mixture in enumerate(options.mixtures):
         if time.perf_counter() - began > options.until:
-            print(f"no time for {name}", flush=True)
+            print(f"no time for {mixture}", flush=True)
             continue
+        name, what, changes = named(mixture)
         start = time.perf_counter()
-        for known, mixed in bench.mixtures(name, options.runs / f"{options.out.name}-{number}"):
+        for known, mixed in bench.mixtures(what, changes, options.runs / f"{options.out.name}-{number}"):
             made = time.perf_counter()
+            known |= bench.facts(mixed)
             found, columns = bench.measure(mixed)
             took = {"seconds_made": round(made - start, 1), "seconds_attacked": round(time.perf_counter() - made, 1)}
             rows |= {f"{len(results)}.{column}": values for column, values in columns.items()}
-            results.append({"mixture": name, **known, **found, **took})
+            results.append({"mixture": name, "made from": " ".join([what, *changes]), **known, **found, **took})
             write_rows(options.out / ROWS, rows)
             write_json(options.out / RESULT, facts | {"mixtures": results})
-            stood = ", ".join(f"{attack.name} {100 * found[attack.name]['robust']:.2f}" for attack in bench.attacks)
+            stood = ", ".join(f"{name} {100 * attack['robust']:.2f}" for name, attack in found["attacks"].items())
             figures = f"clean {100 * found['clean']:.2f} (val {100 * known['clean_val']:.2f}), {stood}"
-            print(
-                f"{time.perf_counter() - began:5.0f} s  {name}: {figures}, union {100 * found['union']:.2f}", flush=True
-            )
+            done = f"{time.perf_counter() - began:5.0f} s ({took['seconds_made']:.0f} + {took['seconds_attacked']:.0f})"
+            print(f"{done}  {name}: {figures}, all {100 * found['stands_all']:.2f}", flush=True)
             start = time.perf_counter()
 
 

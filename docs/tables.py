@@ -18,8 +18,9 @@ from typing import Any
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.report.comparison import Comparison, attacks_table, comparison_panel, frontier_table
 from adaptive_smoothing.report.facts import parameters
-from adaptive_smoothing.report.figures import png
+from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.folder import figures
 from adaptive_smoothing.report.story import Choice, Report, at
 from adaptive_smoothing.report.tables import (
@@ -35,6 +36,7 @@ from adaptive_smoothing.results import read_json
 
 ROOT = Path(__file__).parent.parent
 PAIRS = ("resnet18", "compact")
+COMPARED = ROOT / "results" / "mixtures"
 PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 MARKED = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -255,6 +257,16 @@ def objectives() -> Table:
     return Table(f"{facts['images']:,} images of {facts['data']} on {facts['device']}", tuple(columns), tuple(rows))
 
 
+def frontier(name: str) -> Table:
+    """Mixtures at wanted clean accuracies: results/mixtures/NAME, by benchmarks/mixtures.py."""
+    return frontier_table(Comparison.read(COMPARED / name))
+
+
+def mixtures(name: str) -> Table:
+    """Mixtures under several attacks: results/mixtures/NAME, by benchmarks/mixtures.py."""
+    return attacks_table(Comparison.read(COMPARED / name))
+
+
 def _fell(row: dict[str, Any]) -> str:
     return str(row["fell to another"]) if "seconds" in row else ""
 
@@ -286,6 +298,8 @@ KINDS = (
     margins,
     consistency,
     objectives,
+    frontier,
+    mixtures,
     pair,
     curve,
     chosen,
@@ -322,6 +336,9 @@ def main() -> int:
     if "--figures" in sys.argv[1:]:
         for pair in PAIRS:
             draw(pair)
+        for folder in COMPARED.glob("*-frontier"):
+            panel = comparison_panel(Comparison.read(folder))
+            (folder / "figure.png").write_bytes(png(side_by_side([panel])))
     return 0
 
 

@@ -3,8 +3,8 @@
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -37,14 +37,6 @@ def test_a_candidate_is_measured_at_the_wanted_accuracies(candidates, linear):
     assert [low["stands all"], high["stands all"]] == stands.mean(1).tolist()
 
 
-def test_the_difference_is_over_the_same_images(candidates):
-    mine, theirs = np.array([1, 1, 1, 0] * 100, bool), np.array([1, 0, 1, 0] * 100, bool)
-    ahead, half = candidates.difference(mine, theirs)
-    # A quarter of the images differ: variance 1/4 * 3/4 over 400 images.
-    assert ahead == 0.25 and half == pytest.approx(1.96 * (3 / 16 / 400) ** 0.5)
-    assert candidates.difference(mine, mine) == (0, 0)
-
-
 def test_each_objective_is_alone_and_beside_the_others(linear):
     objectives = benchmark("objectives")
     robust = type(linear)(seed=1).eval()
@@ -59,3 +51,31 @@ def test_each_objective_is_alone_and_beside_the_others(linear):
     assert all(round(20 * (row["stands"] - together)) == row["fell to another"] for row in rows.values())
     assert max(row["fell to another"] for row in rows.values()) > 0
     assert together == min(row["stands"] for row in rows.values()) < 1
+
+
+def test_mixtures_are_named_and_changed():
+    mixtures = benchmark("mixtures")
+    assert mixtures.named("fixed") == ("fixed", "fixed", [])
+    assert mixtures.named("the best: fixed standard_scale=2 search") == (
+        "the best",
+        "fixed",
+        ["standard_scale=2", "search"],
+    )
+    assert mixtures.numbers(["scale=2", "low=0.5"]) == {"scale": 2.0, "low": 0.5}
+
+
+def test_what_stands_all_attacks_is_counted_where_all_were_made(linear):
+    mixtures = benchmark("mixtures")
+    robust = type(linear)(seed=1).eval()
+    model = MixedClassifier(linear, robust, 0.6)
+    pixels = torch.randint(100, 156, (40, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    bench = object.__new__(mixtures.Bench)
+    bench.measured = from_tensors(pixels, model(pixels / 255).argmax(1))
+    bench.options = SimpleNamespace(images=16, alarms=False)
+    bench.threat = Linf(0.01)
+    bench.attacks = [bench._attack("MIX:40"), bench._attack("STD")]
+    found, columns = bench.measure(model)
+    assert {name: attack["images"] for name, attack in found["attacks"].items()} == {"MIX": 40, "STD": 16}
+    both = columns["MIX"][:16] & columns["STD"]
+    assert len(columns["clean"]) == 40 and found["clean"] == 1 and found["of"] == 16
+    assert found["stands_all"] == both.mean() and 0 < both.mean() < 1

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from adaptive_smoothing import results as results_file
-from adaptive_smoothing.results import atomic, interval, read_json, read_rows, write_json, write_rows
+from adaptive_smoothing.results import atomic, difference, interval, read_json, read_rows, write_json, write_rows
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -24,6 +24,14 @@ def test_two_processes_that_write_one_file_do_not_meet(tmp_path, monkeypatch):
             theirs.write_bytes(b"theirs")
         assert (tmp_path / "file").read_bytes() == b"theirs"
     assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_the_difference_is_over_the_same_images():
+    mine, theirs = np.array([1, 1, 1, 0] * 100, bool), np.array([1, 0, 1, 0] * 100, bool)
+    ahead, half = difference(mine, theirs)
+    # A quarter of the images differ: variance 1/4 * 3/4 over 400 images.
+    assert ahead == 0.25 and half == pytest.approx(1.96 * (3 / 16 / 400) ** 0.5)
+    assert difference(mine, mine) == (0, 0)
 
 
 def test_json_refuses_what_json_cannot_say(tmp_path):

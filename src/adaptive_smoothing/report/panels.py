@@ -44,7 +44,7 @@ def curves_panel(
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.02, 1.08))
         axes.set(xlabel="mixing weight α", ylabel="accuracy", title=_count(stored, live))
-        _legend_below(axes)
+        legend_below(axes)
 
     return draw
 
@@ -72,7 +72,7 @@ def frontier_panel(
         axes.margins(0.12)
         axes.set_ylim(bottom=-0.02)
         axes.set(xlabel="clean accuracy", ylabel="accuracy under attack", title="What robustness costs")
-        _legend_below(axes)
+        legend_below(axes)
 
     return draw
 
@@ -100,7 +100,7 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
             axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
             _overrule_line(axes, alpha, style)
         axes.set(xlabel="confidence gap: first class over second", ylabel="share of these images", title=title)
-        _legend_below(axes, columns=1)
+        legend_below(axes, columns=1)
 
     return draw
 
@@ -111,7 +111,7 @@ def alpha_words(tradeoff: Tradeoff) -> str:
     return f"α = {first:.3g}" if first == last else f"α from {first:.3g} to {last:.3g}"
 
 
-def _legend_below(axes: Axes, columns: int = 2) -> None:
+def legend_below(axes: Axes, columns: int = 2) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)
 
 
