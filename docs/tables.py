@@ -16,18 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.cli.demo import STORED
+from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.comparison import Comparison, attacks_table, comparison_panel, frontier_table
 from adaptive_smoothing.report.facts import parameters
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.folder import figures
+from adaptive_smoothing.report.panels import comparison_panel
 from adaptive_smoothing.report.story import Choice, Report, at
 from adaptive_smoothing.report.tables import (
     PAPER_GAPS,
     Table,
     alpha_table,
+    attacks_table,
     cost_table,
+    frontier_table,
     gap_table,
     markdown,
     models_table,

@@ -4,12 +4,15 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from adaptive_smoothing.evaluation.journal import Journal
+from adaptive_smoothing.results import write_json, write_rows
 
 torch.set_num_threads(2)
 
@@ -83,3 +86,28 @@ def ctrl_c_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(Journal, "write", writes)
 
     return at
+
+
+@pytest.fixture
+def write_comparison() -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        """Two mixtures at two clean accuracies, 8 images, of which 4 were attacked with C."""
+        rows, found = {"index": np.arange(8), "label": np.zeros(8, int)}, []
+        right = {
+            0: "11111110 11110000 1100",
+            1: "11111111 11000000 1000",
+            2: "11111110 11110000 1110",
+            3: "11111111 11100000 1100",
+        }
+        for number, (mixture, wanted) in enumerate((name, at) for name in ("fixed", "ours") for at in (0.8, 0.9)):
+            columns = dict(zip(("clean", "B", "C"), right[number].split(), strict=True))
+            rows |= {f"{number}.{name}": np.array(list(bits), int).astype(bool) for name, bits in columns.items()}
+            attacks = {
+                name: {"robust": rows[f"{number}.{name}"].mean(), "images": len(columns[name])} for name in ("B", "C")
+            }
+            found.append({"mixture": mixture, "wanted": wanted, "attacks": attacks, "of": 4})
+        write_rows(folder / "rows.npz", rows)
+        write_json(folder / "result.json", {"images": 8, "mixtures": found})
+        return folder
+
+    return write

@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.cli import demo
+from adaptive_smoothing.cli import demo, learned
 from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.main import app, main
+from adaptive_smoothing.data import datasets
 from adaptive_smoothing.dial import CleanAccuracy
+from adaptive_smoothing.dial_curves import dial_accuracy
 from adaptive_smoothing.evaluation.budget import Deadline
 from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff, save_tradeoff
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import model_facts
 
 pytestmark = pytest.mark.usefixtures("package")
@@ -69,6 +74,49 @@ def test_the_stored_run_is_drawn_beside_the_live_one() -> None:
     models["h"]["sha256"] = "0" * 64
     save_tradeoff(demo.STORED, load_tradeoff("first"), {"models": models})
     assert "other weights than these" in tell("--clean-accuracy", "0.5", "--images", "4")
+
+
+@pytest.fixture
+def mixture(package: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_comparison: Callable) -> Path:
+    """A second ending for the tiny models, with a stored comparison: 90 % clean, 50 % standing, 25 % with one alpha."""
+    folder, compared = tmp_path / "mixed", tmp_path / "compared"
+    g, h = (zoo.load(name) for name in (demo.STANDARD, demo.ROBUST))
+    mixed = MixedClassifier(g, h, SecondEnding.of(h))
+    mixed.save_pretrained(folder)
+    dial_accuracy(mixed, datasets.load("builtin", "val")).save(folder / VALIDATION)
+    compared.mkdir()
+    write_comparison(compared)
+    monkeypatch.setattr(learned, "MIXED", str(folder))
+    monkeypatch.setattr(learned, "COMPARED", compared)
+    return folder
+
+
+def test_a_learned_alpha_is_shown_beside_the_fixed_one(mixture: Path, tmp_path: Path) -> None:
+    said = tell("--clean-accuracy", "0.6", "--images", "6", "--seconds", "60")
+    assert "right on 87.5 % of 8 test images, and on 75.0 % of 4 under the strongest attacks" in said
+    assert "one α for all images on 87.5 % and 50.0 % of the same. That is 25.0 points more (± 42.4)" in said
+    now = load_facts("runs/demo")["learned alpha"]
+    assert 1 <= now["images"] <= 6 and f"Just now, on {now['images']} images: {100 * now['clean']:.1f} %" in said
+    page = (tmp_path / "runs/demo/page.html").read_text()
+    assert "One α for all images, and one for each" in page and (tmp_path / "runs/demo/learned.png").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_learned_alpha_of_other_models_is_left_out(mixture: Path) -> None:
+    description = json.loads((mixture / "mixture.json").read_text())
+    description["robust"]["sha256"] = "0" * 64
+    (mixture / "mixture.json").write_text(json.dumps(description))
+    assert "its own α" not in tell("--clean-accuracy", "0.5", "--images", "2")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_ctrl_c_during_the_learned_alpha(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "measured_now", interrupt)
+    said = tell("--clean-accuracy", "0.5", "--images", "2", code=130)
+    assert "stopped" in said and "its own α" in said and "Just now" not in said
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -1,33 +1,16 @@
 """Mixtures side by side: read from files, in tables, in a panel."""
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from adaptive_smoothing.report.comparison import Comparison, attacks_table, comparison_panel, frontier_table
-from adaptive_smoothing.results import write_json, write_rows
+from adaptive_smoothing.evaluation.comparison import Comparison
+from adaptive_smoothing.report.panels import comparison_panel
+from adaptive_smoothing.report.tables import attacks_table, frontier_table
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Two mixtures at two clean accuracies, 8 images, of which 4 were attacked with C."""
-    rows, found = {"index": np.arange(8), "label": np.zeros(8, int)}, []
-    right = {
-        0: "11111110 11110000 1100",
-        1: "11111111 11000000 1000",
-        2: "11111110 11110000 1110",
-        3: "11111111 11100000 1100",
-    }
-    for number, (mixture, wanted) in enumerate((name, at) for name in ("fixed", "ours") for at in (0.8, 0.9)):
-        columns = dict(zip(("clean", "B", "C"), right[number].split(), strict=True))
-        rows |= {f"{number}.{name}": np.array(list(bits), int).astype(bool) for name, bits in columns.items()}
-        attacks = {
-            name: {"robust": rows[f"{number}.{name}"].mean(), "images": len(columns[name])} for name in ("B", "C")
-        }
-        found.append({"mixture": mixture, "wanted": wanted, "attacks": attacks, "of": 4})
-    write_rows(tmp_path / "rows.npz", rows)
-    write_json(tmp_path / "result.json", {"images": 8, "mixtures": found})
-    return tmp_path
+def folder(tmp_path, write_comparison):
+    return write_comparison(tmp_path)
 
 
 def test_what_stands_is_read_from_the_rows(folder):

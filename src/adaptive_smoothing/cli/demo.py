@@ -13,12 +13,14 @@ from torch import nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli.choosing import VALIDATION, as_share, choose
 from adaptive_smoothing.cli.devices import pick_device
+from adaptive_smoothing.cli.learned import measured_now, stored_comparison
 from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.budget import Deadline, Plan, Speed, measure_speed, plan, timed_tradeoff
+from adaptive_smoothing.evaluation.comparison import Learned
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
 from adaptive_smoothing.models import zoo
@@ -34,6 +36,8 @@ ATTACK = PGD(Linf(8 / 255), steps=20)
 FEW_ALPHAS = (0.0, 0.5, 0.7, 1.0)
 # Validation images only have to be predicted: this share of the time is enough for most of them.
 TUNING_SHARE = 0.15
+# The mixture with a learned alpha is attacked at one setting, which takes a seventh of the rest.
+LEARNED_SHARE, MIXER_COST = 0.12, 1.2
 
 
 def demo(
@@ -52,8 +56,9 @@ def demo(
     pair = Pair.load(pick_device(device))
     run_folder.make_folder(out, overwrite=True)
     console.print(_opening(pair), markup=False)
-    stored = _stored_facts(pair, console)
-    deadline = Deadline(seconds)
+    stored, learned = _stored_facts(pair, console), stored_comparison(pair.facts)
+    reserved = LEARNED_SHARE * seconds if learned else 0.0
+    deadline = Deadline(seconds - reserved)
     with TimeBar(console) as bar:
         bar.say("measuring the speed", seconds)
         speed = measure_speed(pair.standard, pair.robust, pair.test, ATTACK, images=pair.probe)
@@ -61,12 +66,17 @@ def demo(
         accuracy = CleanAccuracy.load(STORED / VALIDATION) if stored else _clean_accuracy(pair, speed, deadline, bar)
         choice = choose(accuracy, target, console)
         live, interrupted = _measure(pair, choice, speed, deadline, bar, images)
-        bar.say(f"attacked {live.images} test images", 0)
+        bar.say(f"attacked {live.images} test images", reserved)
+        if learned is not None and not interrupted:
+            few = plan(reserved, MIXER_COST * ATTACK.steps * speed.step, live.images).images
+            learned, interrupted = _attack_learned(learned, pair, pair.test.take(few), target)
     if interrupted:
         console.print("[yellow]stopped[/]: what follows is about the images done until then")
     console.print(f"{live.images:,} images in {deadline.gone():.0f} s.")
     facts = {"models": pair.facts, "seconds": round(deadline.gone(), 1), "interrupted": interrupted}
-    report = Report(live, None, choice, {**facts, **environment(pair.device)})
+    if learned is not None and learned.now is not None:
+        facts["learned alpha"] = learned.now.facts
+    report = Report(live, None, choice, {**facts, **environment(pair.device)}, learned)
     if stored:
         # The stored run of these very models carries the numbers, the live one shows that they can be had again.
         report = replace(report, main=load_tradeoff(STORED), live=live, facts={**report.facts, "stored run": stored})
@@ -163,6 +173,14 @@ def _measure(
         mix_alphas=mix_alphas,
         watch=watch,
     )
+
+
+def _attack_learned(learned: Learned, pair: Pair, data: ImageData, wanted: float) -> tuple[Learned, bool]:
+    """What the attack leaves of the mixture with a learned alpha; True when Ctrl-C ended it."""
+    try:
+        return measured_now(learned, pair.standard, pair.robust, data, ATTACK, wanted), False
+    except KeyboardInterrupt:
+        return learned, True
 
 
 def _announcement(planned: Plan, available: int, per_image: float, deadline: Deadline, mix_alphas: list[float]) -> str:

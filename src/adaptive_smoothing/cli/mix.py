@@ -11,12 +11,13 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from adaptive_smoothing.cli.choosing import as_share
+from adaptive_smoothing.cli.choosing import VALIDATION, as_share
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.dial_curves import dial_accuracy, turned
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
@@ -80,8 +81,10 @@ def mix(
     else:
         mixed = fit_fixed(g, h, standard_scale=standard_scale)
     mixed = _dialled(mixed, val, against, wanted, search, console)
-    card |= {"validation": _measured(mixed, val), **environment(where)}
+    accuracy = dial_accuracy(mixed, val)
+    card |= {"validation": _measured(mixed, accuracy, len(val)), **environment(where)}
     mixed.save_pretrained(folder, hold=hold, card=card)
+    accuracy.save(folder / VALIDATION)
     _show(console, mixed, card, folder)
 
 
@@ -148,10 +151,9 @@ def _dialled(
         return tune(mixed, val, **options | wanted)
 
 
-def _measured(mixed: MixedClassifier, val: ImageData) -> dict[str, Any]:
-    accuracy = dial_accuracy(mixed, val)
+def _measured(mixed: MixedClassifier, accuracy: CleanAccuracy, images: int) -> dict[str, Any]:
     setting = (mixed.alpha_shift if accuracy.dial == "shift" else mixed.alpha).item()  # type: ignore[operator]
-    return {"images": len(val), "clean": accuracy(setting), accuracy.dial: setting}
+    return {"images": images, "clean": accuracy(setting), accuracy.dial: setting}
 
 
 def _check_folder(folder: Path, replaces: bool) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from adaptive_smoothing.evaluation.stored import RESULT, save_tradeoff
-from adaptive_smoothing.report.figures import gap_figure, png, svg, tradeoff_figure
+from adaptive_smoothing.report.figures import gap_figure, png, side_by_side, svg, tradeoff_figure
 from adaptive_smoothing.report.page import TITLE, like_the_paper, write_page
+from adaptive_smoothing.report.panels import comparison_panel
 from adaptive_smoothing.report.story import Report
 from adaptive_smoothing.results import atomic
 
@@ -37,10 +38,13 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
 def figures(report: Report) -> dict[str, Figure]:
     """The figures of a run folder, by the names of their files."""
     paper = like_the_paper(report.main.settings)
-    return {
+    found = {
         "figure": tradeoff_figure(report.main, report.live, report.alpha, paper=paper),
         "gaps": gap_figure(report.main, report.alpha),
     }
+    if report.learned is not None:
+        found["learned"] = side_by_side([comparison_panel(report.learned.comparison)])
+    return found
 
 
 def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:

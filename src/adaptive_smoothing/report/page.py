@@ -10,7 +10,14 @@ from string import Template
 from typing import Any
 
 from adaptive_smoothing.report.figures import side_by_side, svg
-from adaptive_smoothing.report.panels import Panel, alpha_words, curves_panel, frontier_panel, gap_panel
+from adaptive_smoothing.report.panels import (
+    Panel,
+    alpha_words,
+    comparison_panel,
+    curves_panel,
+    frontier_panel,
+    gap_panel,
+)
 from adaptive_smoothing.report.story import Report, Share, alone, at, percent, sentences, threat_words
 from adaptive_smoothing.report.style import DARK, LIGHT, Style
 from adaptive_smoothing.report.tables import Table, tables
@@ -78,6 +85,10 @@ def _figures(report: Report) -> list[str]:
             lambda style: gap_panel(main, "g", None, style)
         ),
     }
+    if report.learned is not None:
+        compared = report.learned.comparison
+        caption = f"One α for all images, and one for each: {compared.images:,} images under the strongest attacks"
+        panels[caption] = lambda style: comparison_panel(compared, style)
     return [_figure(caption, panel) for caption, panel in panels.items()]
 
 

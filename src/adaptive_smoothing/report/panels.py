@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.results import interval
 
 Panel = Callable[[Axes], None]
+
+MARKERS = "os^Dv*"
 
 CURVES = {
     "clean": ("clean images", "-"),
@@ -44,7 +48,7 @@ def curves_panel(
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.02, 1.08))
         axes.set(xlabel="mixing weight α", ylabel="accuracy", title=_count(stored, live))
-        legend_below(axes)
+        _legend_below(axes)
 
     return draw
 
@@ -72,7 +76,7 @@ def frontier_panel(
         axes.margins(0.12)
         axes.set_ylim(bottom=-0.02)
         axes.set(xlabel="clean accuracy", ylabel="accuracy under attack", title="What robustness costs")
-        legend_below(axes)
+        _legend_below(axes)
 
     return draw
 
@@ -100,7 +104,27 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
             axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
             _overrule_line(axes, alpha, style)
         axes.set(xlabel="confidence gap: first class over second", ylabel="share of these images", title=title)
-        legend_below(axes, columns=1)
+        _legend_below(axes, columns=1)
+
+    return draw
+
+
+def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
+    """Accuracy under all attacks against clean accuracy, a line each; bars are 95 % intervals."""
+
+    def draw(axes: Axes) -> None:
+        colors = (style.faint, style.std, style.rob, style.clean, style.mix, style.ink)
+        for (name, points), color, marker in zip(comparison.mixtures.items(), colors, MARKERS, strict=False):
+            clean, robust = np.array([(point.accuracy, point.robust) for point in points]).T
+            bounds = np.array([interval(int(point.stands.sum()), len(point.stands)) for point in points])
+            around = np.stack([robust - bounds[:, 0], bounds[:, 1] - robust])
+            look: dict[str, Any] = {"color": color, "markersize": 5, "elinewidth": 0.8, "capsize": 2}
+            axes.errorbar(clean, robust, yerr=around, fmt=f"{marker}-", label=name, **look)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set(xlabel="clean accuracy", ylabel="accuracy under all attacks")
+        axes.set_title(f"{comparison.images:,} images, with 95 % intervals")
+        _legend_below(axes)
 
     return draw
 
@@ -111,7 +135,7 @@ def alpha_words(tradeoff: Tradeoff) -> str:
     return f"α = {first:.3g}" if first == last else f"α from {first:.3g} to {last:.3g}"
 
 
-def legend_below(axes: Axes, columns: int = 2) -> None:
+def _legend_below(axes: Axes, columns: int = 2) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)
 
 

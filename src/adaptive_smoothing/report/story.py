@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from adaptive_smoothing.evaluation.comparison import Learned
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.results import interval
+from adaptive_smoothing.results import difference, interval
 
 # With fewer images a 95 % interval is wider than 20 points: a quotient of two such accuracies means nothing.
 FEW = 100
@@ -47,12 +48,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Report:
-    """A measurement to report: `main` carries the numbers; `live` is a smaller run made just now."""
+    """A measurement to report: `main` carries the numbers; `live` is a smaller run made just now; `learned` is about an
+    alpha that a network gives each image.
+    """
 
     main: Tradeoff
     live: Tradeoff | None = None
     choice: Choice | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    learned: Learned | None = None
 
     @property
     def alpha(self) -> float | None:
@@ -107,6 +111,8 @@ def sentences(report: Report) -> Iterator[str]:
         yield _the_mixture(report.main, report.choice)
         yield _the_attacks(report.main, report.choice.alpha)
     yield _the_reason(report.main, report.alpha)
+    if report.learned is not None and report.choice is not None:
+        yield _the_learned_alpha(report.learned, report.choice)
     if report.live is not None:
         yield _the_live_run(report.main, report.live, report.alpha)
 
@@ -190,6 +196,22 @@ def _the_reason(run: Tradeoff, alpha: float | None) -> str:
 def _beyond(run: Tradeoff, key: str, right: bool, line: float) -> str:
     gaps = run.rows[f"{key}_gap"][run.rows[key] == right]
     return percent(float((gaps > line).mean())) if len(gaps) else "none"
+
+
+def _the_learned_alpha(learned: Learned, choice: Choice) -> str:
+    ours, fixed = learned.beside_fixed(choice.wanted)
+    ahead, half = difference(ours.stands, fixed.stands)
+    words = (
+        "A network can give each image its own α. Trained for this pair and set to "
+        f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images, it is right on "
+        f"{percent(ours.accuracy)} of {len(ours.clean):,} test images, and on {percent(ours.robust)} of "
+        f"{len(ours.stands):,} under the strongest attacks we have; one α for all images on {percent(fixed.accuracy)} "
+        f"and {percent(fixed.robust)} of the same. That is {_points(ahead)} (± {100 * half:.1f}) for the network."
+    )
+    if learned.now is None:
+        return words
+    clean, stands = share(learned.now.clean), share(learned.now.stands)
+    return f"{words} Just now, on {len(learned.now.clean):,} images: {clean} clean, {stands} under PGD."
 
 
 def _the_live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import rich.box
 import rich.table
 
+from adaptive_smoothing.evaluation.comparison import Comparison, Point
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.report.story import Choice, Report, Share, alone, at, images_word, percent
+from adaptive_smoothing.results import difference
 
 # Table tab:confidence of the paper: accuracy, mean gap where right, mean gap where wrong.
 PAPER_GAPS = {
@@ -36,6 +38,8 @@ def tables(report: Report) -> list[Table]:
     found = [models_table(report.main, report.alpha)]
     if report.choice is not None:
         found.append(cost_table(report.main, report.choice))
+    if report.learned is not None:
+        found.append(frontier_table(report.learned.comparison))
     found += [gap_table(report.main), alpha_table(report.main, report.alpha)]
     if report.live is not None:
         found.append(alpha_table(report.live, report.alpha, name="The live run"))
@@ -158,3 +162,44 @@ def _alpha_name(alpha: float, chosen: float | None) -> str:
 
 def _points(difference: float) -> str:
     return f"{100 * difference:+.1f} points".replace("-", "−")
+
+
+def frontier_table(comparison: Comparison) -> Table:
+    """One row a mixture, one column a wanted clean accuracy; beside it how far that is from the first mixture."""
+    wanted = list(dict.fromkeys(point.wanted for point in comparison.points))
+    at = {(point.mixture, point.wanted): point for point in comparison.points}
+    first = next(iter(comparison.mixtures))
+    rows = [
+        (name, *(_cell(at.get((name, target)), at.get((first, target))) for target in wanted))
+        for name in comparison.mixtures
+    ]
+    columns = ("mixture", *(f"at {100 * (target or 0):g} %" for target in wanted))
+    note = (
+        "Clean accuracy / accuracy under all attacks, %; in brackets how far the latter is from the first row, over "
+        "the same images, with its 95 % interval."
+    )
+    return Table(f"Mixtures on {comparison.images:,} images", columns, tuple(rows), note)
+
+
+def _cell(point: Point | None, first: Point | None) -> str:
+    if point is None:
+        return "–"
+    found = f"{100 * point.accuracy:.2f} / {100 * point.robust:.2f}"
+    if first is None or first is point:
+        return found
+    ahead, half = (100 * number for number in difference(point.stands, first.stands))
+    return f"{found} ({ahead:+.2f} ± {half:.2f})".replace("-", "−")
+
+
+def attacks_table(comparison: Comparison) -> Table:
+    """One row a mixture and setting, one column an attack."""
+    attacks = list(dict.fromkeys(name for point in comparison.points for name in point.facts["attacks"]))
+    rows = []
+    for point in comparison.points:
+        found = point.facts["attacks"]
+        left = [f"{100 * found[name]['robust']:.2f}" if name in found else "–" for name in attacks]
+        rows.append((point.mixture, f"{100 * point.accuracy:.2f}", *left, f"{100 * point.robust:.2f}"))
+    counts = {name: attack["images"] for point in comparison.points for name, attack in point.facts["attacks"].items()}
+    images = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    note = f"Images attacked: {images}; all of them on {comparison.images:,}."
+    return Table("Mixtures under attack, %", ("mixture", "clean", *attacks, "all of them"), tuple(rows), note)
