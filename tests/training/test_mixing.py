@@ -177,6 +177,21 @@ def test_a_hostile_g_says_what_it_claims(tmp_path):
     assert torch.equal(attacked.argmax(1), 1 - lesson.labels[64:]) and (attacked.softmax(1).amax(1) == 1).all()
 
 
+def test_a_hostile_g_is_heard(tmp_path):
+    """By a scorer that listens to g, in the attack as in the lesson."""
+    run = trainer(tmp_path, recipe("hostile", mixer={"hears_standard": True}))
+    with torch.no_grad():
+        run.model.scorer[-1].weight.normal_()
+    batch = first_batch(run)
+    lesson = run.lesson(batch)
+    assert torch.equal(run.attack.hostile.claims, lesson.evidence.g[64:].argmax(1))
+    told = run.mixed.with_standard(run.attack.hostile)
+    lies = run.mixed.weigh(lesson.evidence, lesson.images).logits[64:]
+    torch.testing.assert_close(told(lesson.images[64:]), lies)
+    run.attack.hostile.tell(batch.labels)
+    assert not torch.allclose(told.mix(lesson.images[64:]).alpha, run.mixed.weigh(*lesson[1::-1]).alpha[64:])
+
+
 def test_attacked_images_weigh_what_the_recipe_says(tmp_path):
     run = trainer(tmp_path, recipe("hostile", loss={"attacked": 0.3}))
     clean, attacked = run.lesson(first_batch(run)).weights.chunk(2)
@@ -369,7 +384,7 @@ def test_a_hostile_g_has_no_features_and_withstands_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"through_robust = 0 in the hostile setting, got 0\.5"):
         replace(hostile, attack=replace(hostile.attack, through_robust=0.5))
     mixed = untrained(recipe("B"), G, H, shape=(3, 8, 8))
-    with pytest.raises(ValueError, match="hears nothing of g for the hostile setting, got a MixingNetwork"):
+    with pytest.raises(ValueError, match="taps nothing of g for the hostile setting, got a MixingNetwork"):
         MixingTrainer(hostile, mixed, toy_data(64), toy_data(64), tmp_path)
 
 

@@ -94,25 +94,24 @@ turn_standard = TurnStandard(targeted_probability_loss)
 
 @dataclass(frozen=True)
 class HostileStandard:
-    """The loss of a mixed classifier whose g says the target, whatever the image: no attack on g does more.
+    """The loss of a mixed classifier whose g says the target, whatever the image, while the real g is turned to it on
+    the side, as in `TurnStandard`.
 
-    With `sure` the real g is turned to the target on the side, as in `TurnStandard`. A learned alpha that is close to 1
-    hides from the mixture's own loss what could be won with it; here it does not.
+    A learned alpha that is close to 1 hides from the mixture's own loss what could be won with it; here it does not.
     """
 
     loss: Loss
-    sure: float | None = None
+    sure: float = 5.0
 
     def __call__(
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mixture = model.mix(images)
         hostile = self.loss(mix_with_claim(mixture.h, mixture.alpha, wanted(targets)), labels, targets)
-        turned = 0.0 if self.sure is None else _lead_in_g(mixture, targets, self.sure)
-        return hostile + turned, mixture.logits
+        return hostile + _lead_in_g(mixture, targets, self.sure), mixture.logits
 
 
-turn_hostile = HostileStandard(targeted_margin_loss, sure=5.0)
+turn_hostile = HostileStandard(targeted_margin_loss)
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,11 @@ class Mixer(nn.Module, ABC):
     """Gives alpha its value from the features of both base classifiers, which are computed with their logits.
 
     The score becomes alpha = sigmoid(scale * score + shift) in the mixed classifier, whose dial these two numbers are.
-    `standard_taps` and `robust_taps` name the layers whose features it reads; whether it makes anything of what g says
-    or sees, it states in `hears_standard`.
+    `standard_taps` and `robust_taps` name the layers whose features it reads.
     """
 
     standard_taps: tuple[str, ...] = ()
     robust_taps: tuple[str, ...] = ()
-    hears_standard: bool = True
 
     @abstractmethod
     def forward(self, evidence: Evidence) -> Advice: ...

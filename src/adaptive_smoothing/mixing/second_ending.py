@@ -20,8 +20,8 @@ class SecondEnding(Mixer):
     """h goes on twice from `tap`: as it was trained, and as it is better for the mixture.
 
     The second ending starts as a copy of the first. The mean of their logits stands for h, and a score is read off the
-    second one's last features. With `hears_standard` the scorer is told what g says, too. Without, nothing here depends
-    on g: what holds against a g that says whatever an attacker wants (training setting `hostile`) holds with any g.
+    second one's last features. With `hears_standard` the scorer is told what g says, too. What holds against a g that
+    says whatever an attacker wants (training setting `hostile`) holds with any g.
     """
 
     centre: Tensor

@@ -18,10 +18,10 @@ from adaptive_smoothing.dial_curves import shift_accuracy
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.artifact import weights_sum
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.formula import NEVER
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.mixing.transforms import Claiming
 from adaptive_smoothing.training.averaging import learns_statistics, measure_statistics, statistics_kept
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
@@ -148,8 +148,9 @@ class MixingTrainer(Loop):
         evidence = self.mixed.evidence(attacked.images)
         if attacked.claims is None:
             return evidence
-        claimed = torch.full_like(evidence.g, NEVER).scatter(1, attacked.claims[:, None], 0.0)
-        return evidence._replace(g=claimed)
+        g = Claiming(evidence.g.shape[1])
+        g.tell(attacked.claims)
+        return evidence._replace(g=g(attacked.images).to(evidence.g))
 
     def _weights(self, evidence: Evidence, attacked: Attacked, pseudo: Tensor, batch: TrainingBatch) -> Tensor:
         weights = torch.full_like(pseudo, self.recipe.loss.attacked)
@@ -244,9 +245,9 @@ def _check_fits(recipe: MixingRecipe, mixed: MixedClassifier) -> None:
             f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: "
             "make one with ads.MixingNetwork.between(g, h) or ads.SecondEnding.of(h)"
         )
-    if recipe.attack.setting == "hostile" and mixed.alpha.hears_standard:
+    if recipe.attack.setting == "hostile" and mixed.alpha.standard_taps:
         raise ValueError(
-            f"expected a mixer that hears nothing of g for the hostile setting, got a {type(mixed.alpha).__name__}: "
+            f"expected a mixer that taps nothing of g for the hostile setting, got a {type(mixed.alpha).__name__}: "
             "train it in setting A, B or C, or take ads.SecondEnding.of(h)"
         )
 

@@ -13,19 +13,19 @@ from torch import Tensor
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.arithmetic import FastModel
 from adaptive_smoothing.attacks.batch import Batch
-from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss, targeted_margin_loss
+from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
 from adaptive_smoothing.attacks.objectives import (
     Aimed,
-    HostileStandard,
     LowerAlpha,
     Objective,
     cross_entropy,
+    targeted_margin,
     turn_standard,
 )
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.steps import State, Victim, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.transforms import Silent
+from adaptive_smoothing.mixing.transforms import Claiming
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.batch import TrainingBatch
@@ -155,13 +155,13 @@ class ClimbingAPGD:
 
 @dataclass
 class Targeted:
-    """PGD towards a wrong class that h finds likely; if it is `claimed`, that is what a hostile g says."""
+    """PGD towards a wrong class that h finds likely, and that a `hostile` g claims."""
 
     model: Any
     robust: Any
     chance: Chance
     objective: Objective
-    claimed: bool
+    hostile: Claiming | None = None
 
     def __call__(self, batch: TrainingBatch) -> Attacked:
         with torch.no_grad():
@@ -170,6 +170,8 @@ class Targeted:
         odds = torch.tensor(TARGETED[: wrong.shape[1]], device=logits.device)
         drawn = torch.multinomial(odds, len(logits), replacement=True, generator=batch.noise)
         targets = wrong.gather(1, drawn[:, None]).squeeze(1)
+        if self.hostile is not None:
+            self.hostile.tell(targets)
         threat, steps = self.chance.radii(batch), self.chance.steps(batch)
         attack = PGD(
             threat,
@@ -179,7 +181,7 @@ class Targeted:
             objective=Aimed(self.objective, targets),
         )
         images = attack.last_iterate(self.model, batch.images, batch.labels, batch.noise)
-        return Attacked(images, targets if self.claimed else None)
+        return Attacked(images, None if self.hostile is None else targets)
 
 
 @dataclass
@@ -198,12 +200,13 @@ def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.
     """The attack on a mixture that a recipe names."""
     chance, robust = Chance(settings), FastModel(mixed.robust, device)
     if settings.setting == "hostile":
-        alone = FastModel(mixed.with_standard(Silent(_classes(mixed))), device, compiled=compiled)
-        return Targeted(alone, robust, chance, HostileStandard(targeted_margin_loss), claimed=True)
+        claiming = Claiming(_classes(mixed))
+        told = FastModel(mixed.with_standard(claiming), device, compiled=compiled)
+        return Targeted(told, robust, chance, targeted_margin, claiming)
     view = mixed.gray_box() if settings.setting == "A" else mixed
     model = FastModel(view, device, compiled=compiled)
     if settings.setting == "turning":
-        return Targeted(model, robust, chance, turn_standard, claimed=False)
+        return Targeted(model, robust, chance, turn_standard)
     if settings.setting == "C":
         return ClimbingAPGD(model, chance)
     return ClimbingPGD(model, chance, gray=settings.setting == "A")

@@ -152,10 +152,10 @@ class MixingRecipe(CommonRecipe):
                 f"expected through_robust = 0 in the hostile setting, got {self.attack.through_robust:g}: "
                 "a g that says what the attacker wants does not withstand anything"
             )
-        if self.attack.setting == "hostile" and (self.mixer.kind != "second-ending" or self.mixer.hears_standard):
+        if self.attack.setting == "hostile" and self.mixer.kind != "second-ending":
             raise ValueError(
-                "expected mixer.kind second-ending for the hostile setting, and hears_standard off, got a mixer that "
-                "listens to g, and a hostile g has nothing to say"
+                "expected mixer.kind second-ending for the hostile setting, got network: "
+                "it reads features of g, and a hostile g has none"
             )
 
 
