@@ -29,6 +29,7 @@ from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.dial_curves import dial_accuracy
+from adaptive_smoothing.evaluation.accuracy import evaluate as predict
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
@@ -58,7 +59,7 @@ class Bench:
         )
         self.attacked = min(ATTACKED, options.images)
         self.attacks = [self._attack(asked) for asked in options.preset]
-        self.measured = measured.take(slice(max(images for _, images in self.attacks))).to(options.device)
+        self.measured = measured.take(slice(options.predicted)).to(options.device)
 
     def _attack(self, asked: str) -> tuple[Cascade, int]:
         name, _, images = asked.partition(":")
@@ -118,9 +119,9 @@ class Bench:
             name = attack.name
             found["attacks"][name] = {"robust": verdict.robust, "images": images, "took": took, "alarms": alarms}
             columns[name] = verdict.robust_correct.numpy()
-            if images == len(self.measured):
-                found["clean"], columns["clean"] = verdict.clean, verdict.clean_correct.numpy()
-        return {**found, "stands_all": stands.float().mean().item(), "of": shared}, columns
+        columns["clean"] = predict(mixed, self.measured).clean_correct.numpy()
+        whole = {"clean": columns["clean"].mean().item(), "stands_all": stands.float().mean().item(), "of": shared}
+        return found | whole, columns
 
 
 def numbers(changes: list[str]) -> dict[str, float]:
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--threat", default="Linf:8/255")
     parser.add_argument("--split", default="val", choices=["val", "test"])
     parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--predicted", type=int, help="clean accuracy on so many; default: all of the split")
     parser.add_argument("--alarms", action="store_true")
     parser.add_argument("--eager", action="store_true", help="train without compiling, which is faster for few epochs")
     parser.add_argument("--data", default="cifar10")

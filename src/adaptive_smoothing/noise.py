@@ -25,6 +25,11 @@ def generator(seed: int, *key: object, device: torch.device | str = "cpu") -> to
     return torch.Generator(device=device).manual_seed(keyed_seed(seed, *key))
 
 
+def beside(drawn: Tensor, device: torch.device) -> Tensor:
+    """What was drawn on the host, on `device`; the host goes on meanwhile, which it can from pinned memory only."""
+    return (drawn.pin_memory() if device.type == "cuda" else drawn).to(device, non_blocking=True)
+
+
 def fold(keys: Tensor, value: int | Tensor) -> Tensor:
     """New 32-bit keys, as int64, from keys and something that tells them apart: an image, a job, a step."""
     # Multiplied as it is, a compiled `arange` would overflow: only the scrambled value is sure to have 64 bits.

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adaptive_smoothing.data.datasets import ImageData, to_floats
-from adaptive_smoothing.noise import generator
+from adaptive_smoothing.noise import beside, generator
 
 
 class Batch(NamedTuple):
@@ -100,10 +100,7 @@ def _draw(count: int, pad: int, chance: torch.Generator, device: torch.device) -
     """Per image: rows and columns of the padded image to skip, and whether to mirror; each (count, 1)."""
     shifts = torch.randint(2 * pad + 1, (2, count, 1), generator=chance)
     drawn = torch.cat([shifts, torch.randint(2, (1, count, 1), generator=chance)])
-    if device.type == "cuda":
-        # Only from pinned memory does the copy run beside the host instead of stopping it.
-        drawn = drawn.pin_memory()
-    top, left, mirrored = drawn.to(device, non_blocking=True)
+    top, left, mirrored = beside(drawn, device)
     return top, left, mirrored
 
 

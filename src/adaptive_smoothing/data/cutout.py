@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.noise import generator
+from adaptive_smoothing.noise import beside, generator
 
 
 def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Tensor:
@@ -20,10 +20,7 @@ def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Te
             torch.randint(width, (count, 1), generator=chance),
         ]
     )
-    if images.is_cuda:
-        # Only from pinned memory does the copy run beside the host instead of stopping it.
-        centres = centres.pin_memory()
-    row, column = centres.to(images.device, non_blocking=True)
+    row, column = beside(centres, images.device)
     rows = _near(row, height, size)[:, None, :, None]
     columns = _near(column, width, size)[:, None, None, :]
     return images.masked_fill(rows & columns, 0.5)

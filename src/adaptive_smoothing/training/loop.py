@@ -23,6 +23,7 @@ from adaptive_smoothing import checkpoints
 from adaptive_smoothing.data.batches import augment, shuffled, steps_per_epoch
 from adaptive_smoothing.data.cutout import cutout
 from adaptive_smoothing.data.datasets import ImageData, to_floats
+from adaptive_smoothing.data.jitter import jitter
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.training.averaging import MovingAverage
 from adaptive_smoothing.training.batch import TrainingBatch
@@ -173,10 +174,10 @@ class Loop(ABC):
         recipe, size = self.recipe, self.recipe.optimizer.batch_size
         order = shuffled(self.train_data, size, seed=recipe.seed, epoch=epoch, start=first)
         for step, (raw, labels, positions) in enumerate(order, start=first):
-            seed, pad, flip = recipe.seed, recipe.data.pad, recipe.data.flip
-            shifted = to_floats(augment(raw, seed=seed, epoch=epoch, step=step, pad=pad, flip=flip))
-            images = cutout(shifted, recipe.data.cutout, seed=seed, epoch=epoch, step=step)
-            noise = generator(seed, "training", epoch, step, device=self.device)
+            key = {"seed": recipe.seed, "epoch": epoch, "step": step}
+            shifted = to_floats(augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, **key))
+            images = cutout(jitter(shifted, recipe.data.jitter, **key), recipe.data.cutout, **key)
+            noise = generator(recipe.seed, "training", epoch, step, device=self.device)
             yield TrainingBatch(images.contiguous(memory_format=self.layout), labels, positions, epoch, noise)
 
     def finish(self) -> nn.Module:

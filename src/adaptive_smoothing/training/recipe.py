@@ -51,6 +51,7 @@ class DataSettings:
     pad: int = 4
     flip: bool = True
     cutout: int = 0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)
