@@ -174,7 +174,7 @@ class Loop(ABC):
         recipe, size = self.recipe, self.recipe.optimizer.batch_size
         order = shuffled(self.train_data, size, seed=recipe.seed, epoch=epoch, start=first)
         for step, (raw, labels, positions) in enumerate(order, start=first):
-            key = {"seed": recipe.seed, "epoch": epoch, "step": step}
+            key: Any = {"seed": recipe.seed, "epoch": epoch, "step": step}
             shifted = to_floats(augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, **key))
             images = cutout(jitter(shifted, recipe.data.jitter, **key), recipe.data.cutout, **key)
             noise = generator(recipe.seed, "training", epoch, step, device=self.device)
