@@ -28,14 +28,13 @@ from torch import nn
 from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.dial_curves import dial_accuracy
+from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting
 from adaptive_smoothing.evaluation.accuracy import evaluate as predict
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing import artifact
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
-from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.results import write_json, write_rows
@@ -99,11 +98,9 @@ class Bench:
 
     def facts(self, mixed: MixedClassifier) -> dict[str, Any]:
         """Its clean accuracy on validation images, and its numbers."""
-        accuracy = dial_accuracy(mixed, self.val)
-        dial = mixed.alpha_shift if isinstance(mixed.alpha, Mixer) else mixed.alpha
-        alpha = {} if isinstance(mixed.alpha, nn.Module) else {"alpha": mixed.alpha.item()}
-        numbers = {name: getattr(mixed, name).tolist() for name in NUMBERS}
-        return {"clean_val": accuracy(dial.item()), "numbers": alpha | numbers}
+        names = NUMBERS if isinstance(mixed.alpha, nn.Module) else ("alpha", *NUMBERS)
+        clean = dial_accuracy(mixed, self.val)(dial_setting(mixed))
+        return {"clean_val": clean, "numbers": {name: getattr(mixed, name).tolist() for name in names}}
 
     def measure(self, mixed: MixedClassifier) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Clean accuracy and what stands each attack, and all of them; one row an image."""
@@ -112,12 +109,13 @@ class Bench:
         found: dict[str, Any] = {"attacks": {}}
         columns: dict[str, np.ndarray] = {}
         for attack, images in self.attacks:
-            verdict = evaluate(mixed, self.measured.take(slice(images)), attack, with_alarms=self.options.alarms)
+            data = self.measured.take(slice(images))
+            verdict = evaluate(mixed, data, attack, with_alarms=self.options.alarms)
             stands &= verdict.robust_correct[:shared]
             took = {name: took for name, took, _ in verdict.waterfall if took}
             alarms = [alarm.name for alarm in verdict.alarms or ()]
             name = attack.name
-            found["attacks"][name] = {"robust": verdict.robust, "images": images, "took": took, "alarms": alarms}
+            found["attacks"][name] = {"robust": verdict.robust, "images": len(data), "took": took, "alarms": alarms}
             columns[name] = verdict.robust_correct.numpy()
         columns["clean"] = predict(mixed, self.measured).clean_correct.numpy()
         whole = {"clean": columns["clean"].mean().item(), "stands_all": stands.float().mean().item(), "of": shared}
@@ -160,6 +158,8 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=float("inf"), help="start no mixture after so many seconds")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if not options.clean and any(named(mixture)[1] in ("fixed", "nonlinear") for mixture in options.mixtures):
+        parser.error("expected --clean for fixed and nonlinear mixtures: without it only what is trained has a setting")
     began = time.perf_counter()
     bench = Bench(options)
     facts = {

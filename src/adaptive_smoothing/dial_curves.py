@@ -71,6 +71,12 @@ def dial_accuracy(mixed: MixedClassifier, data: ImageData, **options: Any) -> Cl
     return _of_shifts(_per_image(ends, mixed, data, **options))
 
 
+def dial_setting(mixed: MixedClassifier) -> float:
+    """Where the dial of a mixture stands: its alpha, or with a `Mixer` its alpha_shift."""
+    _check_dial(mixed)
+    return (mixed.alpha_shift if isinstance(mixed.alpha, nn.Module) else mixed.alpha).item()
+
+
 def turned(mixed: MixedClassifier, setting: float) -> MixedClassifier:
     """The view of a mixture with its dial at `setting`."""
     if isinstance(mixed.alpha, Mixer):

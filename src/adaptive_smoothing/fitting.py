@@ -6,8 +6,6 @@ Everything that is chosen here is chosen on validation images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.adaptive import MinimumMargin
-from adaptive_smoothing.attacks.autoattack import FastAttack
 from adaptive_smoothing.attacks.cascade import Cascade, Standing, run_stage
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.verdict import all_logits
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
+from adaptive_smoothing.tuning import Say, judge
 from adaptive_smoothing.tuning_nonlinear import NonlinearSetting, search_nonlinear
 
 # The paper multiplies g's logits by this: a g that is sure changes fewer predictions that h is sure of.
 STANDARD_SCALE = 3.0
 # Validation images that are attacked to choose a transform, and settings that are attacked again to choose among them.
 ATTACKED, TRIED = 1000, 3
-
-Say = Callable[[str], None]
 
 
 def fit_fixed(
@@ -67,13 +62,14 @@ def fit_nonlinear(
     worst = worst_logits(robust, few, MinimumMargin(threat))
     g, h = (all_logits(model, data.floats()) for model in (standard, robust))
     found = search_nonlinear(g, h, data.labels, worst, few.labels, clean_accuracy=clean_accuracy)
+    stands = judge(few, threat)
     best: tuple[float, MixedClassifier, NonlinearSetting] | None = None
     for setting in _different(found)[:tried]:
         say(f"attacking the mixture with scale {setting.scale:g}, power {setting.power:g}, shift {setting.shift:g}")
         mixed = setting.mix(standard, robust).to(device)
-        stands = evaluate(mixed, few, replace(FastAttack(threat), audit=()), with_alarms=False).robust
-        if best is None or stands > best[0]:
-            best = stands, mixed, setting
+        share = stands(mixed)
+        if best is None or share > best[0]:
+            best = share, mixed, setting
     assert best is not None
     return best[1], best[2]
 

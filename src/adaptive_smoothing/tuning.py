@@ -63,8 +63,7 @@ def tune(
         )
     if clean_accuracy is not None and len(given) == 1:
         return _with_clean_accuracy(mixed, data, clean_accuracy)
-    attack = attack or replace(FastAttack(cast(Threat, threat)), audit=())
-    robust = _judge(data.take(slice(attacked)), attack, say)
+    robust = judge(data.take(slice(attacked)), attack or cast(Threat, threat), say)
     if clean_accuracy is not None:
         return _most_robust(mixed, data, clean_accuracy, robust)
     assert robust_accuracy is not None
@@ -72,7 +71,9 @@ def tune(
     return _smallest_robust(mixed, data, robust_accuracy, robust)
 
 
-def _judge(data: ImageData, attack: Cascade | Attack, say: Say) -> Robust:
+def judge(data: ImageData, against: Threat | Cascade | Attack, say: Say = lambda text: None) -> Robust:
+    """How many of these images a mixture is right on under an attack; against a threat that is the preset `fast`."""
+    attack = replace(FastAttack(against), audit=()) if isinstance(against, Threat) else against
     options = {"with_alarms": False} if isinstance(attack, Cascade) else {}
 
     def robust(mixed: MixedClassifier) -> float:
@@ -93,10 +94,10 @@ def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust:
     stands = robust(best)
     for others in _learned(data, target) if isinstance(mixed.alpha, Mixer) else _fixed():
         for view in others(best):
-            try:
-                other = _with_clean_accuracy(view, data, target)
-            except ValueError:  # with these numbers the clean accuracy is out of reach
+            accuracy = dial_accuracy(view, data)
+            if not len(accuracy.reaching(target)):
                 continue
+            other = turned(view, accuracy.largest(target))
             if (found := robust(other)) > stands:
                 best, stands = other, found
     return best

@@ -70,48 +70,26 @@ class TurnStandard:
     """The loss of a mixed classifier, and the lead that the target has in g, until g is sure of it.
 
     A g that is sure of some other class hides from the gradient how easily it could be turned: its part of the mixture
-    is flat there.
+    is flat there. A learned alpha that is close to 1 hides it as well; with `hostile` the loss is that of the mixture
+    with a g that says the target already.
     """
 
     loss: Loss
     sure: float = 5.0
+    hostile: bool = False
 
     def __call__(
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        mixture = model.mix(images)
-        loss = self.loss(mixture.logits, labels, targets)
-        return loss + _lead_in_g(mixture, targets, self.sure), mixture.logits
-
-
-def _lead_in_g(mixture: Any, targets: Tensor | None, sure: float) -> Tensor:
-    """How far the target is above the best of all other classes in g, and no further than `sure`."""
-    return -logit_margin(mixture.g, wanted(targets)).clamp(min=-sure)
+        mixture, target = model.mix(images), wanted(targets)
+        turned = mix_with_claim(mixture.h, mixture.alpha, target) if self.hostile else mixture.logits
+        # How far the target is above the best of all other classes in g, and no further than g has to be sure.
+        lead = -logit_margin(mixture.g, target).clamp(min=-self.sure)
+        return self.loss(turned, labels, targets) + lead, mixture.logits
 
 
 turn_standard = TurnStandard(targeted_probability_loss)
-
-
-@dataclass(frozen=True)
-class HostileStandard:
-    """The loss of a mixed classifier whose g says the target, whatever the image, while the real g is turned to it on
-    the side, as in `TurnStandard`.
-
-    A learned alpha that is close to 1 hides from the mixture's own loss what could be won with it; here it does not.
-    """
-
-    loss: Loss
-    sure: float = 5.0
-
-    def __call__(
-        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        mixture = model.mix(images)
-        hostile = self.loss(mix_with_claim(mixture.h, mixture.alpha, wanted(targets)), labels, targets)
-        return hostile + _lead_in_g(mixture, targets, self.sure), mixture.logits
-
-
-turn_hostile = HostileStandard(targeted_margin_loss)
+turn_hostile = TurnStandard(targeted_margin_loss, hostile=True)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import CleanAccuracy
-from adaptive_smoothing.dial_curves import dial_accuracy, turned
+from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting, turned
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -152,7 +152,7 @@ def _dialled(
 
 
 def _measured(mixed: MixedClassifier, accuracy: CleanAccuracy, images: int) -> dict[str, Any]:
-    setting = (mixed.alpha_shift if accuracy.dial == "shift" else mixed.alpha).item()  # type: ignore[operator]
+    setting = dial_setting(mixed)
     return {"images": images, "clean": accuracy(setting), accuracy.dial: setting}
 
 

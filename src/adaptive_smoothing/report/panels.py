@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,8 @@ def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
 
     def draw(axes: Axes) -> None:
         colors = (style.faint, style.std, style.rob, style.clean, style.mix, style.ink)
-        for (name, points), color, marker in zip(comparison.mixtures.items(), colors, MARKERS, strict=False):
+        looks = cycle(zip(colors, MARKERS, strict=True))
+        for (name, points), (color, marker) in zip(comparison.mixtures.items(), looks, strict=False):
             clean, robust = np.array([(point.accuracy, point.robust) for point in points]).T
             bounds = np.array([interval(int(point.stands.sum()), len(point.stands)) for point in points])
             around = np.stack([robust - bounds[:, 0], bounds[:, 1] - robust])

@@ -173,7 +173,7 @@ def frontier_table(comparison: Comparison) -> Table:
         (name, *(_cell(at.get((name, target)), at.get((first, target))) for target in wanted))
         for name in comparison.mixtures
     ]
-    columns = ("mixture", *(f"at {100 * (target or 0):g} %" for target in wanted))
+    columns = ("mixture", *("as it is" if target is None else f"at {100 * target:g} %" for target in wanted))
     note = (
         "Clean accuracy / accuracy under all attacks, %; in brackets how far the latter is from the first row, over "
         "the same images, with its 95 % interval."
