@@ -57,6 +57,10 @@ class CleanAccuracy:
         count = np.searchsorted(low, settings, "left") - np.searchsorted(high, settings, "right")
         return settings, count / len(self.low)
 
+    def best(self) -> float:
+        """The largest clean accuracy that any setting has."""
+        return float(self.steps()[1].max())
+
     def reaching(self, target: float) -> np.ndarray:
         """The settings of `steps` that have the wanted clean accuracy."""
         check_share(target, "clean accuracy")

@@ -126,7 +126,7 @@ def train_mixing(
         trainer.resume()
     trainer.run()
     low, high = mixed.alpha_range.tolist()
-    return trainer.mixed.with_alpha_range(low, high)
+    return trainer.mixed if (low, high) == (0, 1) else trainer.mixed.with_alpha_range(low, high)
 
 
 def fit_adaptive(

@@ -271,7 +271,7 @@ def test_weight_perturbation_is_undone_after_the_step(tmp_path):
     seen = {}
 
     def loss():
-        return run._loss(batch, batch.images)[0]
+        return run.method.loss(run.network, batch, batch.images)[0]
 
     with run.adversary.pushed(loss):
         seen["inside"] = [weight.clone() for weight in run.adversary.weights]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.objectives import targeted_margin
+from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
 from adaptive_smoothing.checkpoints import CheckpointError
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
@@ -20,8 +21,9 @@ from adaptive_smoothing.settings import SettingsError, from_table
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
+from adaptive_smoothing.training.mixing_attacks import Chance, Climber, Targeted, TrainingPGD, beginning, climb_only
 from adaptive_smoothing.training.mixing_loss import composite_loss
-from adaptive_smoothing.training.mixing_recipe import LossSettings, MixingRecipe, default_recipe
+from adaptive_smoothing.training.mixing_recipe import AttackSettings, LossSettings, MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.tuning import tune
 
@@ -57,6 +59,7 @@ class Reads(nn.Module):
 
 # g reads channel 1, which every attack turns around; h reads channel 0, which is weak in one image of four.
 G, H = Reads(1, gain=200.0, scale=8.0), Reads(0, gain=200.0, scale=10.0)
+UNSURE = Reads(0, gain=200.0, scale=2.0)
 
 
 def toy_data(images: int = 256, seed: int = 0) -> ImageData:
@@ -144,6 +147,46 @@ def test_attacks_hurt_the_mixture(tmp_path, setting):
     mixture = run.mixed.weigh(lesson.evidence, lesson.images)
     clean, attacked = (mixture.logits.argmax(1) == lesson.labels).float().chunk(2)
     assert clean.mean() - attacked.mean() > 0.1
+
+
+def test_the_climb_is_that_of_pgd(tmp_path):
+    """Step by step, as it is recorded on a GPU, or all at once."""
+    run = trainer(tmp_path, recipe("A"))
+    batch, threat = first_batch(run), Linf(torch.linspace(0.0, EPS, 64))
+    climb = Climber(TrainingPGD(threat, climb_only, steps=5), run.mixed.gray_box())
+    start = beginning(batch, threat, step=STEP_FACTOR / 5) | {"iterate": batch.images}
+    expected = PGD(threat, steps=5).last_iterate(run.mixed.gray_box(), batch.images, batch.labels, batch.noise)
+    for _ in range(2):  # the second batch is loaded into what the first has left
+        torch.testing.assert_close(climb(start, 5)["iterate"], expected)
+
+
+class Leans(nn.Module):
+    """Three classes; the last is the likeliest wrong one until somebody moves the images."""
+
+    num_classes = 3
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        mean = images.mean((1, 2, 3))
+        return torch.stack([0 * mean + 1, 20 * (mean - 0.5), mean - 0.3], dim=1)
+
+
+@pytest.mark.parametrize(("scout", "target"), [(0, 2), (3, 1)])
+def test_a_scout_finds_the_class_that_an_attack_leads_to(tmp_path, monkeypatch, scout, target):
+    monkeypatch.setattr("adaptive_smoothing.training.mixing_attacks.TARGETED", (1.0, 0.0))
+    settings = from_table(AttackSettings, {"setting": "hostile", "eps": 0.1, "scout": scout, "through_robust": 0.0})
+    attack = Targeted(Leans(), Leans(), Chance(settings), targeted_margin)
+    batch = first_batch(trainer(tmp_path, recipe("hostile")))
+    batch = batch._replace(images=torch.full_like(batch.images, 0.5), labels=torch.zeros_like(batch.labels))
+    assert (attack._targets(batch, Linf(torch.full((64,), 0.1))) == target).all()
+
+
+def test_an_adversary_in_weight_space(tmp_path):
+    plain, pushed = (
+        trainer(tmp_path / str(strength), recipe("hostile", epochs=1, optimizer={"weight_perturbation": strength}))
+        for strength in (0.0, 0.1)
+    )
+    ends = [weights(run.run()) for run in (plain, pushed)]
+    assert ends[1].isfinite().all() and not torch.allclose(*ends)
 
 
 def test_pseudo_labels(tmp_path):
@@ -325,16 +368,64 @@ def test_the_dial_recovers_what_is_asked_for(tmp_path):
 
 
 def test_scores_that_wander_are_brought_back(tmp_path):
-    """A second ending's bounds are around the middle of its scores; the dial stays where the recipe has it."""
+    """A second ending's bounds are around the middle of its scores; the dial returns to where the recipe has it."""
     run = trainer(tmp_path, recipe("hostile", epochs=1))
     run.turn_dial()
     before = run.mixed.mix(run.val_data.floats()).alpha
     with torch.no_grad():
         run.model.scorer[-1].bias -= 15
-    for _ in range(4):
+    for _ in range(20):
         run.turn_dial()
-    assert run.mixed.alpha_shift.item() == pytest.approx(run.recipe.dial.shift)
+    assert run.mixed.alpha_shift.item() == pytest.approx(run.recipe.dial.shift, abs=0.1)
     torch.testing.assert_close(run.mixed.mix(run.val_data.floats()).alpha, before, atol=0.02, rtol=0)
+
+
+def test_alpha_goes_no_lower_than_it_has_to(tmp_path):
+    """And further where g would not win back enough: with an h that is as sure as g it has no say at one half."""
+    settings, data = recipe("hostile", dial={"low": 0.5}), toy_data(64)
+    for robust, low in ((UNSURE, 0.5), (H, 0.25)):
+        mixed = untrained(settings, G, robust, shape=(3, 8, 8))
+        run = MixingTrainer(settings, mixed, data, data, tmp_path, watcher=quiet(tmp_path))
+        assert run.mixed.alpha_range.tolist() == pytest.approx([low, 1.0], abs=0.01)
+        run.turn_dial()
+        assert evaluate(run.mixed, run.val_data).clean >= run.dial.target - 1e-6
+        assert run.mixed.mix(run.val_data.floats()).alpha.min() >= run.mixed.alpha_range[0]
+
+
+def test_a_dial_that_cannot_reach_its_target_comes_closest(tmp_path):
+    run = trainer(tmp_path, recipe("hostile"))
+    run.dial.target = 1.1
+    run.turn_dial()
+    assert run.model.centre.isfinite()
+
+
+def test_a_trained_mixture_keeps_the_range_it_learned_with(tmp_path):
+    settings, data = recipe("hostile", epochs=1, dial={"low": 0.5}), toy_data(64)
+    for wanted, kept in (((0.0, 1.0), (0.5, 1.0)), ((0.7, 0.9), (0.7, 0.9))):
+        mixed = untrained(settings, G, UNSURE, shape=(3, 8, 8)).with_alpha_range(*wanted)
+        trained = train_mixing(mixed, data, data, Linf(EPS), recipe=settings, folder=tmp_path / str(kept), quiet=True)
+        assert trained.alpha_range.tolist() == pytest.approx(kept)
+
+
+def test_the_price_is_what_makes_turning_the_dial_change_nothing(tmp_path):
+    """Against the difference that a small turn makes to the losses of clean and attacked images."""
+    settings = recipe("hostile", loss={"error": 1.0, "bce": 0.0, "product": 0.0, "dialled": True})
+    run = trainer(tmp_path, settings)
+    lesson = run.lesson(first_batch(run))
+
+    def losses(shift: float) -> torch.Tensor:
+        mixture = run.mixed.with_dial(1.0, shift).weigh(lesson.evidence, lesson.images)
+        return composite_loss(settings.loss, mixture.logits, mixture.alpha, lesson.labels, lesson.pseudo)
+
+    with torch.no_grad():
+        slopes = [half.mean().item() for half in ((losses(0.405) - losses(0.395)) / 0.01).chunk(2)]
+    assert slopes[0] > 0 > slopes[1]
+    run._loss(lesson)
+    assert run.price.slopes.tolist() == pytest.approx(slopes, rel=0.02)
+    loss = run._loss(lesson)[0].item()  # the same lesson again: the same price
+    price = -slopes[0] / slopes[1]
+    clean, attacked = (half.mean().item() for half in losses(0.4).chunk(2))
+    assert 0.05 < price < 2 and loss == pytest.approx((clean + price * attacked) / (1 + price), rel=0.01)
 
 
 def test_alpha_has_its_full_range_in_training(tmp_path):
@@ -362,6 +453,8 @@ def test_only_mixers_are_trained(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"dial": {"low": 1.0}}, r"low to be an alpha in \[0, 1\), got 1\.0"),
+        ({"loss": {"dialled": True}}, r"dial\.recover > 0 with loss\.dialled, got 0"),
         ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, turning, hostile, got 'Z'"),
         ({"attack": {"unfooled": "maybe"}}, "unfooled to be one of keep, drop"),
         ({"attack": {"smallest": 2.0}}, "0 <= smallest <= largest"),

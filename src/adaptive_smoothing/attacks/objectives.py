@@ -93,19 +93,6 @@ turn_hostile = TurnStandard(targeted_margin_loss, hostile=True)
 
 
 @dataclass(frozen=True)
-class Aimed:
-    """An objective with the targets of one batch, for attacks that have none of their own."""
-
-    objective: Objective
-    targets: Tensor
-
-    def __call__(
-        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self.objective(model, images, labels, self.targets)
-
-
-@dataclass(frozen=True)
 class KLDivergence:
     """KL(reference || model): how far the prediction has moved from the one on the clean image (TRADES)."""
 

@@ -10,7 +10,7 @@ import json
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +29,7 @@ from adaptive_smoothing.training.averaging import MovingAverage
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings
 from adaptive_smoothing.training.watching import Watcher
+from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
 
 class DivergedError(RuntimeError):
@@ -37,6 +38,8 @@ class DivergedError(RuntimeError):
 
 class Loop(ABC):
     """Trains `model` by one recipe into one folder: `.run()` -> the averaged model."""
+
+    adversary: WeightPerturbation
 
     def __init__(
         self,
@@ -155,11 +158,16 @@ class Loop(ABC):
         if self.finished or time.perf_counter() - self.saved_at >= self.save_every:
             self.save()
 
-    def descend(self, loss: Tensor) -> None:
-        """Change the weights by the gradient of this loss, and their average with them."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+    def descend(self, loss: Callable[[], tuple[Tensor, Tensor]], *, pushed: bool = True) -> tuple[Tensor, Tensor]:
+        """Change the weights by the gradient of a loss where the adversary has pushed them, and their average with
+        them; returns the loss and the logits that it is of.
+        """
+        with self.adversary.pushed(lambda: loss()[0], active=pushed):
+            value, logits = loss()
+            self.optimizer.zero_grad(set_to_none=True)
+            value.backward()
         self.apply_gradients()
+        return value.detach(), logits.detach()
 
     def apply_gradients(self) -> None:
         factor = self.recipe.optimizer.lr * self.recipe.lr_factor(self.step, self.total_steps)

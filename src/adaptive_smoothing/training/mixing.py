@@ -9,12 +9,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.arithmetic import FastModel
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial_curves import shift_accuracy
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.artifact import weights_sum
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -25,9 +23,11 @@ from adaptive_smoothing.mixing.transforms import Claiming
 from adaptive_smoothing.training.averaging import learns_statistics, measure_statistics, statistics_kept
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
-from adaptive_smoothing.training.mixing_attacks import Attacked, Chance, ThroughRobust, make_attack
+from adaptive_smoothing.training.mixing_attacks import Attacked, attack_through_robust, make_attack
+from adaptive_smoothing.training.mixing_dial import Price, TrainingDial
 from adaptive_smoothing.training.mixing_loss import composite_loss
 from adaptive_smoothing.training.mixing_recipe import MixerSettings, MixingRecipe
+from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
 # Batches of lessons for batch-norm statistics: each has to be attacked, and twenty say what a whole epoch would.
 STATISTICS = 20
@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
 class MixingTrainer(Loop):
     """`MixingTrainer(recipe, mixed, train, val, folder).run()` -> the mixer of `mixed`, trained.
 
-    In training alpha has its full range (0, 1), so that attacks can make the most of it.
+    In training alpha has all of the range (low, 1) that the recipe gives it, so that attacks can make the most of it.
     """
 
     recipe: MixingRecipe
@@ -69,14 +69,18 @@ class MixingTrainer(Loop):
         layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
         for base in (mixed.standard, mixed.robust):
             base.eval().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
-        self.mixed = mixed.to(device).with_alpha_range(0, 1).with_dial(recipe.dial.scale, recipe.dial.shift)
+        dial = recipe.dial
+        self.mixed = mixed.to(device).with_alpha_range(dial.low, 1).with_dial(dial.scale, dial.shift)
         super().__init__(recipe, cast(Mixer, mixed.alpha), train, val, folder, device=device, **options)
+        self.adversary = WeightPerturbation(self.model, recipe.optimizer.weight_perturbation)
         compiled = self.cuda if compiled is None else compiled
         self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
-        self.through_robust = ThroughRobust(FastModel(self.mixed.robust, self.device), Chance(recipe.attack))
+        self.through_robust = attack_through_robust(self.mixed, recipe.attack, self.device)
+        self.price = Price(self.device)
         self.importance = self._importance() if recipe.loss.balanced else None
-        self.held_out = self._held_out() if recipe.dial.recover else None
-        self.target = self._target(self.held_out) if self.held_out else 0.0
+        self.dial: TrainingDial | None = None
+        if recipe.dial.recover:
+            self.dial = TrainingDial(self.mixed, recipe.dial, self._held_out(), self.val_data.labels)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if not isinstance(self.model, SecondEnding):
@@ -91,7 +95,7 @@ class MixingTrainer(Loop):
         return groups
 
     def state(self) -> dict[str, Tensor]:
-        return {"shift": self.mixed.alpha_shift}
+        return {"shift": self.mixed.alpha_shift, "slopes": self.price.slopes}
 
     def _identity(self) -> dict[str, Any]:
         sums = [weights_sum(base) for base in (self.mixed.standard, self.mixed.robust)]
@@ -101,18 +105,24 @@ class MixingTrainer(Loop):
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """On the images of the batch as they are, and attacked."""
-        if self.held_out is not None and self.step % self.recipe.dial.every == 0:
+        if self.step % self.recipe.dial.every == 0:
             self.turn_dial()
         lesson = self.lesson(batch)
         self.model.train()
+        loss, logits = self.descend(lambda: self._loss(lesson))
+        self.model.eval()
+        return loss, (logits.argmax(1) == lesson.labels).float().mean()
+
+    def _loss(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
         with self._arithmetic():
             mixture = self.mixed.weigh(lesson.evidence, lesson.images)
         losses = composite_loss(self.recipe.loss, mixture.logits, mixture.alpha, lesson.labels, lesson.pseudo)
-        loss = (lesson.weights * losses).sum() / lesson.weights.sum()
-        self.descend(loss)
-        self.model.eval()
-        right = (mixture.logits.detach().argmax(1) == lesson.labels).float()
-        return loss.detach(), right.mean()
+        weights = lesson.weights
+        if self.recipe.loss.dialled:
+            clean, attacked = weights.chunk(2)
+            price = self.price(weights * losses, mixture.alpha, self.mixed.alpha_range)
+            weights = torch.cat([clean, price * attacked])
+        return (weights * losses).sum() / weights.sum(), mixture.logits
 
     def lesson(self, batch: TrainingBatch) -> Lesson:
         """Attack the batch with the network as it is, and ask the base classifiers about all of it."""
@@ -163,31 +173,17 @@ class MixingTrainer(Loop):
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda)
 
-    # -- the dial ------------------------------------------------------------------------------------------------
-
     def _held_out(self) -> Evidence:
         """Evidence of the validation images, which does not change."""
         with torch.no_grad(), self._arithmetic():
             parts = batches(self.val_data, 500)
             return together(*(self.mixed.evidence(self._laid_out(part.images)) for part in parts))
 
-    def _target(self, evidence: Evidence) -> float:
-        """The clean accuracy that wins back the wanted share of what h loses to g, on validation images."""
-        labels = self.val_data.labels
-        h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
-        return h + self.recipe.dial.recover * (g - h)
-
     def turn_dial(self) -> None:
-        """To where the mixture has the clean accuracy that is wanted in training."""
-        assert self.held_out is not None
-        with torch.no_grad(), self._arithmetic():
-            advice = self.model(self.held_out)
-        shift = shift_accuracy(self.held_out, advice, self.val_data.labels, self.mixed).largest(self.target)
-        if isinstance(self.model, SecondEnding):
-            # The scores are moved instead: in the middle of their bounds they have the most room.
-            self.model.centre -= shift - self.recipe.dial.shift
-        else:
-            self.mixed.alpha_shift.fill_(shift)
+        """Where there is one to turn."""
+        if self.dial is not None:
+            with torch.no_grad(), self._arithmetic():
+                self.dial.turn()
 
     # -- training images that h knows too well -------------------------------------------------------------------
 
@@ -218,8 +214,7 @@ class MixingTrainer(Loop):
         with statistics_kept(self.model), self.average.swapped_in():
             self.measure(batches=10)
             self.model.eval()
-            if self.held_out is not None:
-                self.turn_dial()
+            self.turn_dial()
             attack = PGD(self.recipe.attack.threat, steps=10, stop_when_fooled=True)
             found = evaluate(self.mixed, self.val_data.take(slice(images)), attack)
         self.mixed.alpha_shift.copy_(before)
@@ -234,8 +229,7 @@ class MixingTrainer(Loop):
 
     def finish(self) -> nn.Module:
         mixer = super().finish()
-        if self.held_out is not None:
-            self.turn_dial()
+        self.turn_dial()
         return mixer
 
 
@@ -285,5 +279,6 @@ def untrained(
     """The mixture that a recipe starts from."""
     torch.manual_seed(recipe.seed)
     mixer = make_mixer(recipe.mixer, standard, robust, shape)
-    mixed = MixedClassifier(standard, robust, mixer, standard_scale=recipe.standard_scale)
+    scale, low = recipe.standard_scale, recipe.dial.low
+    mixed = MixedClassifier(standard, robust, mixer, standard_scale=scale, alpha_range=(low, 1.0))
     return mixed.with_dial(recipe.dial.scale, recipe.dial.shift)

@@ -15,15 +15,15 @@ from adaptive_smoothing.attacks.arithmetic import FastModel
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
 from adaptive_smoothing.attacks.objectives import (
-    Aimed,
     LowerAlpha,
     Objective,
     cross_entropy,
+    margin,
     targeted_margin,
     turn_standard,
 )
-from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.steps import State, Victim, most_likely_targets
+from adaptive_smoothing.attacks.pgd import STEP_FACTOR
+from adaptive_smoothing.attacks.steps import Answer, State, StepAttack, Victim, column, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Claiming
 from adaptive_smoothing.noise import generator
@@ -36,6 +36,10 @@ TARGETED = (0.5, 0.25, 0.15, 0.1)
 # One in so many batches is attacked without a target in setting C: AutoAttack tries one such attack and nine with one.
 UNTARGETED = 0.25
 LEAST_STEPS = 3
+
+
+# A step towards a target, from a random start, in units of eps / steps.
+TARGETED_STEP = 2.5
 
 
 class Attacked(NamedTuple):
@@ -76,20 +80,30 @@ class Chance:
         return torch.rand(len(batch.labels), generator=batch.noise, device=batch.labels.device)
 
 
-@dataclass
-class ClimbingPGD:
-    """Settings A and B: PGD from the image itself, on a view of the mixture."""
+@dataclass(frozen=True)
+class TrainingPGD(StepAttack):
+    """PGD with steps of a length of its own for each image; what counts is where it ends."""
 
-    model: Any
-    chance: Chance
-    gray: bool
+    threat: Threat
+    climb: Callable[[State], Objective]
+    steps: int
+    seed: int = 0
 
-    def __call__(self, batch: TrainingBatch) -> Attacked:
-        # A gray-box attacker has no gradient of alpha to follow down.
-        lower = LowerAlpha(cross_entropy_loss, self.chance.weights(batch))
-        objective: Objective = cross_entropy if self.gray else lower
-        attack = PGD(self.chance.radii(batch), steps=self.chance.steps(batch), objective=objective)
-        return Attacked(attack.last_iterate(self.model, batch.images, batch.labels, batch.noise))
+    @property
+    def evaluations(self) -> int:
+        return self.steps
+
+    def objective(self, state: State) -> Objective:
+        return self.climb(state)
+
+    def query(self, state: State) -> Tensor:
+        return state["iterate"]
+
+    def update(self, state: State, images: Tensor, answer: Answer) -> State:
+        assert answer.gradient is not None
+        threat = self.threat.with_eps(state["eps"])
+        moved = images + column(state["step_size"], images) * threat.steepest(answer.gradient)
+        return {"iterate": threat.project(moved, state["clean"])}
 
 
 @dataclass(frozen=True)
@@ -102,24 +116,57 @@ class TrainingAPGD(APGD):
         return LowerAlpha(targeted_dlr_loss if self.targeted else cross_entropy_loss, state["weight"])
 
 
+class Climber:
+    """An attack on batches of training images, one after the other.
+
+    On CUDA a step is recorded once: weights change where they are, and the record sees it.
+    """
+
+    def __init__(self, attack: StepAttack, model: Any) -> None:
+        self.attack, self.victim = attack, Victim(model)
+        self.batches: dict[int, Batch] = {}
+
+    def __call__(self, state: State, steps: int) -> State:
+        rows = len(state["label"])
+        if rows in self.batches:
+            self.batches[rows].load(state)
+        else:
+            owned = {name: value.clone() for name, value in state.items()}
+            self.batches[rows] = Batch(self.attack, self.victim, owned, full=1, compiled=False, memory=None)
+        self.batches[rows].advance(steps)
+        return self.batches[rows].state
+
+
+class ClimbingPGD:
+    """PGD from the images themselves: settings A and B, and what goes through h alone."""
+
+    def __init__(self, model: Any, chance: Chance, objective: Callable[[State], Objective]) -> None:
+        self.chance = chance
+        self.climb = Climber(TrainingPGD(chance.settings.threat, objective, chance.settings.steps), model)
+
+    def __call__(self, batch: TrainingBatch) -> Attacked:
+        # The weights are drawn for an objective that has none, too: one order of random numbers for all settings.
+        weights, radii, steps = self.chance.weights(batch), self.chance.radii(batch), self.chance.steps(batch)
+        state = beginning(batch, radii, step=STEP_FACTOR / steps) | {"weight": weights, "iterate": batch.images}
+        return Attacked(self.climb(state, steps)["iterate"].clone())
+
+
 class ClimbingAPGD:
     """Setting C: the two APGD parts of AutoAttack, by chance one of them for a batch."""
 
     def __init__(self, model: Any, chance: Chance) -> None:
         self.model, self.chance = model, chance
-        self.attacks = [
-            TrainingAPGD(chance.settings.threat, steps=chance.settings.steps, targeted=targeted)
-            for targeted in (False, True)
-        ]
-        self.batches: dict[bool, Batch] = {}
+        settings = chance.settings
+        attacks = [TrainingAPGD(settings.threat, steps=settings.steps, targeted=targeted) for targeted in (False, True)]
+        self.climbs = [Climber(attack, model) for attack in attacks]
 
     def __call__(self, batch: TrainingBatch) -> Attacked:
         coin = torch.rand((), generator=generator(batch.noise.initial_seed(), "target"))
-        targeted = coin.item() >= UNTARGETED
-        running = self._load(targeted, self._state(batch))
+        climb = self.climbs[coin.item() >= UNTARGETED]
+        state = self._state(batch)
         # The first question is about the start itself.
-        running.advance(self.chance.steps(batch) + 1)
-        return Attacked(running.state["worst"].clone())
+        steps = self.chance.steps(batch) + 1
+        return Attacked(climb(state | climb.attack.begin(state, classes=0), steps)["worst"].clone())
 
     def _state(self, batch: TrainingBatch) -> State:
         count, device = len(batch.labels), batch.labels.device
@@ -127,73 +174,63 @@ class ClimbingAPGD:
             logits = self.model(batch.images)
         wrong = most_likely_targets(logits, batch.labels, logits.shape[1] - 1)
         drawn = torch.randint(wrong.shape[1], (count, 1), generator=batch.noise, device=device)
-        zero = torch.zeros_like(batch.labels)
-        return {
-            "clean": batch.images,
-            "label": batch.labels,
-            "eps": torch.as_tensor(self.chance.radii(batch).eps),
+        return beginning(batch, self.chance.radii(batch)) | {
             "target": wrong.gather(1, drawn).squeeze(1),
             "weight": self.chance.weights(batch),
             "key": torch.randint(2**32, (count,), generator=batch.noise, device=device),
-            "step": zero,
-            "end": torch.full_like(zero, 2**31),
+            "end": torch.full_like(batch.labels, 2**31),
             "worst": batch.images.clone(),
             "margin": torch.full((count,), -torch.inf, device=device),
         }
 
-    def _load(self, targeted: bool, state: State) -> Batch:
-        """On CUDA the step is recorded once: weights change where they are, and the record sees it."""
-        attack = self.attacks[targeted]
-        state |= attack.begin(state, classes=0)
-        if targeted in self.batches:
-            self.batches[targeted].load(state)
-        else:
-            owned = {name: value.clone() for name, value in state.items()}
-            self.batches[targeted] = Batch(attack, Victim(self.model), owned, full=1, compiled=False, memory=None)
-        return self.batches[targeted]
 
-
-@dataclass
 class Targeted:
-    """PGD towards a wrong class that h finds likely, and that a `hostile` g claims."""
+    """PGD towards a wrong class that h finds likely, and that a `hostile` g claims.
 
-    model: Any
-    robust: Any
-    chance: Chance
-    objective: Objective
-    hostile: Claiming | None = None
+    How likely classes are is asked where `scout` steps of PGD on h lead, as an attacker would who tries them all.
+    """
+
+    def __init__(
+        self, model: Any, robust: Any, chance: Chance, objective: Objective, hostile: Claiming | None = None
+    ) -> None:
+        self.robust, self.chance, self.hostile = robust, chance, hostile
+        settings = chance.settings
+        self.climb = Climber(TrainingPGD(settings.threat, lambda state: objective, settings.steps), model)
+        self.scout = Climber(TrainingPGD(settings.threat, lambda state: margin, settings.scout), robust)
 
     def __call__(self, batch: TrainingBatch) -> Attacked:
-        with torch.no_grad():
-            logits = self.robust(batch.images)
-        wrong = most_likely_targets(logits, batch.labels, len(TARGETED))
-        odds = torch.tensor(TARGETED[: wrong.shape[1]], device=logits.device)
-        drawn = torch.multinomial(odds, len(logits), replacement=True, generator=batch.noise)
-        targets = wrong.gather(1, drawn[:, None]).squeeze(1)
+        threat, steps = self.chance.radii(batch), self.chance.steps(batch)
+        targets = self._targets(batch, threat)
         if self.hostile is not None:
             self.hostile.tell(targets)
-        threat, steps = self.chance.radii(batch), self.chance.steps(batch)
-        attack = PGD(
-            threat,
-            steps=steps,
-            step_size=2.5 / steps * torch.as_tensor(threat.eps),
-            random_start=True,
-            objective=Aimed(self.objective, targets),
-        )
-        images = attack.last_iterate(self.model, batch.images, batch.labels, batch.noise)
+        start = threat.project(batch.images + threat.random_delta(batch.images, batch.noise), batch.images)
+        state = beginning(batch, threat, step=TARGETED_STEP / steps) | {"target": targets, "iterate": start}
+        images = self.climb(state, steps)["iterate"].clone()
         return Attacked(images, None if self.hostile is None else targets)
 
+    def _targets(self, batch: TrainingBatch, threat: Threat) -> Tensor:
+        seen, steps = batch.images, self.chance.settings.scout
+        if steps:
+            state = beginning(batch, threat, step=STEP_FACTOR / steps) | {"iterate": seen}
+            seen = self.scout(state, steps)["iterate"]
+        with torch.no_grad():
+            wrong = most_likely_targets(self.robust(seen), batch.labels, len(TARGETED))
+        odds = torch.tensor(TARGETED[: wrong.shape[1]], device=wrong.device)
+        drawn = torch.multinomial(odds, len(wrong), replacement=True, generator=batch.noise)
+        return wrong.gather(1, drawn[:, None]).squeeze(1)
 
-@dataclass
-class ThroughRobust:
-    """PGD on h alone: it fools h, and g hardly notices."""
 
-    robust: Any
-    chance: Chance
-
-    def __call__(self, batch: TrainingBatch) -> Attacked:
-        attack = PGD(self.chance.radii(batch), steps=self.chance.steps(batch))
-        return Attacked(attack.last_iterate(self.robust, batch.images, batch.labels, batch.noise))
+def beginning(batch: TrainingBatch, threat: Threat, step: float = 0.0) -> State:
+    """What every attack is told: images, labels, radii, and how long a `step` is, in units of the radius."""
+    eps = torch.as_tensor(threat.eps)
+    return {
+        "clean": batch.images,
+        "label": batch.labels,
+        "target": batch.labels,
+        "eps": eps,
+        "step_size": step * eps,
+        "step": torch.zeros_like(batch.labels),
+    }
 
 
 def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool) -> Attack:
@@ -209,7 +246,21 @@ def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.
         return Targeted(model, robust, chance, turn_standard)
     if settings.setting == "C":
         return ClimbingAPGD(model, chance)
-    return ClimbingPGD(model, chance, gray=settings.setting == "A")
+    # A gray-box attacker has no gradient of alpha to follow down.
+    return ClimbingPGD(model, chance, climb_only if settings.setting == "A" else lower_alpha)
+
+
+def attack_through_robust(mixed: MixedClassifier, settings: AttackSettings, device: torch.device) -> Attack:
+    """PGD on h alone: it fools h, and g hardly notices."""
+    return ClimbingPGD(FastModel(mixed.robust, device), Chance(settings), climb_only)
+
+
+def climb_only(state: State) -> Objective:
+    return cross_entropy
+
+
+def lower_alpha(state: State) -> Objective:
+    return LowerAlpha(cross_entropy_loss, state["weight"])
 
 
 def _classes(mixed: MixedClassifier) -> int:

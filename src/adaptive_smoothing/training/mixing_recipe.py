@@ -48,6 +48,7 @@ class AttackSettings:
     random too, `steps` on average, unless `vary_steps` is off; a random weight up to `alpha_weight` is on the term that
     lowers alpha. A share `through_robust` of the images is attacked through h alone, which g withstands: there alpha
     should be 0. Images that an attack could not fool are kept as attacked ones, or with unfooled = "drop" left out.
+    `turning` and `hostile` choose among classes that h finds likely after `scout` steps of PGD on it.
     """
 
     setting: str = "C"
@@ -60,12 +61,14 @@ class AttackSettings:
     alpha_weight: float = 0.4
     through_robust: float = 0.125
     unfooled: str = "keep"
+    scout: int = 0
 
     def __post_init__(self) -> None:
         among("setting", self.setting, ATTACKS)
         among("norm", self.norm, NORMS)
         among("unfooled", self.unfooled, UNFOOLED)
         at_least("steps", self.steps, 1)
+        at_least("scout", self.scout, 0)
         if not 0 <= self.smallest <= self.largest:
             raise ValueError(f"expected 0 <= smallest <= largest, got {self.smallest} and {self.largest}")
         for name in ("alpha_weight", "through_robust"):
@@ -80,7 +83,8 @@ class AttackSettings:
 @dataclass(frozen=True)
 class LossSettings:
     """Eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE, and `error`, which the paper has not: the smoothed
-    count of errors, a sigmoid of the lead of the best wrong class. `attacked` weighs attacked images against others.
+    count of errors, a sigmoid of the lead of the best wrong class. `attacked` weighs attacked images against others;
+    with `dialled` it is multiplied by what makes turning the dial change nothing, as the dial is set by other means.
     With `balanced` a training image counts for as many validation images as h is about as sure of as of it: h knows
     its training images better than any others.
     """
@@ -90,6 +94,7 @@ class LossSettings:
     product: float = 0.2
     error: float = 0.0
     attacked: float = 1.0
+    dialled: bool = False
     balanced: bool = False
 
     def __post_init__(self) -> None:
@@ -101,7 +106,9 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class DialSettings:
-    """How the score is read in training: alpha = sigmoid(scale * score + shift).
+    """How the score is read in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
+
+    `low` is less for a pair in which g would not win back enough with it.
 
     With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
     that share of the clean accuracy that h loses to g: the network learns where it will be used.
@@ -109,10 +116,13 @@ class DialSettings:
 
     scale: float = 2.0
     shift: float = 0.4
+    low: float = 0.0
     recover: float = 0.0
     every: int = 10
 
     def __post_init__(self) -> None:
+        if not 0 <= self.low < 1:
+            raise ValueError(f"expected low to be an alpha in [0, 1), got {self.low}")
         at_least("every", self.every, 1)
         if not 0 <= self.recover < 1:
             raise ValueError(f"expected recover to be a share in [0, 1), got {self.recover}")
@@ -120,7 +130,7 @@ class DialSettings:
 
 @dataclass(frozen=True)
 class MixingOptimizer(OptimizerSettings):
-    """AdamW, as the paper has it."""
+    """AdamW, as the paper has it; `weight_perturbation` is the strength of an adversary in weight space (AWP)."""
 
     kind: str = "adamw"
     epochs: int = 3
@@ -131,6 +141,11 @@ class MixingOptimizer(OptimizerSettings):
     warmup: float = 0.04
     gradient_clip: float = 10.0
     ema: float = 0.8
+    weight_perturbation: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("weight_perturbation", self.weight_perturbation, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +162,10 @@ class MixingRecipe(CommonRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.loss.dialled and not self.dial.recover:
+            raise ValueError(
+                "expected dial.recover > 0 with loss.dialled, got 0: nothing else says where the dial stands"
+            )
         if self.attack.setting == "hostile" and self.attack.through_robust:
             raise ValueError(
                 f"expected through_robust = 0 in the hostile setting, got {self.attack.through_robust:g}: "
@@ -181,7 +200,7 @@ def default_recipe(threat: Threat, name: str = "mixing", kind: str = "second-end
         optimizer=MixingOptimizer(epochs=6, batch_size=500, lr=1e-3, weight_decay=1e-3, gradient_clip=1.0, ema=0.99),
         mixer=MixerSettings(kind=kind),
         attack=from_table(AttackSettings, against | hostile),
-        loss=LossSettings(ce=0.0, bce=0.0, product=0.0, error=1.0, attacked=0.3),
-        dial=DialSettings(scale=1.0, shift=1.7, recover=0.6),
+        loss=LossSettings(ce=0.0, bce=0.0, product=0.0, error=1.0, dialled=True),
+        dial=DialSettings(scale=1.0, shift=1.7, low=0.5, recover=0.6),
         standard_scale=3.0,
     )

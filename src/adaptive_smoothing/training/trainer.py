@@ -47,18 +47,9 @@ class Trainer(Loop):
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         examples = self.examples(batch)
         self.model.train()
-        with self.adversary.pushed(lambda: self._loss(batch, examples)[0], active=self._adversary_active()):
-            loss, logits = self._loss(batch, examples)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-        self.apply_gradients()
-        return loss.detach(), (logits.detach().argmax(1) == batch.labels).float().mean()
-
-    def _loss(self, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
-        return self.method.loss(self.network, batch, examples)
-
-    def _adversary_active(self) -> bool:
-        return self.step >= self.recipe.method.perturbation_warmup * self.total_steps
+        warm = self.step >= self.recipe.method.perturbation_warmup * self.total_steps
+        loss, logits = self.descend(lambda: self.method.loss(self.network, batch, examples), pushed=warm)
+        return loss, (logits.argmax(1) == batch.labels).float().mean()
 
     def examples(self, batch: TrainingBatch) -> Tensor:
         """Attack (or otherwise prepare) a batch, with the network frozen and in evaluation mode."""

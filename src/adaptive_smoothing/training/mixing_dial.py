@@ -1,0 +1,74 @@
+"""Where the dial of a mixture stands while its mixing network learns, and what that says about the loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adaptive_smoothing.dial import CleanAccuracy, right_interval
+from adaptive_smoothing.dial_curves import shift_accuracy
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.mixer import Evidence, Mixer
+from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.training.mixing_recipe import DialSettings
+
+# What attacked images may weigh against clean ones, and how fast that follows the last batches.
+PRICES, FOLLOW = (0.05, 2.0), 0.05
+
+
+class TrainingDial:
+    """Keeps the clean accuracy of a mixture where it is wanted, on images whose evidence does not change.
+
+    Alpha goes down to `low`, or further for a pair in which g would not win back enough with that. Where g is sure, an
+    alpha of 1/2 is all it needs to decide. Below, the loss of an image is flat, and nothing is left to learn from it.
+    """
+
+    def __init__(self, mixed: MixedClassifier, settings: DialSettings, evidence: Evidence, labels: Tensor) -> None:
+        self.mixed, self.evidence, self.labels, self.middle = mixed, evidence, labels, settings.shift
+        h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
+        # The wanted share of what h loses to g is won back.
+        self.target = h + settings.recover * (g - h)
+        mixed.alpha_range[0] = min(settings.low, self._alpha_with_room())
+
+    def turn(self) -> None:
+        """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it."""
+        if isinstance(self.mixed.alpha, SecondEnding):
+            # Its scores are moved first: in the middle of their bounds they have the most room.
+            self.mixed.alpha.centre -= self._shift() - self.middle
+        self.mixed.alpha_shift.fill_(self._shift())
+
+    def _shift(self) -> float:
+        assert isinstance(self.mixed.alpha, Mixer)
+        accuracy = shift_accuracy(self.evidence, self.mixed.alpha(self.evidence), self.labels, self.mixed)
+        return accuracy.largest(min(self.target, accuracy.best()))
+
+    def _alpha_with_room(self) -> float:
+        """The largest alpha for all images with more clean accuracy than is wanted: half of what g has beyond."""
+        g = (self.mixed.standard_scale * self.evidence.g.double()).softmax(1)
+        h = (self.mixed.robust_scale * self.evidence.h.double()).softmax(1)
+        low, high = (end.cpu().numpy() for end in right_interval(g, h, self.labels))
+        accuracy = CleanAccuracy(low, high)
+        return accuracy.largest((self.target + max(self.target, accuracy.best())) / 2)
+
+
+class Price:
+    """What an attacked image weighs for each clean one, so that turning the dial changes nothing.
+
+    Where the dial stands is decided already. A loss that would rather have it elsewhere pushes all scores that way, and
+    the dial pushes back, until the scores are at their bounds.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.slopes = torch.zeros(2, device=device)  # of the losses of clean and attacked images along the dial
+
+    def __call__(self, losses: Tensor, alpha: Tensor, alpha_range: Tensor) -> Tensor:
+        """From the losses of as many clean images as attacked ones, in this order."""
+        (slopes,) = torch.autograd.grad(losses.sum(), alpha, retain_graph=True)
+        low, high = alpha_range
+        # Along the dial alpha has the slope of the sigmoid that it comes from.
+        turning = slopes * (alpha.detach() - low) * (high - alpha.detach()) / (high - low)
+        found = torch.stack([half.mean() for half in turning.chunk(2)])
+        self.slopes.copy_(torch.where(self.slopes == 0, found, torch.lerp(self.slopes, found, FOLLOW)))
+        # Larger alphas cost clean images and help attacked ones; early on chance may have it otherwise.
+        clean, attacked = self.slopes
+        return (clean.clamp_min(0) / (-attacked).clamp_min(1e-12)).clamp(*PRICES)
