@@ -345,6 +345,12 @@ def test_the_most_robust_mixture_with_a_clean_accuracy(known, monkeypatch):
         pytest.approx([(1 - freedom) * alpha, (1 - freedom) * alpha + freedom]) for freedom in FREEDOMS
     ]
 
+    asked.clear()  # a range that the network learned with is drawn together, not given up
+    ads.tune(mixed.with_alpha(Level()).with_alpha_range(0.1, 1), data, clean_accuracy=0.75, threat=THREAT, attacked=10)
+    for model, freedom in zip(asked[3:], FREEDOMS, strict=True):
+        low, high = model.alpha_range.tolist()
+        assert high - low == pytest.approx(0.9 * freedom) and low <= alpha <= high and low >= 0.1 and high <= 1
+
 
 @pytest.mark.parametrize(
     ("wishes", "got"),

@@ -109,7 +109,8 @@ def train_mixing(
 ) -> MixedClassifier:
     """Train the `Mixer` of a mixture, and leave its dial where the recipe wants it.
 
-    The mixer itself is trained, not a copy; what is returned has the dial. Give it images that neither
+    The mixer itself is trained, not a copy; what is returned has the dial, and the range of alpha that the network
+    learned with, unless the mixture has one of its own. Give it images that neither
     g nor h was tested on: `train` to learn from, `val` for the dial.
     """
     kind = "second-ending" if isinstance(mixed.alpha, SecondEnding) else "network"

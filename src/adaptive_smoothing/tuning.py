@@ -116,10 +116,10 @@ def _learned(data: ImageData, target: float) -> Iterator[Others]:
 
 
 def _kept_close(mixed: MixedClassifier, freedom: float, data: ImageData, target: float) -> MixedClassifier:
-    """All of [0, 1] drawn together to a part as wide as `freedom`, around the fixed alpha of that clean accuracy."""
+    """The range drawn together by the factor `freedom`, towards the fixed alpha of that clean accuracy."""
     alpha = dial_accuracy(mixed.with_alpha(0.5), data).largest(target)
-    low = (1 - freedom) * alpha
-    return mixed.with_alpha_range(low, low + freedom)
+    low, high = ((1 - freedom) * alpha + freedom * end for end in mixed.alpha_range.tolist())
+    return mixed.with_alpha_range(low, high)
 
 
 def _smallest_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:

@@ -14,7 +14,7 @@ from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
 from adaptive_smoothing.checkpoints import CheckpointError
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
-from adaptive_smoothing.fitting import train_mixing
+from adaptive_smoothing.fitting import fit_adaptive, train_mixing
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.settings import SettingsError, from_table
@@ -301,9 +301,11 @@ def test_a_saturated_alpha_has_a_finite_loss():
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path, setting):
-    whole = trainer(tmp_path / "whole", recipe(setting))
+    dialled = {"loss": {"error": 1.0, "dialled": True}} if setting in ("turning", "hostile") else {}
+    settings = recipe(setting, **dialled)
+    whole = trainer(tmp_path / "whole", settings)
     finished = weights(whole.run())
-    first = trainer(tmp_path / "parts", recipe(setting))
+    first = trainer(tmp_path / "parts", settings)
     original = first.train_step
 
     def step(batch):
@@ -314,7 +316,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, setting):
     first.train_step = step
     with pytest.raises(KeyboardInterrupt):
         first.run()
-    second = trainer(tmp_path / "parts", recipe(setting))
+    second = trainer(tmp_path / "parts", settings)
     assert second.resume() and second.step == 5
     assert torch.equal(weights(second.run()), finished)
     assert torch.equal(second.mixed.alpha_shift, whole.mixed.alpha_shift)
@@ -401,10 +403,14 @@ def test_a_dial_that_cannot_reach_its_target_comes_closest(tmp_path):
 
 def test_a_trained_mixture_keeps_the_range_it_learned_with(tmp_path):
     settings, data = recipe("hostile", epochs=1, dial={"low": 0.5}), toy_data(64)
-    for wanted, kept in (((0.0, 1.0), (0.5, 1.0)), ((0.7, 0.9), (0.7, 0.9))):
-        mixed = untrained(settings, G, UNSURE, shape=(3, 8, 8)).with_alpha_range(*wanted)
-        trained = train_mixing(mixed, data, data, Linf(EPS), recipe=settings, folder=tmp_path / str(kept), quiet=True)
-        assert trained.alpha_range.tolist() == pytest.approx(kept)
+    mixed = untrained(settings, G, UNSURE, shape=(3, 8, 8)).with_alpha_range(0.7, 0.9)
+    options = {"folder": tmp_path / "own", "quiet": True}
+    own = train_mixing(mixed, data, data, Linf(EPS), recipe=settings, **options)
+    assert own.alpha_range.tolist() == pytest.approx([0.7, 0.9])
+    for number, (robust, low) in enumerate(((UNSURE, 0.5), (H, 0.25))):
+        options["folder"] = tmp_path / str(number)
+        trained = fit_adaptive(G, robust, data, data, settings, **options)
+        assert trained.alpha_range.tolist() == pytest.approx([low, 1.0], abs=0.01)
 
 
 def test_the_price_is_what_makes_turning_the_dial_change_nothing(tmp_path):

@@ -279,6 +279,5 @@ def untrained(
     """The mixture that a recipe starts from."""
     torch.manual_seed(recipe.seed)
     mixer = make_mixer(recipe.mixer, standard, robust, shape)
-    scale, low = recipe.standard_scale, recipe.dial.low
-    mixed = MixedClassifier(standard, robust, mixer, standard_scale=scale, alpha_range=(low, 1.0))
+    mixed = MixedClassifier(standard, robust, mixer, standard_scale=recipe.standard_scale)
     return mixed.with_dial(recipe.dial.scale, recipe.dial.shift)
