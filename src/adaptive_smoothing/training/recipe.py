@@ -52,6 +52,7 @@ class DataSettings:
     flip: bool = True
     cutout: int = 0
     jitter: float = 0.0
+    warp: float = 0.0
 
 
 @dataclass(frozen=True)
