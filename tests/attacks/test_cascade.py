@@ -328,7 +328,12 @@ def test_the_fast_preset_turns_g_where_there_is_one():
     assert names(FastAttack(LINF), mixed(0.5, Hardmax(Planes()))) == hard
     turned = ["margin-pgd", "turning-pgd", "diverse-pgd-p", "apgd-t", PRECISE]
     assert names(FastAttack(LINF), mixed()) == turned
-    assert names(FastAttack(LINF), mixed(Brightness())) == [*turned[:2], "hostile-pgd", *turned[2:]]
+    assert names(FastAttack(LINF), mixed(Brightness())) == [
+        *turned[:2],
+        "hostile-pgd",
+        "smooth-hostile-pgd",
+        *turned[2:],
+    ]
 
 
 def test_presets_have_their_names_and_threats():
@@ -367,7 +372,7 @@ def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     assert names(adaptive, Planes()) == [*before, *after, PRECISE]
     assert names(adaptive, mixed(0.5)) == [*before, "turning-t", *after, *TRANSFERS, PRECISE]
     clipped = ["smooth-apgd-ce-alpha-0.5", "smooth-apgd-t-alpha-0.5"]
-    learned = ["turning-t", "hostile-t", *LOWERING, *clipped, "gray-ce", "gray-t"]
+    learned = ["turning-t", "hostile-t", *LOWERING, "smooth-hostile-t", *clipped, "gray-ce", "gray-t"]
     assert names(adaptive, mixed(Brightness())) == [*before, *learned, *after, *TRANSFERS, PRECISE]
     smooth = ["smooth-margin-t", "smooth-turning-t", "smooth-hostile-t"]
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == [*before, *smooth, *after, *TRANSFERS, PRECISE]
@@ -562,13 +567,15 @@ def test_a_clipped_alpha_is_lowered_by_an_attack_on_its_smooth_side(clip):
     model = MixedClassifier(Always(1), Always(0), Pattern(clip))
     shot = aimed(model, torch.full_like(pictures(4), 0.5), Linf(0.02))
     assert (model(shot.images - 0.02 * model.alpha.pattern).argmax(1) == 1).all()
-    fell = []
-    for stage in AdaptiveAttack(shot.threat).for_model(model).stages:
-        if stage.name in ("apgd-ce-alpha-0.5", "smooth-apgd-ce-alpha-0.5"):
-            standing = Standing.before(shot)
-            run_stage(Engine(model, CPU), 0, replace(stage, attack=replace(stage.attack, steps=20)), shot, standing)
-            fell.append(int((standing.fooled_by == 0).sum()))
-    assert fell == [0, 4]
+    stages = [stage for name in ("adaptive", "fast") for stage in preset(name, shot.threat).for_model(model).stages]
+    for plain in ("apgd-ce-alpha-0.5", "hostile-t", "hostile-pgd"):
+        fell = []
+        for stage in stages:
+            if stage.name in (plain, f"smooth-{plain}"):
+                standing = Standing.before(shot)
+                run_stage(Engine(model, CPU), 0, replace(stage, attack=replace(stage.attack, steps=20)), shot, standing)
+                fell.append(int((standing.fooled_by == 0).sum()))
+        assert fell == [0, 4], plain
     smooth = Smooth()(model)
     torch.testing.assert_close(smooth.mix(shot.images).alpha, model.mix(shot.images).alpha)
 

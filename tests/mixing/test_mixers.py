@@ -138,6 +138,22 @@ def test_a_second_ending_knows_nothing_of_g():
     assert one.alpha.logit().abs().max() <= BOUND
 
 
+def test_scores_can_be_narrowed_and_are_never_widened():
+    mixer = mixers()[1]
+    evidence = MixedClassifier(G, H, mixer).evidence(IMAGES)
+    before = mixer(evidence).score
+    assert before.std() > 0.1
+    mixer.narrow(evidence, 100.0)
+    assert torch.equal(mixer(evidence).score, before)
+    mixer.scorer[-1].weight *= 1000
+    mixer.narrow(evidence, 0.1)
+    after = mixer(evidence).score
+    assert after.std().item() == pytest.approx(0.1, rel=0.01)
+    torch.testing.assert_close(
+        after - after.mean(), (before - before.mean()) * (0.1 / before.std()), atol=0.01, rtol=0.1
+    )
+
+
 def test_scores_are_balanced_in_training():
     mixer = MixingNetwork.between(G, H, width=8).train().requires_grad_(False)
     score = mixer(MixedClassifier(G, H, mixer).evidence(IMAGES)).score

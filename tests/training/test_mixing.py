@@ -4,12 +4,12 @@ import json
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.objectives import targeted_margin
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
 from adaptive_smoothing.checkpoints import CheckpointError
 from adaptive_smoothing.data.datasets import ImageData
@@ -17,13 +17,13 @@ from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.fitting import fit_adaptive, train_mixing
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.settings import SettingsError, from_table
+from adaptive_smoothing.settings import SettingsError, from_table, read_toml
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
-from adaptive_smoothing.training.mixing_attacks import Chance, Climber, Targeted, TrainingPGD, beginning, climb_only
+from adaptive_smoothing.training.mixing_attacks import Climber, TrainingPGD, beginning, climb_only
 from adaptive_smoothing.training.mixing_loss import composite_loss
-from adaptive_smoothing.training.mixing_recipe import AttackSettings, LossSettings, MixingRecipe, default_recipe
+from adaptive_smoothing.training.mixing_recipe import LossSettings, MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.tuning import tune
 
@@ -90,7 +90,7 @@ def recipe(setting: str = "B", epochs: int = 2, **changes) -> MixingRecipe:
         "data": {"pad": 0, "flip": False},
         "mixer": {"kind": "second-ending" if grown else "network", "width": 4, "hidden": 8}
         | (
-            {"robust_taps": ["early"], "hears_standard": setting == "turning"}
+            {"robust_taps": ["early"]}
             if grown
             else {f"{role}_taps": ["early", "later"] for role in ("standard", "robust")}
         ),
@@ -160,26 +160,6 @@ def test_the_climb_is_that_of_pgd(tmp_path):
         torch.testing.assert_close(climb(start, 5)["iterate"], expected)
 
 
-class Leans(nn.Module):
-    """Three classes; the last is the likeliest wrong one until somebody moves the images."""
-
-    num_classes = 3
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        mean = images.mean((1, 2, 3))
-        return torch.stack([0 * mean + 1, 20 * (mean - 0.5), mean - 0.3], dim=1)
-
-
-@pytest.mark.parametrize(("scout", "target"), [(0, 2), (3, 1)])
-def test_a_scout_finds_the_class_that_an_attack_leads_to(tmp_path, monkeypatch, scout, target):
-    monkeypatch.setattr("adaptive_smoothing.training.mixing_attacks.TARGETED", (1.0, 0.0))
-    settings = from_table(AttackSettings, {"setting": "hostile", "eps": 0.1, "scout": scout, "through_robust": 0.0})
-    attack = Targeted(Leans(), Leans(), Chance(settings), targeted_margin)
-    batch = first_batch(trainer(tmp_path, recipe("hostile")))
-    batch = batch._replace(images=torch.full_like(batch.images, 0.5), labels=torch.zeros_like(batch.labels))
-    assert (attack._targets(batch, Linf(torch.full((64,), 0.1))) == target).all()
-
-
 def test_an_adversary_in_weight_space(tmp_path):
     plain, pushed = (
         trainer(tmp_path / str(strength), recipe("hostile", epochs=1, optimizer={"weight_perturbation": strength}))
@@ -220,43 +200,10 @@ def test_a_hostile_g_says_what_it_claims(tmp_path):
     assert torch.equal(attacked.argmax(1), 1 - lesson.labels[64:]) and (attacked.softmax(1).amax(1) == 1).all()
 
 
-def test_a_hostile_g_is_heard(tmp_path):
-    """By a scorer that listens to g, in the attack as in the lesson."""
-    run = trainer(tmp_path, recipe("hostile", mixer={"hears_standard": True}))
-    with torch.no_grad():
-        run.model.scorer[-1].weight.normal_()
-    batch = first_batch(run)
-    lesson = run.lesson(batch)
-    assert torch.equal(run.attack.hostile.claims, lesson.evidence.g[64:].argmax(1))
-    told = run.mixed.with_standard(run.attack.hostile)
-    lies = run.mixed.weigh(lesson.evidence, lesson.images).logits[64:]
-    torch.testing.assert_close(told(lesson.images[64:]), lies)
-    run.attack.hostile.tell(batch.labels)
-    assert not torch.allclose(told.mix(lesson.images[64:]).alpha, run.mixed.weigh(*lesson[1::-1]).alpha[64:])
-
-
 def test_attacked_images_weigh_what_the_recipe_says(tmp_path):
     run = trainer(tmp_path, recipe("hostile", loss={"attacked": 0.3}))
     clean, attacked = run.lesson(first_batch(run)).weights.chunk(2)
     assert (clean == 1).all() and attacked.tolist() == pytest.approx([0.3] * 64)
-
-
-def test_balanced_training_images_are_like_validation_images_to_h(tmp_path):
-    """Half of these are weak, and a quarter of the training images: weak ones count three times as much."""
-    data = toy_data(2048)
-    weak = (H(data.floats()).argmax(1) != data.labels).nonzero().squeeze(1)
-    strong = (H(data.floats()).argmax(1) == data.labels).nonzero().squeeze(1)
-    held_out = data.take(torch.cat([weak[:200], strong[:200]]))
-    settings = recipe("hostile", loss={"balanced": True})
-    run = MixingTrainer(
-        settings, untrained(settings, G, H, shape=(3, 8, 8)), data, held_out, tmp_path, watcher=quiet(tmp_path)
-    )
-    assert run.importance.mean().item() == pytest.approx(1)
-    ratio = run.importance[weak].mean() / run.importance[strong].mean()
-    assert ratio.item() == pytest.approx(len(strong) / len(weak), rel=0.1)
-    batch = first_batch(run)
-    counted = run.lesson(batch).weights.chunk(2)
-    assert torch.equal(counted[0], run.importance[batch.positions]) and torch.equal(*counted)
 
 
 def test_base_classifiers_stay_as_they_are(tmp_path):
@@ -446,7 +393,7 @@ def test_alpha_has_its_full_range_in_training(tmp_path):
 def test_what_was_trained_before_learns_slower(tmp_path):
     run = trainer(tmp_path, recipe("hostile"))
     new, old = run.parameter_groups()
-    assert old["pace"] == 0.2 and {id(p) for p in old["params"]} == {id(p) for p in run.model.tail.parameters()}
+    assert old["pace"] == 0.1 and {id(p) for p in old["params"]} == {id(p) for p in run.model.tail.parameters()}
     assert len(new["params"]) + len(old["params"]) == len(list(run.model.parameters()))
 
 
@@ -477,7 +424,7 @@ def test_recipes_that_cannot_be_meant(changes, message):
 
 
 def test_a_hostile_g_has_no_features_and_withstands_nothing(tmp_path):
-    hostile = default_recipe(Linf(8 / 255))
+    hostile = recipe("hostile")
     with pytest.raises(ValueError, match="second-ending for the hostile setting"):
         replace(hostile, mixer=recipe("B").mixer)
     with pytest.raises(ValueError, match=r"through_robust = 0 in the hostile setting, got 0\.5"):
@@ -494,7 +441,13 @@ def test_the_default_recipe_fits_the_mixer(tmp_path, monkeypatch):
     for number, kind in enumerate(("B", "hostile")):
         mixed = untrained(recipe(kind), G, H, shape=(3, 8, 8))
         train_mixing(mixed, data, data, Linf(EPS), folder=tmp_path / str(number), quiet=True)
-    assert [found.attack.setting for found in asked] == ["C", "hostile"] and asked[0].attack.eps == EPS
+    assert [found.attack.setting for found in asked] == ["C", "turning"] and asked[0].attack.eps == EPS
+
+
+def test_the_default_recipe_is_the_one_in_the_repository():
+    stored = read_toml(Path(__file__).parents[2] / "recipes" / "mixing.toml", MixingRecipe)
+    beside = {"data": stored.data, "evaluate_every": stored.evaluate_every}  # CIFAR-10, and how often to look
+    assert replace(default_recipe(stored.attack.threat), **beside) == stored
 
 
 # --- what it is for -----------------------------------------------------------------------------------------------

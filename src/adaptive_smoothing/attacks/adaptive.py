@@ -29,6 +29,7 @@ from adaptive_smoothing.attacks.views import (
     Base,
     GrayBox,
     Smooth,
+    has_flat_part,
     has_g_to_turn,
     has_hard_part,
     lacks_learned_alpha,
@@ -65,7 +66,7 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
         Stage("smooth-turning-t", turning, Smooth(), has_hard_part),
-        Stage("smooth-hostile-t", hostile, Smooth(), has_hard_part),
+        Stage("smooth-hostile-t", hostile, Smooth(), has_flat_part),
         *(
             replace(stage, name=f"smooth-{stage.name}", source=Smooth())
             for stage in lowering_alpha(threat, SMOOTH_WEIGHT, seed)

@@ -19,8 +19,8 @@ from adaptive_smoothing.attacks.objectives import (
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.views import (
     Smooth,
+    has_flat_part,
     has_g_to_turn,
-    has_hard_part,
     lacks_g_to_turn,
     learns_alpha,
     mixes_no_probabilities,
@@ -60,7 +60,7 @@ def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("diverse-pgd", diverse(targeted_margin), needs=mixes_no_probabilities),
         Stage("turning-pgd", diverse(turn_standard, 4), needs=has_g_to_turn),
         Stage("hostile-pgd", diverse(turn_hostile, 4), needs=learns_alpha),
-        Stage("smooth-hostile-pgd", diverse(turn_hostile, 4), Smooth(), has_hard_part),
+        Stage("smooth-hostile-pgd", diverse(turn_hostile, 4), Smooth(), has_flat_part),
         Stage("diverse-pgd-p", diverse(targeted_probability), needs=mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
         Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed), needs=lacks_g_to_turn),

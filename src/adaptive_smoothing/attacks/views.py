@@ -83,6 +83,11 @@ def lacks_learned_alpha(model: nn.Module) -> bool:
     return not learns_alpha(model)
 
 
+def has_flat_part(model: nn.Module) -> bool:
+    """A Hardmax, or a learned alpha: where it is almost 0 or 1 nothing moves it any more."""
+    return has_hard_part(model) or learns_alpha(model)
+
+
 def has_hard_part(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and any(
         isinstance(base, Hardmax) for base in (model.standard, model.robust)

@@ -20,11 +20,12 @@ class SecondEnding(Mixer):
     """h goes on twice from `tap`: as it was trained, and as it is better for the mixture.
 
     The second ending starts as a copy of the first. The mean of their logits stands for h, and a score is read off the
-    second one's last features. With `hears_standard` the scorer is told what g says, too. What holds against a g that
-    says whatever an attacker wants (training setting `hostile`) holds with any g.
+    second one's last features. Neither asks g: what holds against a g that says whatever an attacker wants (training
+    setting `hostile`) holds with any g.
     """
 
     centre: Tensor
+    spread: Tensor
 
     def __init__(
         self,
@@ -32,22 +33,24 @@ class SecondEnding(Mixer):
         tap: str,
         *,
         hidden: int = 128,
-        hears_standard: bool = False,
         shape: tuple[int, int, int] = (3, 32, 32),
     ) -> None:
         """`shape` of the images, which is remembered to find the tail again."""
         super().__init__()
         self.robust_taps = (tap,)
-        self.tail, self.hidden, self.hears_standard, self.shape = tail, hidden, hears_standard, shape
+        self.tail, self.hidden, self.shape = tail, hidden, shape
         classes, features = tail.head.out_features, tail.head.in_features
         self.norm = nn.LayerNorm(features)
         last = nn.Linear(hidden, 1)
         nn.init.zeros_(last.weight)  # at first the score is zero, and alpha the same for all images
         nn.init.zeros_(last.bias)
-        seen = 2 * classes + features + hears_standard * (classes + 1)
-        self.scorer = nn.Sequential(nn.Linear(seen, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last)
+        self.scorer = nn.Sequential(
+            nn.Linear(2 * classes + features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last
+        )
         self.log_scale = nn.Parameter(torch.zeros(()))
-        self.register_buffer("centre", torch.zeros(()))  # of the scores, which training moves along with the dial
+        # Of the scores, which training keeps where the dial can use them.
+        self.register_buffer("centre", torch.zeros(()))
+        self.register_buffer("spread", torch.ones(()))
 
     @classmethod
     def of(
@@ -61,19 +64,25 @@ class SecondEnding(Mixer):
     @property
     def options(self) -> dict[str, Any]:
         """What `of` was called with, beside h."""
-        told = {"hidden": self.hidden, "hears_standard": self.hears_standard}
-        return {"tap": self.robust_taps[0], "shape": self.shape, **told}
+        return {"tap": self.robust_taps[0], "shape": self.shape, "hidden": self.hidden}
 
     def forward(self, evidence: Evidence) -> Advice:
+        score, h = self._judged(evidence)
+        score = (score - self.centre) / self.spread
+        return Advice(BOUND * torch.tanh(score / BOUND), h * self.log_scale.exp())
+
+    def narrow(self, evidence: Evidence, spread: float) -> None:
+        """Divide all scores by what brings their standard deviation on these images down to `spread`."""
+        scores, _ = self._judged(evidence)
+        self.spread.copy_((scores.std() / spread).clamp_min(1))
+
+    def _judged(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        """The score before it is moved and bounded, and the mean of the two endings."""
         again, pooled = self.tail(evidence.h_features[0])
         h = (evidence.h + again) / 2
         leads = h.log_softmax(1)
         seen = [leads, leads.sort(1).values, full(self.norm, pooled)]
-        if self.hears_standard:
-            claim = evidence.g.to(leads.dtype).softmax(1)
-            seen += [claim, (claim * leads).sum(1, keepdim=True)]
-        score = full(self.scorer, torch.cat(seen, dim=1)).squeeze(1) - self.centre
-        return Advice(BOUND * torch.tanh(score / BOUND), h * self.log_scale.exp())
+        return full(self.scorer, torch.cat(seen, dim=1)).squeeze(1), h
 
     def train(self, mode: bool = True) -> Self:
         """The batch-norm statistics are those of h, which the second ending starts from."""

@@ -23,8 +23,6 @@ from adaptive_smoothing import checkpoints
 from adaptive_smoothing.data.batches import augment, shuffled, steps_per_epoch
 from adaptive_smoothing.data.cutout import cutout
 from adaptive_smoothing.data.datasets import ImageData, to_floats
-from adaptive_smoothing.data.jitter import jitter
-from adaptive_smoothing.data.warp import warp
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.training.averaging import MovingAverage
 from adaptive_smoothing.training.batch import TrainingBatch
@@ -185,8 +183,7 @@ class Loop(ABC):
         for step, (raw, labels, positions) in enumerate(order, start=first):
             key: Any = {"seed": recipe.seed, "epoch": epoch, "step": step}
             shifted = to_floats(augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, **key))
-            warped = warp(jitter(shifted, recipe.data.jitter, **key), recipe.data.warp, **key)
-            images = cutout(warped, recipe.data.cutout, **key)
+            images = cutout(shifted, recipe.data.cutout, **key)
             noise = generator(recipe.seed, "training", epoch, step, device=self.device)
             yield TrainingBatch(images.contiguous(memory_format=self.layout), labels, positions, epoch, noise)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
@@ -31,8 +30,6 @@ from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
 # Batches of lessons for batch-norm statistics: each has to be attacked, and twenty say what a whole epoch would.
 STATISTICS = 20
-# Training images are balanced against validation images in so many groups, and none counts for more than so many.
-GROUPS, HEAVIEST = 10, 4.0
 
 
 class Lesson(NamedTuple):
@@ -77,7 +74,6 @@ class MixingTrainer(Loop):
         self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
         self.through_robust = attack_through_robust(self.mixed, recipe.attack, self.device)
         self.price = Price(self.device)
-        self.importance = self._importance() if recipe.loss.balanced else None
         self.dial: TrainingDial | None = None
         if recipe.dial.recover:
             self.dial = TrainingDial(self.mixed, recipe.dial, self._held_out(), self.val_data.labels)
@@ -133,8 +129,6 @@ class MixingTrainer(Loop):
             with torch.no_grad(), self._arithmetic():
                 evidence = together(self.mixed.evidence(batch.images), self._evidence(attacked))
                 weights = torch.cat([torch.ones_like(pseudo), self._weights(evidence, attacked, pseudo, batch)])
-            if self.importance is not None:
-                weights *= self.importance[batch.positions].repeat(2)
         finally:
             self.model.requires_grad_(True)
         images = torch.cat([batch.images, attacked.images])
@@ -184,24 +178,6 @@ class MixingTrainer(Loop):
         if self.dial is not None:
             with torch.no_grad(), self._arithmetic():
                 self.dial.turn()
-
-    # -- training images that h knows too well -------------------------------------------------------------------
-
-    def _importance(self) -> Tensor:
-        """How many validation images a training image stands for, of those that h is about as sure of."""
-        known, held_out = (self._leads_of_robust(data) for data in (self.train_data, self.val_data))
-        edges = held_out.quantile(torch.linspace(0, 1, GROUPS + 1, device=self.device)[1:-1])
-        groups = torch.bucketize(known, edges)
-        share = groups.bincount(minlength=GROUPS) / len(known)
-        weights = (1 / (GROUPS * share)).clamp(max=HEAVIEST)[groups]
-        return weights / weights.mean()
-
-    def _leads_of_robust(self, data: ImageData) -> Tensor:
-        """By how much the true class leads in h, for each image."""
-        h = self.mixed.robust
-        with torch.no_grad(), self._arithmetic():
-            parts = batches(data, 500)
-            return torch.cat([-logit_margin(h(self._laid_out(part.images)), part.labels) for part in parts])
 
     def _laid_out(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=self.layout)
@@ -260,8 +236,7 @@ def make_mixer(settings: MixerSettings, standard: nn.Module, robust: nn.Module, 
     """The network that a recipe names, for these two classifiers."""
     if settings.kind == "second-ending":
         tap = settings.robust_taps[0] if settings.robust_taps else None
-        options = {"hidden": settings.hidden, "hears_standard": settings.hears_standard}
-        return SecondEnding.of(robust, tap, shape=shape, **options)
+        return SecondEnding.of(robust, tap, shape=shape, hidden=settings.hidden)
     return MixingNetwork.between(
         standard,
         robust,

@@ -18,7 +18,6 @@ from adaptive_smoothing.attacks.objectives import (
     LowerAlpha,
     Objective,
     cross_entropy,
-    margin,
     targeted_margin,
     turn_standard,
 )
@@ -185,10 +184,7 @@ class ClimbingAPGD:
 
 
 class Targeted:
-    """PGD towards a wrong class that h finds likely, and that a `hostile` g claims.
-
-    How likely classes are is asked where `scout` steps of PGD on h lead, as an attacker would who tries them all.
-    """
+    """PGD towards a wrong class that h finds likely, and that a `hostile` g claims."""
 
     def __init__(
         self, model: Any, robust: Any, chance: Chance, objective: Objective, hostile: Claiming | None = None
@@ -196,11 +192,10 @@ class Targeted:
         self.robust, self.chance, self.hostile = robust, chance, hostile
         settings = chance.settings
         self.climb = Climber(TrainingPGD(settings.threat, lambda state: objective, settings.steps), model)
-        self.scout = Climber(TrainingPGD(settings.threat, lambda state: margin, settings.scout), robust)
 
     def __call__(self, batch: TrainingBatch) -> Attacked:
         threat, steps = self.chance.radii(batch), self.chance.steps(batch)
-        targets = self._targets(batch, threat)
+        targets = self._targets(batch)
         if self.hostile is not None:
             self.hostile.tell(targets)
         start = threat.project(batch.images + threat.random_delta(batch.images, batch.noise), batch.images)
@@ -208,13 +203,9 @@ class Targeted:
         images = self.climb(state, steps)["iterate"].clone()
         return Attacked(images, None if self.hostile is None else targets)
 
-    def _targets(self, batch: TrainingBatch, threat: Threat) -> Tensor:
-        seen, steps = batch.images, self.chance.settings.scout
-        if steps:
-            state = beginning(batch, threat, step=STEP_FACTOR / steps) | {"iterate": seen}
-            seen = self.scout(state, steps)["iterate"]
+    def _targets(self, batch: TrainingBatch) -> Tensor:
         with torch.no_grad():
-            wrong = most_likely_targets(self.robust(seen), batch.labels, len(TARGETED))
+            wrong = most_likely_targets(self.robust(batch.images), batch.labels, len(TARGETED))
         odds = torch.tensor(TARGETED[: wrong.shape[1]], device=wrong.device)
         drawn = torch.multinomial(odds, len(wrong), replacement=True, generator=batch.noise)
         return wrong.gather(1, drawn[:, None]).squeeze(1)
@@ -236,12 +227,11 @@ def beginning(batch: TrainingBatch, threat: Threat, step: float = 0.0) -> State:
 def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool) -> Attack:
     """The attack on a mixture that a recipe names."""
     chance, robust = Chance(settings), FastModel(mixed.robust, device)
-    if settings.setting == "hostile":
-        claiming = Claiming(_classes(mixed))
-        told = FastModel(mixed.with_standard(claiming), device, compiled=compiled)
-        return Targeted(told, robust, chance, targeted_margin, claiming)
-    view = mixed.gray_box() if settings.setting == "A" else mixed
-    model = FastModel(view, device, compiled=compiled)
+    hostile = Claiming(_classes(mixed)) if settings.setting == "hostile" else None
+    view = mixed.with_standard(hostile) if hostile else mixed.gray_box() if settings.setting == "A" else mixed
+    model = FastModel(view.smooth() if settings.smooth else view, device, compiled=compiled)
+    if hostile:
+        return Targeted(model, robust, chance, targeted_margin, hostile)
     if settings.setting == "turning":
         return Targeted(model, robust, chance, turn_standard)
     if settings.setting == "C":

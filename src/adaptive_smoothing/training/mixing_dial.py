@@ -24,7 +24,8 @@ class TrainingDial:
     """
 
     def __init__(self, mixed: MixedClassifier, settings: DialSettings, evidence: Evidence, labels: Tensor) -> None:
-        self.mixed, self.evidence, self.labels, self.middle = mixed, evidence, labels, settings.shift
+        self.mixed, self.evidence, self.labels = mixed, evidence, labels
+        self.middle, self.spread = settings.shift, settings.spread
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
         # The wanted share of what h loses to g is won back.
         self.target = h + settings.recover * (g - h)
@@ -34,7 +35,8 @@ class TrainingDial:
         """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it."""
         if isinstance(self.mixed.alpha, SecondEnding):
             # Its scores are moved first: in the middle of their bounds they have the most room.
-            self.mixed.alpha.centre -= self._shift() - self.middle
+            self.mixed.alpha.narrow(self.evidence, self.spread)
+            self.mixed.alpha.centre -= (self._shift() - self.middle) * self.mixed.alpha.spread
         self.mixed.alpha_shift.fill_(self._shift())
 
     def _shift(self) -> float:

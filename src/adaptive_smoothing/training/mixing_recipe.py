@@ -18,7 +18,7 @@ UNFOOLED = ("keep", "drop")
 @dataclass(frozen=True)
 class MixerSettings:
     """Which network mixes. `network` is the paper's, with `width` and `depth`; `second-ending` grows out of h, with
-    `hidden` units in its scorer, which is told what g says if it `hears_standard`.
+    `hidden` units in its scorer.
 
     Taps that are not named are found. `tail_pace` is the learning rate of what was trained before, as a share.
     """
@@ -27,8 +27,7 @@ class MixerSettings:
     width: int = 32
     depth: int = 1
     hidden: int = 128
-    hears_standard: bool = False
-    tail_pace: float = 0.2
+    tail_pace: float = 0.1
     standard_taps: list[str] = field(default_factory=list)
     robust_taps: list[str] = field(default_factory=list)
 
@@ -48,7 +47,7 @@ class AttackSettings:
     random too, `steps` on average, unless `vary_steps` is off; a random weight up to `alpha_weight` is on the term that
     lowers alpha. A share `through_robust` of the images is attacked through h alone, which g withstands: there alpha
     should be 0. Images that an attack could not fool are kept as attacked ones, or with unfooled = "drop" left out.
-    `turning` and `hostile` choose among classes that h finds likely after `scout` steps of PGD on it.
+    With `smooth` the attack sees which way alpha would move also where it is flat.
     """
 
     setting: str = "C"
@@ -61,14 +60,13 @@ class AttackSettings:
     alpha_weight: float = 0.4
     through_robust: float = 0.125
     unfooled: str = "keep"
-    scout: int = 0
+    smooth: bool = False
 
     def __post_init__(self) -> None:
         among("setting", self.setting, ATTACKS)
         among("norm", self.norm, NORMS)
         among("unfooled", self.unfooled, UNFOOLED)
         at_least("steps", self.steps, 1)
-        at_least("scout", self.scout, 0)
         if not 0 <= self.smallest <= self.largest:
             raise ValueError(f"expected 0 <= smallest <= largest, got {self.smallest} and {self.largest}")
         for name in ("alpha_weight", "through_robust"):
@@ -83,19 +81,18 @@ class AttackSettings:
 @dataclass(frozen=True)
 class LossSettings:
     """Eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE, and `error`, which the paper has not: the smoothed
-    count of errors, a sigmoid of the lead of the best wrong class. `attacked` weighs attacked images against others;
-    with `dialled` it is multiplied by what makes turning the dial change nothing, as the dial is set by other means.
-    With `balanced` a training image counts for as many validation images as h is about as sure of as of it: h knows
-    its training images better than any others.
+    count of errors, a sigmoid of `sharpness` times the lead of the best wrong class. `attacked` weighs attacked images
+    against others; with `dialled` it is multiplied by what makes turning the dial change nothing, as the dial is set by
+    other means.
     """
 
     ce: float = 0.0
     bce: float = 1.5
     product: float = 0.2
     error: float = 0.0
+    sharpness: float = 1.0
     attacked: float = 1.0
     dialled: bool = False
-    balanced: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ce", "bce", "product", "error", "attacked"):
@@ -108,7 +105,8 @@ class LossSettings:
 class DialSettings:
     """How the score is read in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
 
-    `low` is less for a pair in which g would not win back enough with it.
+    `low` is less for a pair in which g would not win back enough with it. The scores of a second ending are kept at a
+    standard deviation of `spread` or less.
 
     With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
     that share of the clean accuracy that h loses to g: the network learns where it will be used.
@@ -117,6 +115,7 @@ class DialSettings:
     scale: float = 2.0
     shift: float = 0.4
     low: float = 0.0
+    spread: float = 1e9
     recover: float = 0.0
     every: int = 10
 
@@ -187,8 +186,8 @@ def default_recipe(threat: Threat, name: str = "mixing", kind: str = "second-end
     against = {"norm": threat.norm, "eps": threat.eps}
     if kind == "network":
         return MixingRecipe(name=name, attack=from_table(AttackSettings, against | {"setting": "C", "steps": 75}))
-    hostile = {
-        "setting": "hostile",
+    turning = {
+        "setting": "turning",
         "steps": 10,
         "vary_steps": False,
         "smallest": 1.0,
@@ -197,9 +196,11 @@ def default_recipe(threat: Threat, name: str = "mixing", kind: str = "second-end
     }
     return MixingRecipe(
         name=name,
-        optimizer=MixingOptimizer(epochs=6, batch_size=500, lr=1e-3, weight_decay=1e-3, gradient_clip=1.0, ema=0.99),
+        optimizer=MixingOptimizer(
+            epochs=9, batch_size=500, lr=1e-3, weight_decay=1e-3, gradient_clip=1.0, ema=0.99, weight_perturbation=0.005
+        ),
         mixer=MixerSettings(kind=kind),
-        attack=from_table(AttackSettings, against | hostile),
+        attack=from_table(AttackSettings, against | turning),
         loss=LossSettings(ce=0.0, bce=0.0, product=0.0, error=1.0, dialled=True),
         dial=DialSettings(scale=1.0, shift=1.7, low=0.5, recover=0.6),
         standard_scale=3.0,

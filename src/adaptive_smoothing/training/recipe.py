@@ -51,8 +51,6 @@ class DataSettings:
     pad: int = 4
     flip: bool = True
     cutout: int = 0
-    jitter: float = 0.0
-    warp: float = 0.0
 
 
 @dataclass(frozen=True)
