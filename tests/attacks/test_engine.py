@@ -727,6 +727,27 @@ def test_a_model_that_fast_arithmetic_cannot_hold_is_attacked_in_full_precision(
     assert torch.equal(found.worst, expected.worst) and found.fooled.any()
 
 
+class Steep(Loud):
+    """Logits that half precision can hold, and gradients that it cannot."""
+
+    def forward(self, images):
+        found = self.layers[0](images)
+        if found.requires_grad:
+            found.register_hook(lambda gradient: 1e6 * gradient)
+        return self.layers[1:](found)
+
+
+@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+def test_a_gradient_that_fast_arithmetic_cannot_hold_is_followed_in_full_precision():
+    model = Steep()
+    shot = aimed(model, pictures(6, (3, 8, 8)), Linf(0.02))
+    attack = APGD(shot.threat, steps=5)
+    with pytest.warns(UserWarning, match="fast arithmetic cannot hold the gradient: test in full precision"):
+        found = Engine(model, CPU, 8).run("test", attack, shot)
+    expected = Engine(model, CPU, 8, precise=True).run("test", attack, shot)
+    assert torch.equal(found.worst, expected.worst) and found.fooled.any()
+
+
 def test_a_small_gradient_comes_through_float16():
     """Of one image it is far below what float16 can hold, of another in the middle, of the third there is none."""
     images, size = pictures(3, (3, 8, 8), 0, 1).requires_grad_(), torch.tensor([1e-12, 3.0, 0.0])

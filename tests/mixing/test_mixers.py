@@ -148,9 +148,9 @@ def test_scores_can_be_narrowed_and_are_never_widened():
     mixer.scorer[-1].weight *= 1000
     mixer.narrow(evidence, 0.1)
     after = mixer(evidence).score
-    assert after.std().item() == pytest.approx(0.1, rel=0.01)
+    assert after.std(correction=0).item() == pytest.approx(0.1, rel=0.01)
     torch.testing.assert_close(
-        after - after.mean(), (before - before.mean()) * (0.1 / before.std()), atol=0.01, rtol=0.1
+        after - after.mean(), (before - before.mean()) * (0.1 / before.std(correction=0)), atol=0.01, rtol=0.1
     )
 
 

@@ -200,6 +200,26 @@ def test_a_hostile_g_says_what_it_claims(tmp_path):
     assert torch.equal(attacked.argmax(1), 1 - lesson.labels[64:]) and (attacked.softmax(1).amax(1) == 1).all()
 
 
+def test_the_lesson_has_the_claims_of_the_attack(tmp_path):
+    run = trainer(tmp_path, recipe("hostile"))
+    with torch.no_grad():
+        run.model.scorer[-1].weight.normal_()
+    lesson = run.lesson(first_batch(run))
+    assert torch.equal(run.attack.hostile.claims, lesson.evidence.g[64:].argmax(1))
+    told = run.mixed.with_standard(run.attack.hostile)
+    lies = run.mixed.weigh(lesson.evidence, lesson.images).logits[64:]
+    torch.testing.assert_close(told(lesson.images[64:]), lies)
+
+
+def test_a_sharper_loss_counts_what_is_wrong():
+    logits, labels, alpha = torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.zeros(2).long(), torch.full((2,), 0.5)
+    for sharpness in (1.0, 4.0, 100.0):
+        settings = LossSettings(bce=0.0, product=0.0, error=1.0, sharpness=sharpness)
+        found = composite_loss(settings, logits, alpha, labels, torch.ones(2))
+        torch.testing.assert_close(found, torch.sigmoid(sharpness * torch.tensor([-1.0, 2.0])))
+    torch.testing.assert_close(found, torch.tensor([0.0, 1.0]))
+
+
 def test_attacked_images_weigh_what_the_recipe_says(tmp_path):
     run = trainer(tmp_path, recipe("hostile", loss={"attacked": 0.3}))
     clean, attacked = run.lesson(first_batch(run)).weights.chunk(2)
@@ -329,6 +349,17 @@ def test_scores_that_wander_are_brought_back(tmp_path):
     torch.testing.assert_close(run.mixed.mix(run.val_data.floats()).alpha, before, atol=0.02, rtol=0)
 
 
+def test_scores_are_kept_together(tmp_path):
+    run = trainer(tmp_path, recipe("hostile", epochs=1, dial={"spread": 2.0}))
+    with torch.no_grad():
+        run.model.scorer[-1].weight.normal_(std=1e3)
+    for _ in range(20):
+        run.turn_dial()
+    score = run.model(run.mixed.evidence(run.val_data.floats())).score
+    assert 1 < score.std() < 2.1
+    assert evaluate(run.mixed, run.val_data).clean >= run.dial.target - 1e-6
+
+
 def test_alpha_goes_no_lower_than_it_has_to(tmp_path):
     """And further where g would not win back enough: with an h that is as sure as g it has no say at one half."""
     settings, data = recipe("hostile", dial={"low": 0.5}), toy_data(64)
@@ -414,6 +445,7 @@ def test_only_mixers_are_trained(tmp_path):
         ({"attack": {"through_robust": 1.0}}, r"through_robust in \[0, 1\)"),
         ({"loss": {"ce": 0.0, "bce": 0.0, "product": 0.0}}, "a loss with a positive weight"),
         ({"dial": {"recover": 1.0}}, "recover to be a share"),
+        ({"dial": {"spread": -1.0}}, "spread"),
         ({"mixer": {"kind": "oracle"}}, "kind to be one of network, second-ending"),
         ({"optimizer": {"learning_rate": 1}}, "unknown key 'learning_rate'"),
     ],

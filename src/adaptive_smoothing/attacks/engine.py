@@ -16,7 +16,7 @@ from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.jobs import Jobs, Watch
 from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.attacks.steps import State, StepAttack, Victim
-from adaptive_smoothing.attacks.verdict import verdict_logits
+from adaptive_smoothing.attacks.verdict import NotFiniteError, verdict_logits
 
 # Rows of a batch of CIFAR's size: two cores are full with some dozens.
 BATCH = {"cuda": 2048, "cpu": 32}
@@ -84,7 +84,14 @@ class Engine:
         """
 
         def work(view: nn.Module | None) -> Outcome:
-            return Jobs(self, name, attack, shot, view, precise or self._needs_precision(shot), watch).run()
+            exact = precise or self._needs_precision(shot)
+            try:
+                return Jobs(self, name, attack, shot, view, exact, watch).run()
+            except NotFiniteError:
+                if exact:
+                    raise
+                warnings.warn(f"fast arithmetic cannot hold the gradient: {name} in full precision", stacklevel=4)
+                return Jobs(self, name, attack, shot, view, True, watch).run()
 
         return self.retried(shot, source, work)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import Objective, cross_entropy
+from adaptive_smoothing.attacks.verdict import NotFiniteError
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, per_image
@@ -131,9 +132,7 @@ class _Worst:
         stuck = (~self.moved & (self.margin <= 0) & may_move).sum()
         poisoned, count = torch.stack([self.images.isnan().any().long(), stuck]).tolist()
         if poisoned:
-            raise ValueError(
-                "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
-            )
+            raise NotFiniteError
         if count:
             warnings.warn(
                 f"the gradient was zero for {count} of {len(self.labels)} images: the attack could not move them, "

@@ -56,14 +56,21 @@ def all_logits(model: nn.Module, images: Tensor) -> Tensor:
     return torch.cat([verdict_logits(model, part) for part in images.split(size)])
 
 
+class NotFiniteError(ValueError):
+    """An attack was led to where there are no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
+        )
+
+
 def verdict(
     model: nn.Module, adversarial: Tensor, images: Tensor, labels: Tensor, threat: Threat
 ) -> tuple[Tensor, Tensor]:
     """By how much each image fools the model, and its logits. An image outside the ball fools nobody: -inf."""
     if adversarial.isnan().any():
-        raise ValueError(
-            "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
-        )
+        raise NotFiniteError
     logits = all_logits(model, adversarial)
     margin = logit_margin(logits, labels)
     # Where two classes are level, the model still names one of them.

@@ -74,7 +74,7 @@ class SecondEnding(Mixer):
     def narrow(self, evidence: Evidence, spread: float) -> None:
         """Divide all scores by what brings their standard deviation on these images down to `spread`."""
         scores, _ = self._judged(evidence)
-        self.spread.copy_((scores.std() / spread).clamp_min(1))
+        self.spread.copy_((scores.std(correction=0) / spread).clamp_min(1))
 
     def _judged(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """The score before it is moved and bounded, and the mean of the two endings."""

@@ -229,7 +229,7 @@ def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.
     chance, robust = Chance(settings), FastModel(mixed.robust, device)
     hostile = Claiming(_classes(mixed)) if settings.setting == "hostile" else None
     view = mixed.with_standard(hostile) if hostile else mixed.gray_box() if settings.setting == "A" else mixed
-    model = FastModel(view.smooth() if settings.smooth else view, device, compiled=compiled)
+    model = FastModel(view, device, compiled=compiled)
     if hostile:
         return Targeted(model, robust, chance, targeted_margin, hostile)
     if settings.setting == "turning":

@@ -34,8 +34,9 @@ class TrainingDial:
     def turn(self) -> None:
         """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it."""
         if isinstance(self.mixed.alpha, SecondEnding):
+            if self.spread:
+                self.mixed.alpha.narrow(self.evidence, self.spread)
             # Its scores are moved first: in the middle of their bounds they have the most room.
-            self.mixed.alpha.narrow(self.evidence, self.spread)
             self.mixed.alpha.centre -= (self._shift() - self.middle) * self.mixed.alpha.spread
         self.mixed.alpha_shift.fill_(self._shift())
 

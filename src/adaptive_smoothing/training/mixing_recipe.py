@@ -47,7 +47,6 @@ class AttackSettings:
     random too, `steps` on average, unless `vary_steps` is off; a random weight up to `alpha_weight` is on the term that
     lowers alpha. A share `through_robust` of the images is attacked through h alone, which g withstands: there alpha
     should be 0. Images that an attack could not fool are kept as attacked ones, or with unfooled = "drop" left out.
-    With `smooth` the attack sees which way alpha would move also where it is flat.
     """
 
     setting: str = "C"
@@ -60,7 +59,6 @@ class AttackSettings:
     alpha_weight: float = 0.4
     through_robust: float = 0.125
     unfooled: str = "keep"
-    smooth: bool = False
 
     def __post_init__(self) -> None:
         among("setting", self.setting, ATTACKS)
@@ -105,8 +103,8 @@ class LossSettings:
 class DialSettings:
     """How the score is read in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
 
-    `low` is less for a pair in which g would not win back enough with it. The scores of a second ending are kept at a
-    standard deviation of `spread` or less.
+    `low` is less for a pair in which g would not win back enough with it. With `spread` > 0 the scores of a second
+    ending are kept at that standard deviation or less.
 
     With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
     that share of the clean accuracy that h loses to g: the network learns where it will be used.
@@ -115,7 +113,7 @@ class DialSettings:
     scale: float = 2.0
     shift: float = 0.4
     low: float = 0.0
-    spread: float = 1e9
+    spread: float = 0.0
     recover: float = 0.0
     every: int = 10
 
@@ -123,6 +121,7 @@ class DialSettings:
         if not 0 <= self.low < 1:
             raise ValueError(f"expected low to be an alpha in [0, 1), got {self.low}")
         at_least("every", self.every, 1)
+        at_least("spread", self.spread, 0)
         if not 0 <= self.recover < 1:
             raise ValueError(f"expected recover to be a share in [0, 1), got {self.recover}")
 
