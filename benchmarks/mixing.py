@@ -26,7 +26,7 @@ from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.contract import trusted_images
-from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.report.facts import environment, training_facts
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe
@@ -110,7 +110,7 @@ def main() -> None:
             where = {"folder": folder, "device": str(device), "quiet": True}
             took = seconds(lambda: trained.append(fit_adaptive(g, h, train, val, recipe, **where)), device)
         if options.keep:
-            trained[0].save_pretrained(options.keep, card={"made from": str(options.recipe)})
+            trained[0].save_pretrained(options.keep, card=training_facts(recipe, len(train), took, device))
         found["training"] = {"recipe": recipe.name, "images": len(train), "minutes": round(took / 60, 2)}
     write_json(options.out, found | environment(device))
     for row in rows:

@@ -36,7 +36,7 @@ from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_no
 from adaptive_smoothing.mixing import artifact
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.report.facts import environment, training_facts
 from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
@@ -90,10 +90,11 @@ class Bench:
         recipe = read_toml(what, MixingRecipe, changes)
         options = {"folder": folder, "device": self.options.device, "quiet": True}
         options |= {"compiled": False} if self.options.eager else {}
+        began = time.perf_counter()
         mixed = fit_adaptive(self.g, self.h, self.train, self.val, recipe, **options)
         if self.options.keep:
-            kept = self.options.keep / folder.name
-            mixed.save_pretrained(kept, card={"made from": " ".join([what, *changes])})
+            card = training_facts(recipe, len(self.train), time.perf_counter() - began, self.options.device)
+            mixed.save_pretrained(self.options.keep / folder.name, card=card)
         return mixed
 
     def facts(self, mixed: MixedClassifier) -> dict[str, Any]:

@@ -215,6 +215,12 @@ def test_models_lists_cards() -> None:
     assert "compact-standard" in said and "93.12 %" in said and "50.00 %" in said
 
 
+def test_models_lists_mixtures(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "zoo_folder", lambda: mixture.parent)
+    said = CliRunner().invoke(app, ["models"], catch_exceptions=False).output
+    assert "Mixtures" in said and mixture.name in said and "second-ending" in said
+
+
 def test_no_traceback_for_markup_in_messages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

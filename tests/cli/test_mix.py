@@ -57,7 +57,7 @@ def test_a_fixed_alpha_by_its_target():
     said = mix("--mode", "fixed", "--clean-accuracy", "60", "--out", "mine")
     data = datasets.load("cifar10", "val")
     mixed = MixedClassifier.from_pretrained("mine")
-    said_clean = card("mine")["validation"]["clean"]
+    said_clean = card("mine")["figures"]["val"]["clean"]
     assert said_clean >= 0.6 and evaluate(mixed, data).clean == pytest.approx(said_clean) and mixed.standard_scale == 3
     assert "evaluate mine --preset adaptive" in said
 
@@ -103,7 +103,7 @@ def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
     mixed = MixedClassifier.from_pretrained("mine")
     assert isinstance(mixed.alpha, SecondEnding) and card("mine")["recipe"]["optimizer"]["batch_size"] == 12
     found = evaluate(mixed, datasets.load("cifar10", "val")).clean
-    assert found == pytest.approx(card("mine")["validation"]["clean"], abs=0.05)
+    assert found == pytest.approx(card("mine")["figures"]["val"]["clean"], abs=1e-6)
     arguments = ["evaluate", "mine", "--preset", "B", "--images", "2", "--no-alarms", "--device", "cpu"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -58,6 +58,31 @@ def test_saved_loaded_and_dialled_again(tmp_path, kind, hold):
     assert all(not parameter.requires_grad for parameter in loaded.parameters())
 
 
+@pytest.mark.parametrize(
+    ("kind", "hold", "said"),
+    [
+        ("fixed", False, ["one alpha for all images.", "| alpha | 0.85 |", "compact-robust, sha256 `"]),
+        ("fixed", True, ["standard.safetensors, in this folder"]),
+        ("nonlinear", False, ["the robust one is transformed", "nonlinear of compact-robust, sha256 `"]),
+        ("network", False, ["its own alpha", "a mixing network on", "mixer.safetensors`, ", "(0.5, 0.9)"]),
+        ("second ending", False, ["second ending of", "2.0 minutes on a GPU, code 1", "| val | 50 | 90.00 % |"]),
+    ],
+)
+def test_a_card_for_people(tmp_path, kind, hold, said):
+    facts = {"seconds": 120, "device": "a GPU", "adaptive-smoothing": "1"}
+    facts["figures"] = {"val": {"images": 50, "clean": 0.9}}
+    mixtures()[kind].save_pretrained(tmp_path / "mine", hold=hold, card=facts)
+    text = (tmp_path / "mine" / "README.md").read_text()
+    assert text.startswith("# mine\n") and all(part in text for part in said)
+
+
+def test_mixtures_of_the_zoo_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(zoo, "zoo_folder", lambda: tmp_path)
+    mixtures()["fixed"].save_pretrained(tmp_path / "mine")
+    assert artifact.names()["mine"] == tmp_path / "mine" == artifact.find("mine")
+    assert MixedClassifier.from_pretrained("mine").alpha.item() == pytest.approx(0.85)
+
+
 def test_bases_are_named_with_their_sums(tmp_path):
     mixtures()["fixed"].save_pretrained(tmp_path)
     description = json.loads((tmp_path / artifact.FILE).read_text())

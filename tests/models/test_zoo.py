@@ -155,13 +155,13 @@ def test_names_have_cards(folder):
     cards = zoo.names()
     assert list(cards) == ["inside", "tiny"]
     assert cards["tiny"].card == {"clean": 0.9} and cards["tiny"].num_classes == 5
-    assert zoo.is_builtin(cards["inside"]) and not zoo.is_builtin(cards["tiny"])
+    assert zoo.is_builtin(cards["inside"].path) and not zoo.is_builtin(cards["tiny"].path)
 
 
 def test_the_package_comes_first(folder, images):
     zoo.save(make(0), folder, "tiny", CARD)
     zoo.save(make(1), zoo.BUILTIN, "tiny", CARD)
-    assert zoo.is_builtin(zoo.names()["tiny"])
+    assert zoo.is_builtin(zoo.names()["tiny"].path)
 
 
 def test_places_of_the_zoo(folder, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ VERBS = {
     "mix": "Mix two models into one artifact with a wanted clean or robust accuracy.",
     "sweep": "Measure the mixture of two models at every alpha, clean and under three attacks.",
     "evaluate": "Measure clean and robust accuracy with attacks that can be defended; goes on where it was stopped.",
-    "models": "List the models of the package and of the zoo, with what their cards say of them.",
+    "models": "List the models and mixtures of the package and of the zoo, with what their cards say of them.",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -17,13 +18,12 @@ from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting, turned
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.report.facts import environment, training_facts
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
@@ -71,21 +71,30 @@ def mix(
     train, val = _images(data, data_root, download)
     check_classes({standard: g, robust: h}, val)
     card: dict[str, Any] = {"mode": str(mode), "threat": threat, "wanted": wanted, "data": val.fingerprint()}
+    card |= environment(where)
     if mode is Mode.adaptive:
         settings = _recipe(recipe, change, against, standard_scale, short(robust))
-        card["recipe"] = asdict(settings)
         options = {"folder": folder, "device": where, "compiled": compiled, "resume": resume}
+        began = time.perf_counter()
         mixed = fit_adaptive(g, h, train, val, settings, **options)
+        card |= training_facts(settings, len(train), time.perf_counter() - began, where) | {"resumed": resume}
     elif mode is Mode.nonlinear:
         mixed = _nonlinear(g, h, val, against, wanted, card, console)
     else:
         mixed = fit_fixed(g, h, standard_scale=standard_scale)
     mixed = _dialled(mixed, val, against, wanted, search, console)
     accuracy = dial_accuracy(mixed, val)
-    card |= {"validation": _measured(mixed, accuracy, len(val)), **environment(where)}
+    setting = dial_setting(mixed)
+    clean = accuracy(setting)
+    card["figures"] = {"val": {"images": len(val), "clean": clean}}
     mixed.save_pretrained(folder, hold=hold, card=card)
     accuracy.save(folder / VALIDATION)
-    _show(console, mixed, card, folder)
+    console.print(
+        f"\n{100 * clean:.2f} % clean accuracy on {len(val):,} validation images, at {accuracy.dial} {setting:.4g}. "
+        f"Written to {folder}.",
+        soft_wrap=True,
+    )
+    console.print(f"Attack it with: adaptive-smoothing evaluate {folder} --preset adaptive", soft_wrap=True)
 
 
 def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> dict[str, float]:
@@ -151,25 +160,9 @@ def _dialled(
         return tune(mixed, val, **options | wanted)
 
 
-def _measured(mixed: MixedClassifier, accuracy: CleanAccuracy, images: int) -> dict[str, Any]:
-    setting = dial_setting(mixed)
-    return {"images": images, "clean": accuracy(setting), accuracy.dial: setting}
-
-
 def _check_folder(folder: Path, replaces: bool) -> None:
     if (folder / FILE).exists() and not replaces:
         raise FileExistsError(
             f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
             "with --overwrite"
         )
-
-
-def _show(console: Console, mixed: MixedClassifier, card: dict[str, Any], folder: Path) -> None:
-    found = card["validation"]
-    dial = "alpha" if "alpha" in found else "shift"
-    console.print(
-        f"\n{100 * found['clean']:.2f} % clean accuracy on {found['images']:,} validation images, at {dial} "
-        f"{found[dial]:.4g}. Written to {folder}.",
-        soft_wrap=True,
-    )
-    console.print(f"Attack it with: adaptive-smoothing evaluate {folder} --preset adaptive", soft_wrap=True)

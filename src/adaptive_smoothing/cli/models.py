@@ -1,36 +1,55 @@
-"""`adaptive-smoothing models`: what `zoo.load` finds by name on this machine."""
+"""`adaptive-smoothing models`: what `zoo.load` and `MixedClassifier.from_pretrained` find by name on this machine."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.cli.printing import screen
+from adaptive_smoothing.mixing import artifact
+from adaptive_smoothing.mixing.cards import base_name
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import parameters
 from adaptive_smoothing.report.tables import Table, rich_table
 
 COLUMNS = ("name", "from", "architecture", "weights", "clean", "PGD-20")
+NOTE = "Measured on test images after training; PGD-20 at the model's own threat, or Linf 8/255."
+MIXTURE_COLUMNS = ("name", "from", "g", "h", "alpha", "clean")
+MIXTURE_NOTE = "On validation images, where the dial was set. `evaluate NAME` attacks one."
 
 
 def models() -> None:
-    """List the models of the package and of the zoo, with what their cards say of them."""
-    cards = zoo.names()
+    """List the models and mixtures of the package and of the zoo, with what their cards say of them."""
+    cards, mixtures = zoo.names(), artifact.names()
     console = screen()
     if not cards:
         console.print("No models are stored here: neither inside the package nor in a zoo/ folder.")
     else:
-        note = "Measured on test images after training; PGD-20 at the model's own threat, or Linf 8/255."
-        table = Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), note)
-        console.print(rich_table(table))
+        console.print(rich_table(Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), NOTE)))
+    if mixtures:
+        rows = tuple(_mixture_row(name, folder) for name, folder in mixtures.items())
+        console.print(rich_table(Table("Mixtures", MIXTURE_COLUMNS, rows, MIXTURE_NOTE)))
     sources = ", ".join(f"{source}:NAME" for source in zoo.SOURCES)
     console.print(f"Other forms that load: {sources}, and a path to .safetensors with a .json beside it.")
 
 
 def _row(card: zoo.Card) -> tuple[str, ...]:
     figures = card.card.get("figures", {}).get("test", {})
-    source = "package" if zoo.is_builtin(card) else "zoo"
     size = f"{parameters(card) / 1e6:.1f} M"
-    return card.name, source, card.architecture, size, _percent(figures.get("clean")), _percent(figures.get("pgd20"))
+    measured = (_percent(figures.get(name)) for name in ("clean", "pgd20"))
+    return card.name, _source(card.path), card.architecture, size, *measured
+
+
+def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
+    described = artifact.read(folder)
+    alpha, figures = described["alpha"], described["card"].get("figures", {}).get("val", {})
+    bases = (base_name(described[role]) for role in artifact.ROLES)
+    kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
+    return name, _source(folder), *bases, kind, _percent(figures.get("clean"))
+
+
+def _source(path: Path) -> str:
+    return "package" if zoo.is_builtin(path) else "zoo"
 
 
 def _percent(value: Any) -> str:

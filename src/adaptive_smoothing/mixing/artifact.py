@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.mixing import cards
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
@@ -45,6 +46,7 @@ def save(
     description["numbers"] = {name: getattr(mixed, name).tolist() for name in NUMBERS}
     description["card"] = dict(card or {})
     write_json(folder / FILE, description)
+    (folder / cards.README).write_text(cards.markdown(folder.resolve().name, description, folder / WEIGHTS))
     return folder
 
 
@@ -67,10 +69,10 @@ def load(
 
 def find(name: Path | str) -> Path:
     """The folder of a mixture: a path, or the name of one in the package or in the zoo."""
-    places = [Path(name), zoo.BUILTIN / name, *([found / name] if (found := zoo.zoo_folder()) else [])]
-    for place in places:
-        if (place / FILE).is_file():
-            return place
+    if (Path(name) / FILE).is_file():
+        return Path(name)
+    if found := names().get(str(name)):
+        return found
     raise FileNotFoundError(f"expected a folder with {FILE}, or the name of one in the zoo, got {str(name)!r}")
 
 
@@ -80,6 +82,13 @@ def exists(name: Path | str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def names() -> dict[str, Path]:
+    """The mixtures of the package and of the zoo, by name; the package's win."""
+    places = [place for place in (zoo.zoo_folder(), zoo.BUILTIN) if place is not None]
+    found = {path.parent.name: path.parent for place in places for path in place.glob(f"*/{FILE}")}
+    return dict(sorted(found.items()))
 
 
 def read(folder: Path) -> dict[str, Any]:

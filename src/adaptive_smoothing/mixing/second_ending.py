@@ -12,9 +12,6 @@ from adaptive_smoothing.models.features import suggest_branch
 from adaptive_smoothing.models.resnet import full
 from adaptive_smoothing.models.tails import Tail, tail_after
 
-# Scores stay between minus and plus this: beyond, alpha is 0 or 1 to the last bit and shows an attacker no gradient.
-BOUND = 10.0
-
 
 class SecondEnding(Mixer):
     """h goes on twice from `tap`: as it was trained, and as it is better for the mixture.
@@ -48,7 +45,7 @@ class SecondEnding(Mixer):
             nn.Linear(2 * classes + features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last
         )
         self.log_scale = nn.Parameter(torch.zeros(()))
-        # Of the scores, which training keeps where the dial can use them.
+        # Of the scores that training leaves: a score of mean 0 and variance 1 is what the dial is for.
         self.register_buffer("centre", torch.zeros(()))
         self.register_buffer("spread", torch.ones(()))
 
@@ -68,16 +65,17 @@ class SecondEnding(Mixer):
 
     def forward(self, evidence: Evidence) -> Advice:
         score, h = self._judged(evidence)
-        score = (score - self.centre) / self.spread
-        return Advice(BOUND * torch.tanh(score / BOUND), h * self.log_scale.exp())
+        return Advice((score - self.centre) / self.spread, h * self.log_scale.exp())
 
-    def narrow(self, evidence: Evidence, spread: float) -> None:
-        """Divide all scores by what brings their standard deviation on these images down to `spread`."""
+    def standardize(self, evidence: Evidence) -> None:
+        """From now on scores have mean 0 and variance 1 on these images."""
         scores, _ = self._judged(evidence)
-        self.spread.copy_((scores.std(correction=0) / spread).clamp_min(1))
+        self.centre.copy_(scores.mean())
+        spread = scores.std(correction=0)
+        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
 
     def _judged(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        """The score before it is moved and bounded, and the mean of the two endings."""
+        """The score as the scorer has it, and the mean of the two endings."""
         again, pooled = self.tail(evidence.h_features[0])
         h = (evidence.h + again) / 2
         leads = h.log_softmax(1)

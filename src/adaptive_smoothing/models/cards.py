@@ -93,12 +93,12 @@ def markdown(card: Card, parameters: int, size: int) -> str:
         "file": f"`{card.path.name}`, {size / 1e6:.1f} MB, weights in fp16",
         "sha256": f"`{card.sha256}`",
         "input": "NCHW images in [0, 1]; normalisation is inside",
-        "trained on": _trained_on(facts, recipe),
-        "recipe": _recipe(recipe),
-        "training": _training(facts),
+        "trained on": trained_on(facts, recipe),
+        "recipe": recipe_line(recipe),
+        "training": training_line(facts),
     }
     lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
-    lines += _figures(facts.get("figures", {}))
+    lines += figures_table(facts.get("figures", {}))
     return "\n".join(lines) + "\n"
 
 
@@ -114,13 +114,13 @@ def _purpose(recipe: Mapping[str, Any]) -> str:
     return "A classifier."
 
 
-def _trained_on(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+def trained_on(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
     if "train_images" not in facts:
         return ""
     return f"{facts['train_images']:,} images of {recipe.get('data', {}).get('name', '?')}; validation images held out"
 
 
-def _recipe(recipe: Mapping[str, Any]) -> str:
+def recipe_line(recipe: Mapping[str, Any]) -> str:
     if not recipe:
         return ""
     optimizer = recipe["optimizer"]
@@ -131,13 +131,14 @@ def _recipe(recipe: Mapping[str, Any]) -> str:
     )
 
 
-def _training(facts: Mapping[str, Any]) -> str:
+def training_line(facts: Mapping[str, Any]) -> str:
     if "seconds" not in facts:
         return ""
-    return f"{facts['seconds'] / 60:.1f} minutes on {facts.get('device', '?')}, code {facts.get('code', '?')}"
+    code = facts.get("code", facts.get("adaptive-smoothing", "?"))
+    return f"{facts['seconds'] / 60:.1f} minutes on {facts.get('device', '?')}, code {code}"
 
 
-def _figures(figures: Mapping[str, Any]) -> list[str]:
+def figures_table(figures: Mapping[str, Any]) -> list[str]:
     if not figures:
         return []
     columns = list(next(iter(figures.values())))

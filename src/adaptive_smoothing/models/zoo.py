@@ -112,9 +112,9 @@ def _cards(folder: Path | None) -> dict[str, Card]:
     return {name: manifest_card(folder, name, entry) for name, entry in read_manifest(folder).items()}
 
 
-def is_builtin(card: Card) -> bool:
-    """Whether a model came with the package."""
-    return card.path.parent == BUILTIN
+def is_builtin(path: Path) -> bool:
+    """Whether the weights, or the mixture, at this path came with the package."""
+    return path.parent == BUILTIN
 
 
 def zoo_folder() -> Path | None:

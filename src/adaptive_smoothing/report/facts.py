@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.training.recipe import CommonRecipe
 from adaptive_smoothing.version import code_version
 
 
@@ -27,6 +29,11 @@ def environment(device: torch.device | str) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "device": _device_name(device),
     }
+
+
+def training_facts(recipe: CommonRecipe, images: int, seconds: float, device: torch.device | str) -> dict[str, Any]:
+    """What made a mixing network, for the card of its mixture."""
+    return {"recipe": asdict(recipe), "train_images": images, "seconds": round(seconds, 1), **environment(device)}
 
 
 def model_facts(name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from adaptive_smoothing.mixing.mixer import Evidence, Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.mixing.transforms import Claiming
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.training.averaging import learns_statistics, measure_statistics, statistics_kept
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
@@ -205,8 +206,19 @@ class MixingTrainer(Loop):
 
     def finish(self) -> nn.Module:
         mixer = super().finish()
+        # What is measured and tuned is what will be stored: half precision.
+        mixer.load_state_dict(zoo.compact_weights(mixer))
+        if isinstance(mixer, SecondEnding):
+            self._standardize(mixer)
         self.turn_dial()
         return mixer
+
+    def _standardize(self, mixer: SecondEnding) -> None:
+        """How steep alpha is was learned with the scores; from now on the dial says it."""
+        with torch.no_grad(), self._arithmetic():
+            mixer.standardize(self._held_out() if self.dial is None else self.dial.evidence)
+        self.mixed.alpha_scale.copy_(self.recipe.dial.scale * mixer.spread)
+        self.mixed.alpha_shift.add_(self.mixed.alpha_scale * mixer.centre / mixer.spread)
 
 
 def _check_fits(recipe: MixingRecipe, mixed: MixedClassifier) -> None:

@@ -9,7 +9,6 @@ from adaptive_smoothing.dial import CleanAccuracy, right_interval
 from adaptive_smoothing.dial_curves import shift_accuracy
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
-from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.training.mixing_recipe import DialSettings
 
 # What attacked images may weigh against clean ones, and how fast that follows the last batches.
@@ -25,7 +24,6 @@ class TrainingDial:
 
     def __init__(self, mixed: MixedClassifier, settings: DialSettings, evidence: Evidence, labels: Tensor) -> None:
         self.mixed, self.evidence, self.labels = mixed, evidence, labels
-        self.middle, self.spread = settings.shift, settings.spread
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
         # The wanted share of what h loses to g is won back.
         self.target = h + settings.recover * (g - h)
@@ -33,17 +31,9 @@ class TrainingDial:
 
     def turn(self) -> None:
         """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it."""
-        if isinstance(self.mixed.alpha, SecondEnding):
-            if self.spread:
-                self.mixed.alpha.narrow(self.evidence, self.spread)
-            # Its scores are moved first: in the middle of their bounds they have the most room.
-            self.mixed.alpha.centre -= (self._shift() - self.middle) * self.mixed.alpha.spread
-        self.mixed.alpha_shift.fill_(self._shift())
-
-    def _shift(self) -> float:
         assert isinstance(self.mixed.alpha, Mixer)
         accuracy = shift_accuracy(self.evidence, self.mixed.alpha(self.evidence), self.labels, self.mixed)
-        return accuracy.largest(min(self.target, accuracy.best()))
+        self.mixed.alpha_shift.fill_(accuracy.largest(min(self.target, accuracy.best())))
 
     def _alpha_with_room(self) -> float:
         """The largest alpha for all images with more clean accuracy than is wanted: half of what g has beyond."""
@@ -58,7 +48,7 @@ class Price:
     """What an attacked image weighs for each clean one, so that turning the dial changes nothing.
 
     Where the dial stands is decided already. A loss that would rather have it elsewhere pushes all scores that way, and
-    the dial pushes back, until the scores are at their bounds.
+    the dial pushes back, for ever.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -18,5 +18,5 @@ def composite_loss(settings: LossSettings, logits: Tensor, alpha: Tensor, labels
     # A sigmoid that is 1 to the last bit has no logarithm of its rest.
     trusted = alpha.float().clamp(1e-6, 1 - 1e-6)
     binary = F.binary_cross_entropy(trusted, pseudo, reduction="none")
-    error = torch.sigmoid(settings.sharpness * logit_margin(logits, labels))
+    error = torch.sigmoid(logit_margin(logits, labels))
     return settings.ce * cross + settings.bce * binary + settings.product * cross * binary + settings.error * error

@@ -79,16 +79,14 @@ class AttackSettings:
 @dataclass(frozen=True)
 class LossSettings:
     """Eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE, and `error`, which the paper has not: the smoothed
-    count of errors, a sigmoid of `sharpness` times the lead of the best wrong class. `attacked` weighs attacked images
-    against others; with `dialled` it is multiplied by what makes turning the dial change nothing, as the dial is set by
-    other means.
+    count of errors, a sigmoid of the lead of the best wrong class. `attacked` weighs attacked images against others;
+    with `dialled` it is multiplied by what makes turning the dial change nothing, as the dial is set by other means.
     """
 
     ce: float = 0.0
     bce: float = 1.5
     product: float = 0.2
     error: float = 0.0
-    sharpness: float = 1.0
     attacked: float = 1.0
     dialled: bool = False
 
@@ -103,8 +101,7 @@ class LossSettings:
 class DialSettings:
     """How the score is read in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
 
-    `low` is less for a pair in which g would not win back enough with it. With `spread` > 0 the scores of a second
-    ending are kept at that standard deviation or less.
+    `low` is less for a pair in which g would not win back enough with it.
 
     With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
     that share of the clean accuracy that h loses to g: the network learns where it will be used.
@@ -113,7 +110,6 @@ class DialSettings:
     scale: float = 2.0
     shift: float = 0.4
     low: float = 0.0
-    spread: float = 0.0
     recover: float = 0.0
     every: int = 10
 
@@ -121,7 +117,6 @@ class DialSettings:
         if not 0 <= self.low < 1:
             raise ValueError(f"expected low to be an alpha in [0, 1), got {self.low}")
         at_least("every", self.every, 1)
-        at_least("spread", self.spread, 0)
         if not 0 <= self.recover < 1:
             raise ValueError(f"expected recover to be a share in [0, 1), got {self.recover}")
 
@@ -196,7 +191,7 @@ def default_recipe(threat: Threat, name: str = "mixing", kind: str = "second-end
     return MixingRecipe(
         name=name,
         optimizer=MixingOptimizer(
-            epochs=9, batch_size=500, lr=1e-3, weight_decay=1e-3, gradient_clip=1.0, ema=0.99, weight_perturbation=0.005
+            epochs=12, weight_decay=1e-3, gradient_clip=1.0, ema=0.997, weight_perturbation=0.005
         ),
         mixer=MixerSettings(kind=kind),
         attack=from_table(AttackSettings, against | turning),
