@@ -63,7 +63,7 @@ class Bench:
     def _attack(self, asked: str) -> tuple[Cascade, int]:
         name, _, images = asked.partition(":")
         # An audit is for somebody who trusts one number; here mixtures are compared.
-        return replace(preset(name, self.threat), audit=()), int(images or self.options.images)
+        return replace(preset(name, self.threat), name=name, audit=()), int(images or self.options.images)
 
     def mixtures(self, what: str, changes: list[str], folder: Path) -> Iterator[tuple[dict[str, Any], MixedClassifier]]:
         """The mixture at each wanted clean accuracy, with what is known of it."""

@@ -270,6 +270,38 @@ def mixtures(name: str) -> Table:
     return attacks_table(Comparison.read(COMPARED / name))
 
 
+def losses(name: str) -> Table:
+    """The paper's tab:loss_abla: results/mixtures/NAME, whose mixtures were made with changes of loss.ce and others."""
+    result = Comparison.read(COMPARED / name)
+    stands: dict[tuple[str, str, str], str] = {}
+    for point in result.points:
+        changes = dict(change.split("=") for change in point.facts["made from"].split()[1:])
+        ce, bce, product = (changes[f"loss.{term}"] for term in ("ce", "bce", "product"))
+        stands[ce, bce, product] = percent(point.robust)
+    pairs = sorted({key[:2] for key in stands})
+    products = sorted({key[2] for key in stands})
+    rows = tuple((f"c_prod = {product}", *(stands[*pair, product] for pair in pairs)) for product in products)
+    columns = ("stands, %", *(f"c_CE = {ce}, c_BCE = {bce}" for ce, bce in pairs))
+    return Table(f"{result.images:,} images", columns, rows)
+
+
+def overhead() -> Table:
+    """What a mixture costs over g and h: benchmarks/mixing.py."""
+    measured = read_json(ROOT / "benchmarks" / "results" / "mixing.json")
+    rows = tuple(
+        (
+            row["mixture"],
+            f"{row['arithmetic']}{', compiled' if row['compiled'] else ''}",
+            f"{row['g_and_h_images_per_second']:,}",
+            f"{row['mixture_images_per_second']:,}",
+            f"{100 * row['overhead']:.1f}",
+        )
+        for row in measured["overhead"]
+    )
+    columns = ("mixture", "arithmetic", "g and h, images a second", "mixture, images a second", "more time, %")
+    return Table(f"{' and '.join(measured['models'])} on one {measured['device']}", columns, rows)
+
+
 def _fell(row: dict[str, Any]) -> str:
     return str(row["fell to another"]) if "seconds" in row else ""
 
@@ -303,6 +335,8 @@ KINDS = (
     objectives,
     frontier,
     mixtures,
+    losses,
+    overhead,
     pair,
     curve,
     chosen,
