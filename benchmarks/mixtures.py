@@ -2,7 +2,7 @@
 
     python benchmarks/mixtures.py G H --data-root DATA --clean 0.9 --out results/mixtures/candidates \\
         fixed "best fixed: fixed search" nonlinear "less attacked: recipes/mixing.toml loss.attacked=0.25" \\
-        "zoo/resnet18-mixed scale=2"
+        "softer: resnet18-network-c scale=1"
 
 A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes, and a name
 before a colon if it should have one. With `search` the scales that serve it best are searched for, too. Each is tuned

@@ -352,6 +352,35 @@ def test_the_most_robust_mixture_with_a_clean_accuracy(known, monkeypatch):
         assert high - low == pytest.approx(0.9 * freedom) and low <= alpha <= high and low >= 0.1 and high <= 1
 
 
+class Sure(Mixer):
+    """Trusts h where it is sure."""
+
+    def forward(self, evidence):
+        return Advice(100 * (evidence.h.softmax(1).amax(1) - 0.975), evidence.h)
+
+
+def test_a_learned_alpha_that_no_fixed_one_can_match_is_searched_for_all_the_same():
+    half = [1.0] * 20
+    g = Table(half + [-1.0] * 20, [-1.0] * 40)
+    h = Table([-0.9] * 20 + half, [-1.0] * 20 + half)
+    images = torch.zeros(40, 3, 8, 8, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(40)
+    data = from_tensors(images, torch.zeros(40, dtype=torch.long))
+    mixed = ads.MixedClassifier(g, h, Sure(), alpha_scale=4.0)
+    tuned = ads.tune(mixed, data, clean_accuracy=1.0, attack=by_heart)
+    assert ads.evaluate(tuned, data, by_heart).robust == 0.5 and ads.evaluate(tuned, data).clean == 1.0
+
+
+def test_clean_accuracy_is_not_given_away_for_nothing():
+    """Below some alpha both accuracies are worse."""
+    right, images = [1.0] * 30, torch.zeros(40, 3, 8, 8, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(40)
+    g, h = Table(right + [-0.2] * 10, [1.0] * 40), Table([-0.5] * 10 + [0.8] * 30, [1.0] * 40)
+    data = from_tensors(images, torch.zeros(40, dtype=torch.long))
+    tuned = ads.tune(ads.MixedClassifier(g, h, 0.5), data, robust_accuracy=0.5, attack=by_heart)
+    assert ads.evaluate(tuned, data, by_heart).clean == 1.0
+
+
 @pytest.mark.parametrize(
     ("wishes", "got"),
     [

@@ -71,6 +71,16 @@ def dial_accuracy(mixed: MixedClassifier, data: ImageData, **options: Any) -> Cl
     return _of_shifts(_per_image(ends, mixed, data, **options))
 
 
+def shared_alpha_accuracy(mixed: MixedClassifier, data: ImageData, **options: Any) -> CleanAccuracy:
+    """Clean accuracy of a mixture with a `Mixer` at every alpha that all images might share instead."""
+
+    def ends(batch: Batch) -> Tensor:
+        evidence, advice = _what_was_mixed(mixed, batch.images)
+        return torch.stack(_alphas(evidence, advice, batch.labels, mixed))
+
+    return CleanAccuracy(*_per_image(ends, mixed, data, **options))
+
+
 def dial_setting(mixed: MixedClassifier) -> float:
     """Where the dial of a mixture stands: its alpha, or with a `Mixer` its alpha_shift."""
     _check_dial(mixed)
@@ -105,11 +115,16 @@ def _shift_ends(evidence: Evidence, advice: Advice, labels: Tensor, mixed: Mixed
             f"expected an alpha_range of some width, got ({low:g}, {high:g}), where no shift changes alpha: "
             "tune mixed.with_alpha_range(0, 1)"
         )
-    g, h = mixed.standard_scale * evidence.g.double(), mixed.robust_scale * advice.h.double()
-    alphas = torch.stack(right_interval(g.softmax(1), h.softmax(1), labels))
+    alphas = torch.stack(_alphas(evidence, advice, labels, mixed))
     middle = -mixed.alpha_scale.double() * advice.score.double()
     # Beyond the range an alpha is reached at no shift, so that its end lies at infinity.
     return torch.cat([torch.logit(((alphas - low) / (high - low)).clamp(0, 1)) + middle, middle[None]])
+
+
+def _alphas(evidence: Evidence, advice: Advice, labels: Tensor, mixed: MixedClassifier) -> tuple[Tensor, Tensor]:
+    """For each image the alphas between which it is right."""
+    g, h = mixed.standard_scale * evidence.g.double(), mixed.robust_scale * advice.h.double()
+    return right_interval(g.softmax(1), h.softmax(1), labels)
 
 
 def _of_shifts(ends: np.ndarray) -> CleanAccuracy:

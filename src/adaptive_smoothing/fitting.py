@@ -101,6 +101,7 @@ def train_mixing(
     threat: Threat,
     *,
     recipe: MixingRecipe | None = None,
+    clean_accuracy: float = 0.0,
     folder: Path | str = "runs/mixing",
     device: str | None = None,
     compiled: bool | None = None,
@@ -109,12 +110,15 @@ def train_mixing(
 ) -> MixedClassifier:
     """Train the `Mixer` of a mixture, and leave its dial where the recipe wants it.
 
-    The mixer itself is trained, not a copy; what is returned has the dial, and the range of alpha that the network
-    learned with, unless the mixture has one of its own. Give it images that neither
-    g nor h was tested on: `train` to learn from, `val` for the dial.
+    The mixer itself is trained, not a copy; what is returned has the dial, and the range of alpha and the scale of g
+    that the network learned with, unless the mixture has its own. Give it images that neither g nor h was tested on:
+    `train` to learn from, `val` for the dial. `clean_accuracy` is what the default recipe trains for.
     """
-    kind = "second-ending" if isinstance(mixed.alpha, SecondEnding) else "network"
-    recipe = recipe or default_recipe(threat, kind=kind)
+    if recipe is None:
+        kind = "second-ending" if isinstance(mixed.alpha, SecondEnding) else "network"
+        recipe = default_recipe(threat, kind=kind, clean_accuracy=clean_accuracy, size=train.images.shape[-1])
+    if mixed.standard_scale == 1:
+        mixed = mixed.with_scales(recipe.standard_scale, mixed.robust_scale)
     folder = Path(folder)
     device = device or str(mixed.alpha_shift.device)
     watcher = Watcher(folder, title=recipe.name, quiet=quiet)

@@ -7,7 +7,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,10 +27,18 @@ def read_toml(path: str | Path, cls: type[T], changes: Sequence[str] = ()) -> T:
         near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         hint = f"; there are {', '.join(near)}" if near else ""
         raise SettingsError(f"expected a settings file at {path}, found none{hint}")
-    table = _parse(path.read_text(), str(path))
+    return from_table(cls, _changed(_parse(path.read_text(), str(path)), changes), where=str(path))
+
+
+def changed(settings: T, changes: Sequence[str]) -> T:
+    """The same settings with changes such as `optimizer.epochs=3`."""
+    return from_table(type(settings), _changed(asdict(settings), changes))  # type: ignore[call-overload]
+
+
+def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     for change in changes:
         _merge(table, _parse(_quoted(change), change))
-    return from_table(cls, table, where=str(path))
+    return table
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

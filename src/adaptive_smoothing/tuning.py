@@ -13,7 +13,7 @@ from adaptive_smoothing.attacks.autoattack import FastAttack
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import check_share
-from adaptive_smoothing.dial_curves import dial_accuracy, turned
+from adaptive_smoothing.dial_curves import dial_accuracy, shared_alpha_accuracy, turned
 from adaptive_smoothing.evaluation.accuracy import Attack
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -112,19 +112,25 @@ def _fixed() -> Iterator[Others]:
 def _learned(data: ImageData, target: float) -> Iterator[Others]:
     """A score that counts for more or less, and an alpha that is kept closer to the one that suits all images."""
     yield lambda mixed: [mixed.with_dial(factor * mixed.alpha_scale, mixed.alpha_shift) for factor in FACTORS]
-    yield lambda mixed: [_kept_close(mixed, freedom, data, target) for freedom in FREEDOMS]
+    yield lambda mixed: _kept_close(mixed, data, target)
 
 
-def _kept_close(mixed: MixedClassifier, freedom: float, data: ImageData, target: float) -> MixedClassifier:
-    """The range drawn together by the factor `freedom`, towards the fixed alpha of that clean accuracy."""
-    alpha = dial_accuracy(mixed.with_alpha(0.5), data).largest(target)
-    low, high = ((1 - freedom) * alpha + freedom * end for end in mixed.alpha_range.tolist())
-    return mixed.with_alpha_range(low, high)
+def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
+    """The range drawn together towards the one alpha for all images that has the clean accuracy, if there is one."""
+    accuracy = shared_alpha_accuracy(mixed, data)
+    if not len(accuracy.reaching(target)):
+        return []
+    alpha = accuracy.largest(target)
+    ranges = ([(1 - freedom) * alpha + freedom * end for end in mixed.alpha_range.tolist()] for freedom in FREEDOMS)
+    return [mixed.with_alpha_range(low, high) for low, high in ranges]
 
 
 def _smallest_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:
-    """By bisection over the steps of clean accuracy: between two of them there is nothing to win."""
-    settings, _ = dial_accuracy(mixed, data).steps()
+    """By bisection over the steps of clean accuracy, from its largest on: between two of them there is nothing to win,
+    and below the first one neither accuracy is better.
+    """
+    settings, accuracy = dial_accuracy(mixed, data).steps()
+    settings = settings[accuracy.argmax() :]
     failing, enough = -1, len(settings) - 1
     if (best := robust(turned(mixed, settings[enough].item()))) < target:
         raise ValueError(

@@ -99,7 +99,13 @@ def test_scales_are_searched_where_that_is_asked_for(monkeypatch):
 
 def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
     Path("tiny.toml").write_text(RECIPE)
-    mix("--recipe", "tiny.toml", "--set", "optimizer.batch_size=12", "--clean-accuracy", "0.6", "--out", "mine")
+    arguments = ("--recipe", "tiny.toml", "--set", "optimizer.batch_size=12", "--clean-accuracy", "60", "--out", "mine")
+    mix(*arguments)
+    assert "replace it with --overwrite" in error(*arguments)
+    mix(*arguments, "--overwrite", "--threat", "Linf:4/255", "--standard-scale", "7")
+    made = card("mine")
+    assert made["threat"] == "Linf:0.0156863" and made["recipe"]["attack"]["eps"] == 4 / 255
+    assert made["recipe"]["standard_scale"] == 7 and MixedClassifier.from_pretrained("mine").standard_scale == 7
     mixed = MixedClassifier.from_pretrained("mine")
     assert isinstance(mixed.alpha, SecondEnding) and card("mine")["recipe"]["optimizer"]["batch_size"] == 12
     found = evaluate(mixed, datasets.load("cifar10", "val")).clean
@@ -130,6 +136,10 @@ def test_what_cannot_be_meant():
     assert "one target, got --clean-accuracy and --alpha" in error("--clean-accuracy", "0.9", "--alpha", "0.5")
     assert "--alpha with --mode fixed, got --mode adaptive" in error("--alpha", "0.5")
     assert "it searches for that" in error("--mode", "nonlinear", "--robust-accuracy", "0.4")
-    assert "expected --set with --recipe" in error("--set", "optimizer.epochs=1")
+    assert "expected --set with --mode adaptive" in error("--mode", "fixed", "--set", "optimizer.epochs=1")
+    assert "expected --resume with --mode adaptive" in error("--mode", "fixed", "--resume")
+    assert "its g is always sure" in error("--mode", "nonlinear", "--standard-scale", "2")
+    assert "unknown key 'epoch'" in error("--set", "optimizer.epoch=1")
     assert "expected a threat such as Linf:8/255" in error("--threat", "Linf")
-    assert "this pair can reach, got 1" in error("--mode", "fixed", "--clean-accuracy", "100")
+    for mode in ("fixed", "adaptive"):  # before anything is trained
+        assert "this pair can reach, got 1" in error("--mode", mode, "--clean-accuracy", "100")

@@ -72,15 +72,21 @@ def test_a_card_for_people(tmp_path, kind, hold, said):
     facts = {"seconds": 120, "device": "a GPU", "adaptive-smoothing": "1"}
     facts["figures"] = {"val": {"images": 50, "clean": 0.9}}
     mixtures()[kind].save_pretrained(tmp_path / "mine", hold=hold, card=facts)
-    text = (tmp_path / "mine" / "README.md").read_text()
+    text = (tmp_path / "mine" / "mixture.md").read_text()
     assert text.startswith("# mine\n") and all(part in text for part in said)
 
 
-def test_mixtures_of_the_zoo_are_found_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(zoo, "zoo_folder", lambda: tmp_path)
-    mixtures()["fixed"].save_pretrained(tmp_path / "mine")
-    assert artifact.names()["mine"] == tmp_path / "mine" == artifact.find("mine")
-    assert MixedClassifier.from_pretrained("mine").alpha.item() == pytest.approx(0.85)
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"recipe": "recipes/mixing.toml", "seconds": "3 minutes", "train_images": "45,000"},
+        {"recipe": {"name": "mine"}, "figures": {"test": 0.9}},
+        {"figures": {}, "device": 3},
+    ],
+)
+def test_a_card_may_say_anything(tmp_path, facts):
+    mixtures()["fixed"].save_pretrained(tmp_path, card=facts)
+    assert artifact.read(tmp_path)["card"] == facts and "one alpha" in (tmp_path / "mixture.md").read_text()
 
 
 def test_bases_are_named_with_their_sums(tmp_path):

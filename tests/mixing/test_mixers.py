@@ -11,6 +11,7 @@ from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.objectives import cross_entropy, turn_standard
+from adaptive_smoothing.attacks.views import AtAlpha
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -182,7 +183,7 @@ def test_the_gray_box_is_no_stronger_than_the_union_of_white_boxes(mixer):
     """The adaptive preset holds the gray-box attacks and those that follow alpha: no image stands it and falls to A."""
     mixed = MixedClassifier(G, H, mixer)
     data = from_tensors((255 * IMAGES[:4]).byte(), mixed((255 * IMAGES[:4]).byte() / 255).argmax(1))
-    threat = Linf(1 / 255)
+    threat = Linf(4 / 255)
     few = tuple(
         replace(stage, attack=replace(stage.attack, steps=4))
         for stage in preset("adaptive", threat).for_model(mixed).stages
@@ -193,7 +194,25 @@ def test_the_gray_box_is_no_stronger_than_the_union_of_white_boxes(mixer):
         for cascade in (preset("A", threat), Cascade("union", threat, few))
     )
     assert {"gray-ce", "hostile-t", "apgd-t-alpha-0.5"} <= set(union.stages)
-    assert union.robust <= gray.robust
+    assert union.robust <= gray.robust < 1
+
+
+def test_transforms_inside_a_learned_mixture():
+    """A network reads the features of what is inside; the mean of two endings is one of logits."""
+    mixer = MixingNetwork.between(Hardmax(G), Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), width=8)
+    mixed = MixedClassifier(Hardmax(G), Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), mixer)
+    assert mixer.robust_taps == MixingNetwork.between(G, H, width=8).robust_taps and mixed(IMAGES).shape == (6, 10)
+    with pytest.raises(ValueError, match="got a Nonlinear of one"):
+        SecondEnding.of(Nonlinear(H, scale=5.0, power=3.0, shift=-0.5))
+
+
+def test_an_attack_at_one_alpha_keeps_the_h_of_the_mixer():
+    ending = mixers()[1]
+    nn.init.normal_(ending.tail.head.weight)
+    mixed = MixedClassifier(G, H, ending)
+    mixture, at = mixed.mix(IMAGES), AtAlpha(0.8)(mixed).mix(IMAGES)
+    assert torch.equal(at.h, mixture.h) and torch.equal(at.alpha, torch.full((6,), 0.8))
+    assert not torch.equal(at.h, H(IMAGES))
 
 
 @pytest.mark.parametrize(("g", "h", "size"), [("convnext_atto", "vit_tiny_patch16_224", 224), ("resnet10t", None, 32)])

@@ -360,6 +360,31 @@ def test_a_trained_second_ending_has_standard_scores_and_the_alpha_it_learned(tm
     assert run.mixed.alpha_scale.item() == pytest.approx(run.recipe.dial.scale * run.model.spread.item())
 
 
+def test_a_second_ending_can_be_trained_again(tmp_path):
+    """It goes on from the scores it had, and ends with the alpha that it learned then."""
+    first = trainer(tmp_path / "first", recipe("hostile", epochs=1))
+    with torch.no_grad():
+        first.model.scorer[-1].weight.normal_(std=30)
+        first.model.scorer[-1].bias += 50
+    first._standardize(first.model)
+    again = MixingTrainer(
+        first.recipe, first.mixed, toy_data(64), toy_data(64), tmp_path / "again", watcher=quiet(tmp_path / "again")
+    )
+    images = again.val_data.floats()
+    again.turn_dial()
+    before = again.mixed.mix(images).alpha
+    assert before.std() > 0.1 and again.mixed.alpha_scale == again.recipe.dial.scale
+    again._standardize(again.model)
+    torch.testing.assert_close(again.mixed.mix(images).alpha, before, atol=1e-3, rtol=0)
+    torch.testing.assert_close(again.mixed.alpha_scale, first.mixed.alpha_scale, rtol=0.2, atol=0)
+
+
+def test_the_dial_keeps_to_the_clean_accuracy_that_is_asked_for(tmp_path):
+    run = trainer(tmp_path, recipe("hostile", epochs=1, dial={"clean_accuracy": 0.9}))
+    run.turn_dial()
+    assert run.dial.target == 0.9 and evaluate(run.mixed, run.val_data).clean >= 0.9
+
+
 def test_alpha_goes_no_lower_than_it_has_to(tmp_path):
     """And further where g would not win back enough: with an h that is as sure as g it has no say at one half."""
     settings, data = recipe("hostile", dial={"low": 0.5}), toy_data(64)
@@ -438,13 +463,14 @@ def test_only_mixers_are_trained(tmp_path):
     ("changes", "message"),
     [
         ({"dial": {"low": 1.0}}, r"low to be an alpha in \[0, 1\), got 1\.0"),
-        ({"loss": {"dialled": True}}, r"dial\.recover > 0 with loss\.dialled, got 0"),
+        ({"loss": {"dialled": True}}, r"dial\.clean_accuracy > 0 with loss\.dialled, got 0"),
         ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, turning, hostile, got 'Z'"),
         ({"attack": {"unfooled": "maybe"}}, "unfooled to be one of keep, drop"),
         ({"attack": {"smallest": 2.0}}, "0 <= smallest <= largest"),
         ({"attack": {"through_robust": 1.0}}, r"through_robust in \[0, 1\)"),
         ({"loss": {"ce": 0.0, "bce": 0.0, "product": 0.0}}, "a loss with a positive weight"),
         ({"dial": {"recover": 1.0}}, "recover to be a share"),
+        ({"dial": {"clean_accuracy": 90.0}}, "clean_accuracy to be a share"),
         ({"mixer": {"kind": "oracle"}}, "kind to be one of network, second-ending"),
         ({"optimizer": {"learning_rate": 1}}, "unknown key 'learning_rate'"),
     ],
@@ -473,11 +499,22 @@ def test_the_default_recipe_fits_the_mixer(tmp_path, monkeypatch):
         mixed = untrained(recipe(kind), G, H, shape=(3, 8, 8))
         train_mixing(mixed, data, data, Linf(EPS), folder=tmp_path / str(number), quiet=True)
     assert [found.attack.setting for found in asked] == ["C", "turning"] and asked[0].attack.eps == EPS
+    assert asked[1].data.cutout == 2  # a quarter of the side
+
+
+def test_g_is_as_sure_as_the_recipe_has_it_unless_the_mixture_says_so(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(MixingTrainer, "run", lambda self: asked.append(self.mixed.standard_scale.item()))
+    for number, scale in enumerate((1.0, 2.0)):
+        mixed = untrained(recipe("hostile"), G, H, shape=(3, 8, 8)).with_scales(scale)
+        where = {"folder": tmp_path / str(number), "quiet": True}
+        train_mixing(mixed, toy_data(512), toy_data(64), Linf(EPS), clean_accuracy=0.8, **where)
+    assert asked == [3.0, 2.0]
 
 
 def test_the_default_recipe_is_the_one_in_the_repository():
     stored = read_toml(Path(__file__).parents[2] / "recipes" / "mixing.toml", MixingRecipe)
-    beside = {"data": stored.data, "evaluate_every": stored.evaluate_every}  # CIFAR-10, and how often to look
+    beside = {"evaluate_every": stored.evaluate_every}  # how often to look
     assert replace(default_recipe(stored.attack.threat), **beside) == stored
 
 

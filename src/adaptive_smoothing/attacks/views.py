@@ -8,6 +8,7 @@ from torch import nn
 
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.transforms import Hardmax
 
 
@@ -34,6 +35,8 @@ class AtAlpha:
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
+        if isinstance(model.alpha, Mixer):  # which may have another h than the mixture's
+            return model.with_alpha_range(self.alpha, self.alpha)
         return model.with_alpha_range(0.0, 1.0).with_alpha(self.alpha)
 
 

@@ -18,16 +18,19 @@ from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting, turned
+from adaptive_smoothing.dial_curves import clean_accuracy, dial_accuracy, dial_setting, turned
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment, training_facts
-from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
+from adaptive_smoothing.training.loop import CHECKPOINT
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.tuning import tune
+
+THREAT = "Linf:8/255"
 
 
 class Mode(StrEnum):
@@ -40,13 +43,17 @@ def mix(
     standard: Annotated[str, typer.Argument(metavar="G", help="The accurate model: see `models`, or a path")],
     robust: Annotated[str, typer.Argument(metavar="H", help="The robust model")],
     mode: Annotated[Mode, typer.Option(help="One alpha, a trained alpha(x), or a transform of H")] = Mode.adaptive,
-    threat: Annotated[str, typer.Option(help="Linf:8/255, L2:0.5, ...")] = "Linf:8/255",
+    threat: Annotated[
+        str | None, typer.Option(help="Linf:8/255, L2:0.5, ...; default: the recipe's, or Linf:8/255")
+    ] = None,
     clean: Annotated[float | None, typer.Option("--clean-accuracy", help="Wanted: 0.9, or 90")] = None,
     robust_accuracy: Annotated[float | None, typer.Option(help="Wanted under attack: 0.4, or 40")] = None,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Of --mode fixed: just this one")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="Of --mode adaptive: recipes/mixing-*.toml")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Of --mode adaptive: recipes/mixing*.toml")] = None,
     change: Annotated[list[str], typer.Option("--set", help="Change a key of the recipe")] = [],  # noqa: B006
-    standard_scale: Annotated[float, typer.Option(help="G's logits times this")] = STANDARD_SCALE,
+    standard_scale: Annotated[
+        float | None, typer.Option(help="G's logits times this; default: the recipe's, or 3")
+    ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Attack other scales, too, and take the most robust")
     ] = False,
@@ -61,40 +68,49 @@ def mix(
     download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
 ) -> None:
     """Mix two models into one artifact with a wanted clean or robust accuracy."""
-    console, where, against = screen(), pick_device(device), parse_threat(threat)
+    console, where = screen(), pick_device(device)
     wanted = _wanted(mode, clean, robust_accuracy, alpha)
     if search and (mode is Mode.nonlinear or "clean_accuracy" not in wanted):
         raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
+    of_adaptive = {"--recipe": recipe, "--set": change, "--resume": resume, "--compile": compiled is not None}
+    _check_options(mode, of_adaptive, standard_scale)
     folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
     _check_folder(folder, overwrite or resume)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     train, val = _images(data, data_root, download)
     check_classes({standard: g, robust: h}, val)
-    card: dict[str, Any] = {"mode": str(mode), "threat": threat, "wanted": wanted, "data": val.fingerprint()}
-    card |= environment(where)
+    settings = None
     if mode is Mode.adaptive:
-        settings = _recipe(recipe, change, against, standard_scale, short(robust))
+        default = {"clean_accuracy": wanted.get("clean_accuracy", 0.0), "size": train.images.shape[-1]}
+        settings = _recipe(recipe, change, threat, standard_scale, f"mixing-{short(robust)}", default)
+    scale = STANDARD_SCALE if standard_scale is None else standard_scale
+    alone = clean_accuracy(g, h, val, standard_scale=scale)
+    if "clean_accuracy" in wanted:
+        alone.largest(wanted["clean_accuracy"])  # or an error, before anything is trained
+    against = settings.attack.threat if settings else parse_threat(threat or THREAT)
+    if settings:
+        if overwrite and not resume:
+            (folder / CHECKPOINT).unlink(missing_ok=True)
         options = {"folder": folder, "device": where, "compiled": compiled, "resume": resume}
-        began = time.perf_counter()
-        mixed = fit_adaptive(g, h, train, val, settings, **options)
-        card |= training_facts(settings, len(train), time.perf_counter() - began, where) | {"resumed": resume}
+        mixed, facts = _trained(g, h, train, val, settings, **options)
     elif mode is Mode.nonlinear:
-        mixed = _nonlinear(g, h, val, against, wanted, card, console)
+        mixed, facts = _nonlinear(g, h, val, against, wanted["clean_accuracy"], console)
     else:
-        mixed = fit_fixed(g, h, standard_scale=standard_scale)
+        mixed, facts = fit_fixed(g, h, standard_scale=scale), {}
     mixed = _dialled(mixed, val, against, wanted, search, console)
-    accuracy = dial_accuracy(mixed, val)
-    setting = dial_setting(mixed)
-    clean = accuracy(setting)
-    card["figures"] = {"val": {"images": len(val), "clean": clean}}
+    accuracy, setting = dial_accuracy(mixed, val), dial_setting(mixed)
+    asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
+    figures = {"val": {"images": len(val), "clean": accuracy(setting)}}
+    card = asked | {"data": val.fingerprint()} | environment(where) | facts | {"figures": figures}
     mixed.save_pretrained(folder, hold=hold, card=card)
     accuracy.save(folder / VALIDATION)
-    console.print(
-        f"\n{100 * clean:.2f} % clean accuracy on {len(val):,} validation images, at {accuracy.dial} {setting:.4g}. "
-        f"Written to {folder}.",
-        soft_wrap=True,
-    )
-    console.print(f"Attack it with: adaptive-smoothing evaluate {folder} --preset adaptive", soft_wrap=True)
+    for line in (
+        f"\n{100 * accuracy(setting):.2f} % clean accuracy on {len(val):,} validation images, at {accuracy.dial} "
+        f"{setting:.4g}; {short(standard)} alone has {100 * alone(0):.2f} %, {short(robust)} {100 * alone(1):.2f} %.",
+        f"Written to {folder}. What it keeps of {short(robust)}'s robustness: "
+        f"adaptive-smoothing evaluate {folder} --preset adaptive",
+    ):
+        console.print(line, soft_wrap=True)
 
 
 def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> dict[str, float]:
@@ -123,28 +139,49 @@ def _images(data: str, root: Path | None, download: bool) -> tuple[ImageData, Im
     return train, val
 
 
-def _recipe(path: Path | None, changes: list[str], threat: Threat, scale: float, name: str) -> MixingRecipe:
+def _recipe(
+    path: Path | None,
+    changes: list[str],
+    threat: str | None,
+    scale: float | None,
+    name: str,
+    default: dict[str, Any],
+) -> MixingRecipe:
+    """The one that is named, or the default one. What is asked for by an option goes before either."""
     if path is not None:
-        return read_toml(path, MixingRecipe, changes)
-    if changes:
-        raise ValueError("expected --set with --recipe, got no recipe: start from one of recipes/mixing-*.toml")
-    return replace(default_recipe(threat, f"mixing-{name}"), standard_scale=scale)
+        recipe = read_toml(path, MixingRecipe, changes)
+    else:
+        recipe = changed(default_recipe(parse_threat(THREAT), name, **default), changes)
+    if threat is not None:
+        against = parse_threat(threat)
+        recipe = changed(recipe, [f"attack.norm={against.norm}", f"attack.eps={against.eps}"])
+    return recipe if scale is None else replace(recipe, standard_scale=scale)
+
+
+def _check_options(mode: Mode, of_adaptive: dict[str, Any], standard_scale: float | None) -> None:
+    """What a mode has no use for is a misunderstanding."""
+    for name, given in of_adaptive.items():
+        if given and mode is not Mode.adaptive:
+            raise ValueError(f"expected {name} with --mode adaptive, got --mode {mode}: it trains nothing")
+    if standard_scale is not None and mode is Mode.nonlinear:
+        raise ValueError("expected --standard-scale with --mode fixed or adaptive, got nonlinear: its g is always sure")
+
+
+def _trained(
+    g: nn.Module, h: nn.Module, train: ImageData, val: ImageData, settings: MixingRecipe, **options: Any
+) -> tuple[MixedClassifier, dict[str, Any]]:
+    began = time.perf_counter()
+    mixed = fit_adaptive(g, h, train, val, settings, **options)
+    facts = training_facts(settings, len(train), time.perf_counter() - began, options["device"])
+    return mixed, facts | {"resumed": options["resume"]}
 
 
 def _nonlinear(
-    g: nn.Module,
-    h: nn.Module,
-    val: ImageData,
-    threat: Threat,
-    wanted: dict[str, float],
-    card: dict[str, Any],
-    console: Console,
-) -> MixedClassifier:
+    g: nn.Module, h: nn.Module, val: ImageData, threat: Threat, target: float, console: Console
+) -> tuple[MixedClassifier, dict[str, Any]]:
     with TimeBar(console) as bar:
-        target = wanted["clean_accuracy"]
         mixed, setting = fit_nonlinear(g, h, val, threat, clean_accuracy=target, say=lambda text: bar.say(text, None))
-    card["transform"] = asdict(setting)
-    return mixed
+    return mixed, {"transform": asdict(setting)}
 
 
 def _dialled(

@@ -41,7 +41,10 @@ def _row(card: zoo.Card) -> tuple[str, ...]:
 
 
 def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
-    described = artifact.read(folder)
+    try:
+        described = artifact.read(folder)
+    except ValueError:
+        return name, _source(folder), "cannot be read", *["–"] * 3
     alpha, figures = described["alpha"], described["card"].get("figures", {}).get("val", {})
     bases = (base_name(described[role]) for role in artifact.ROLES)
     kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"

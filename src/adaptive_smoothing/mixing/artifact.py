@@ -20,7 +20,7 @@ from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.second_ending import SecondEnding
-from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear
+from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, inner
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.results import write_json
 
@@ -45,8 +45,9 @@ def save(
     description["alpha"] = _describe_alpha(mixed.alpha, folder)
     description["numbers"] = {name: getattr(mixed, name).tolist() for name in NUMBERS}
     description["card"] = dict(card or {})
+    text = cards.markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
-    (folder / cards.README).write_text(cards.markdown(folder.resolve().name, description, folder / WEIGHTS))
+    (folder / FILE).with_suffix(".md").write_text(text)
     return folder
 
 
@@ -129,8 +130,8 @@ def _restore_base(
     role: str, description: Mapping[str, Any], given: nn.Module | None, folder: Path, device: torch.device | str
 ) -> nn.Module:
     if "transform" in description:
-        inner = _restore_base(role, description["of"], given, folder, device)
-        return TRANSFORMS[description["transform"]](inner, **description["options"])
+        network = _restore_base(role, description["of"], given, folder, device)
+        return TRANSFORMS[description["transform"]](network, **description["options"])
     if "held" in description and given is None:
         return zoo.load(folder / description["held"], device=device)
     if "name" in description and given is None:
@@ -192,8 +193,7 @@ def _restore_alpha(description: Any, robust: nn.Module, folder: Path) -> float |
         return float(description)
     mixer: Mixer
     if description["kind"] == "second-ending":
-        inner = robust.model if isinstance(robust, LogitTransform) else robust
-        mixer = SecondEnding.of(inner, **_tuples(description["options"]))
+        mixer = SecondEnding.of(inner(robust), **_tuples(description["options"]))
     else:
         mixer = MixingNetwork(**_tuples(description["options"]))
     mixer.load_state_dict(zoo.read_weights(folder / WEIGHTS, description["sha256"]))

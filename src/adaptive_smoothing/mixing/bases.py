@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.mixer import Evidence
-from adaptive_smoothing.mixing.transforms import LogitTransform
+from adaptive_smoothing.mixing.transforms import LogitTransform, inner
 from adaptive_smoothing.models.contract import (
     check_eval,
     check_logit_form,
@@ -52,7 +52,7 @@ class BaseClassifiers(nn.Module):
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
         """From now on the evidence has the features of these layers; of a `Hardmax`, those of the network inside."""
         pairs = (("standard", standard), ("robust", robust))
-        self._taps = {role: FeatureTaps(_inner(getattr(self, role)), layers) for role, layers in pairs if layers}
+        self._taps = {role: FeatureTaps(inner(getattr(self, role)), layers) for role, layers in pairs if layers}
 
     def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """g(x) and h(x), or an error when they are not logits over the same classes."""
@@ -112,10 +112,6 @@ class BaseClassifiers(nn.Module):
             if after.dtype != buffer.dtype:
                 setattr(self, name, buffer.to(after.device))
         return self
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    return model.model if isinstance(model, LogitTransform) else model
 
 
 def _check_same_classes(standard: nn.Module, robust: nn.Module) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from adaptive_smoothing.models import cards
 
-README = "README.md"
 KINDS = {
     "network": "a mixing network on features of both classifiers",
     "second-ending": "read off a second ending of the robust classifier, whose logits count as well",
@@ -17,7 +16,7 @@ KINDS = {
 
 def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
     """The card of a mixture. Everything in it comes from its JSON."""
-    facts, alpha, numbers = description["card"], description["alpha"], description["numbers"]
+    facts, alpha, numbers = _known(description["card"]), description["alpha"], description["numbers"]
     learned = isinstance(alpha, Mapping)
     lines = [f"# {name}", "", _purpose(description["robust"], learned), "", "| | |", "|---|---|"]
     rows = {
@@ -33,6 +32,18 @@ def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
     }
     lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
     return "\n".join([*lines, *cards.figures_table(facts.get("figures", {}))]) + "\n"
+
+
+def _known(card: Mapping[str, Any]) -> dict[str, Any]:
+    """What `mix` writes into a card. Somebody else's may hold anything, under the same names, too."""
+    known = {"seconds": int | float, "train_images": int, "device": str, "adaptive-smoothing": str}
+    facts = {name: card[name] for name, kind in known.items() if isinstance(card.get(name), kind)}
+    recipe, figures = card.get("recipe"), card.get("figures")
+    if isinstance(recipe, Mapping) and {"name", "seed", "data", "optimizer"} <= set(recipe):
+        facts["recipe"] = recipe
+    if isinstance(figures, Mapping) and all(isinstance(row, Mapping) and row for row in figures.values()):
+        facts["figures"] = figures
+    return facts
 
 
 def _purpose(robust: Mapping[str, Any], learned: bool) -> str:

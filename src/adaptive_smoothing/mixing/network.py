@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
+from adaptive_smoothing.mixing.transforms import inner
 from adaptive_smoothing.models.features import FeatureTaps, as_map, suggest_taps
 from adaptive_smoothing.models.resnet import PreActBlock, full, initialize
 from adaptive_smoothing.noise import generator
@@ -41,9 +42,7 @@ class MixingNetwork(Mixer):
         self.channels, self.width, self.depth = channels, width, depth
         self.standard_taps, self.robust_taps = tuple(standard_taps), tuple(robust_taps)
         widths = [width * 2**stage for stage in range(STAGES)]
-        self.early, self.later = (
-            nn.Conv2d(found, wide, 1, bias=False) for found, wide in zip(channels, (width, widths[0]), strict=True)
-        )
+        self.early, self.later = (nn.Conv2d(found, width, 1, bias=False) for found in channels)
         entering = (width, 2 * widths[0], widths[1])
         self.stages = nn.ModuleList(
             nn.Sequential(
@@ -71,6 +70,7 @@ class MixingNetwork(Mixer):
         """For these two classifiers, of any architecture: taps are found if they are not named, channels counted in a
         dry run with images of `shape`.
         """
+        standard, robust = inner(standard), inner(robust)
         taps = [
             tuple(named or suggest_taps(model, shape))
             for model, named in ((standard, standard_taps), (robust, robust_taps))

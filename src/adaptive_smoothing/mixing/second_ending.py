@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
+from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models.features import suggest_branch
 from adaptive_smoothing.models.resnet import full
 from adaptive_smoothing.models.tails import Tail, tail_after
@@ -54,6 +55,11 @@ class SecondEnding(Mixer):
         cls, robust: nn.Module, tap: str | None = None, *, shape: tuple[int, int, int] = (3, 32, 32), **options: Any
     ) -> Self:
         """For this h: after the layer `tap`, or after its last stage but one. Options are those of the class."""
+        if isinstance(robust, LogitTransform):
+            raise ValueError(
+                f"expected the network whose ending is to be copied, got a {type(robust).__name__} of one: its logits "
+                "are no mean of two endings; pass the network inside, or take a MixingNetwork"
+            )
         tap = tap or suggest_branch(robust, shape)
         tail = tail_after(robust, tap, shape)
         return cls(tail.requires_grad_(True), tap, shape=shape, **options).to(tail.head.weight.device).eval()
@@ -66,6 +72,11 @@ class SecondEnding(Mixer):
     def forward(self, evidence: Evidence) -> Advice:
         score, h = self._judged(evidence)
         return Advice((score - self.centre) / self.spread, h * self.log_scale.exp())
+
+    def unstandardize(self) -> None:
+        """From now on scores are as the scorer has them, which is how they are trained."""
+        self.centre.zero_()
+        self.spread.fill_(1)
 
     def standardize(self, evidence: Evidence) -> None:
         """From now on scores have mean 0 and variance 1 on these images."""

@@ -49,6 +49,11 @@ class LogitTransform(nn.Module, ABC):
         return self
 
 
+def inner(model: nn.Module) -> nn.Module:
+    """The network that a transform is of, or the model itself."""
+    return model.model if isinstance(model, LogitTransform) else model
+
+
 class Claiming(nn.Module):
     """A g that says what it was told, whatever it is shown, and is certain of it: no attack on a g does more.
 

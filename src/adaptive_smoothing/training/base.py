@@ -18,6 +18,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.training.loop import CHECKPOINT
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.trainer import Trainer
 from adaptive_smoothing.training.watching import Watcher
@@ -42,7 +43,7 @@ def train_base(
     candidate that is still to be compared with others on the validation split.
     """
     train, val = (datasets.load(recipe.data.name, split, root=root, download=download) for split in ("train", "val"))
-    if (folder / "checkpoint.safetensors").exists() and not resume:
+    if (folder / CHECKPOINT).exists() and not resume:
         raise FileExistsError(
             f"{folder} holds a run already: go on with --resume, choose another --out, or delete it to start again"
         )

@@ -30,6 +30,8 @@ from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings
 from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
+CHECKPOINT = "checkpoint.safetensors"
+
 
 class DivergedError(RuntimeError):
     """The loss is no longer a number."""
@@ -198,7 +200,7 @@ class Loop(ABC):
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     def save(self) -> None:
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}

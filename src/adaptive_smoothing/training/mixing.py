@@ -29,6 +29,8 @@ from adaptive_smoothing.training.mixing_loss import composite_loss
 from adaptive_smoothing.training.mixing_recipe import MixerSettings, MixingRecipe
 from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
+# Validation images that the dial is turned by: their features stay on the device.
+HELD_OUT = 5000
 # Batches of lessons for batch-norm statistics: each has to be attacked, and twenty say what a whole epoch would.
 STATISTICS = 20
 
@@ -67,8 +69,11 @@ class MixingTrainer(Loop):
         layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
         for base in (mixed.standard, mixed.robust):
             base.eval().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
-        dial = recipe.dial
-        self.mixed = mixed.to(device).with_alpha_range(dial.low, 1).with_dial(dial.scale, dial.shift)
+        dial, shift = recipe.dial, torch.tensor(recipe.dial.shift)
+        if isinstance(mixed.alpha, SecondEnding):
+            shift = shift - dial.scale * mixed.alpha.centre  # of one that was trained before
+            mixed.alpha.unstandardize()
+        self.mixed = mixed.to(device).with_alpha_range(dial.low, 1).with_dial(dial.scale, shift)
         super().__init__(recipe, cast(Mixer, mixed.alpha), train, val, folder, device=device, **options)
         self.adversary = WeightPerturbation(self.model, recipe.optimizer.weight_perturbation)
         compiled = self.cuda if compiled is None else compiled
@@ -76,8 +81,8 @@ class MixingTrainer(Loop):
         self.through_robust = attack_through_robust(self.mixed, recipe.attack, self.device)
         self.price = Price(self.device)
         self.dial: TrainingDial | None = None
-        if recipe.dial.recover:
-            self.dial = TrainingDial(self.mixed, recipe.dial, self._held_out(), self.val_data.labels)
+        if recipe.dial.turns:
+            self.dial = TrainingDial(self.mixed, recipe.dial, self._held_out(), self.val_data.labels[:HELD_OUT])
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         if not isinstance(self.model, SecondEnding):
@@ -96,7 +101,8 @@ class MixingTrainer(Loop):
 
     def _identity(self) -> dict[str, Any]:
         sums = [weights_sum(base) for base in (self.mixed.standard, self.mixed.robust)]
-        return {**super()._identity(), "pair of base classifiers": sums}
+        held_out = {"validation set": self.val_data.fingerprint()}  # which sets the dial
+        return {**super()._identity(), **held_out, "pair of base classifiers": sums}
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -169,9 +175,9 @@ class MixingTrainer(Loop):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda)
 
     def _held_out(self) -> Evidence:
-        """Evidence of the validation images, which does not change."""
+        """Evidence of validation images, which does not change."""
         with torch.no_grad(), self._arithmetic():
-            parts = batches(self.val_data, 500)
+            parts = batches(self.val_data.take(slice(HELD_OUT)), 500)
             return together(*(self.mixed.evidence(self._laid_out(part.images)) for part in parts))
 
     def turn_dial(self) -> None:

@@ -25,8 +25,7 @@ class TrainingDial:
     def __init__(self, mixed: MixedClassifier, settings: DialSettings, evidence: Evidence, labels: Tensor) -> None:
         self.mixed, self.evidence, self.labels = mixed, evidence, labels
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
-        # The wanted share of what h loses to g is won back.
-        self.target = h + settings.recover * (g - h)
+        self.target = settings.clean_accuracy or h + settings.recover * (g - h)
         mixed.alpha_range[0] = min(settings.low, self._alpha_with_room())
 
     def turn(self) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.threat import NORMS, Threat
-from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, among, at_least
+from adaptive_smoothing.training.recipe import CommonRecipe, DataSettings, OptimizerSettings, among, at_least
 
 MIXERS = ("network", "second-ending")
 ATTACKS = ("A", "B", "C", "turning", "hostile")
@@ -104,13 +104,15 @@ class DialSettings:
     `low` is less for a pair in which g would not win back enough with it.
 
     With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
-    that share of the clean accuracy that h loses to g: the network learns where it will be used.
+    that share of the clean accuracy that h loses to g; with `clean_accuracy` > 0, so that it has that. The network
+    learns where it will be used.
     """
 
     scale: float = 2.0
     shift: float = 0.4
     low: float = 0.0
     recover: float = 0.0
+    clean_accuracy: float = 0.0
     every: int = 10
 
     def __post_init__(self) -> None:
@@ -119,6 +121,13 @@ class DialSettings:
         at_least("every", self.every, 1)
         if not 0 <= self.recover < 1:
             raise ValueError(f"expected recover to be a share in [0, 1), got {self.recover}")
+        if not 0 <= self.clean_accuracy <= 1:
+            raise ValueError(f"expected clean_accuracy to be a share in [0, 1], got {self.clean_accuracy}")
+
+    @property
+    def turns(self) -> bool:
+        """Whether it moves in training."""
+        return bool(self.recover or self.clean_accuracy)
 
 
 @dataclass(frozen=True)
@@ -155,9 +164,10 @@ class MixingRecipe(CommonRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss.dialled and not self.dial.recover:
+        if self.loss.dialled and not self.dial.turns:
             raise ValueError(
-                "expected dial.recover > 0 with loss.dialled, got 0: nothing else says where the dial stands"
+                "expected dial.recover or dial.clean_accuracy > 0 with loss.dialled, got 0: nothing else says where "
+                "the dial stands"
             )
         if self.attack.setting == "hostile" and self.attack.through_robust:
             raise ValueError(
@@ -171,9 +181,13 @@ class MixingRecipe(CommonRecipe):
             )
 
 
-def default_recipe(threat: Threat, name: str = "mixing", kind: str = "second-ending") -> MixingRecipe:
+def default_recipe(
+    threat: Threat, name: str = "mixing", kind: str = "second-ending", *, clean_accuracy: float = 0.0, size: int = 32
+) -> MixingRecipe:
     """What is used where no recipe is named: for a second ending the setting that holds best (docs/results.md), for the
     paper's network its setting C.
+
+    A second ending is trained for the wanted clean accuracy, or for one between those of h and g. `size` of the images.
     """
     if isinstance(threat.eps, Tensor):
         raise ValueError("expected one radius for all images, got one per image: pass ads.Linf(8 / 255) or its like")
@@ -196,6 +210,7 @@ def default_recipe(threat: Threat, name: str = "mixing", kind: str = "second-end
         mixer=MixerSettings(kind=kind),
         attack=from_table(AttackSettings, against | turning),
         loss=LossSettings(ce=0.0, bce=0.0, product=0.0, error=1.0, dialled=True),
-        dial=DialSettings(scale=1.0, shift=1.7, low=0.5, recover=0.6),
+        dial=DialSettings(scale=1.0, shift=1.7, low=0.5, recover=0.6, clean_accuracy=clean_accuracy),
+        data=DataSettings(cutout=size // 4),
         standard_scale=3.0,
     )
