@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_attacks import Climber, TrainingPGD, beginning, climb_only
 from adaptive_smoothing.training.mixing_loss import composite_loss
-from adaptive_smoothing.training.mixing_recipe import LossSettings, MixingRecipe, default_recipe
+from adaptive_smoothing.training.mixing_recipe import LossSettings, MixerSettings, MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.tuning import tune
 
@@ -532,10 +532,12 @@ def worst(mixed: MixedClassifier, data: ImageData) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:the gradient was zero")
-@pytest.mark.parametrize("setting", ["B", "C"])
+@pytest.mark.parametrize("setting", ["B", "C", "turning"])
 def test_a_few_steps_beat_the_fixed_alpha_on_a_toy_pair(tmp_path, setting):
     """h is as sure where it is wrong, so that one alpha takes all of g or all of h; the features tell where."""
-    settings = recipe(setting, epochs=8, attack={"steps": 8, "through_robust": 0.0}, optimizer={"ema": 0.0})
+    changes = {"loss": asdict(default_recipe(Linf(EPS)).loss)} if setting == "turning" else {}
+    options = {"attack": {"steps": 8, "through_robust": 0.0}, "optimizer": {"ema": 0.0}}
+    settings = recipe(setting, epochs=8, **options, **changes)
     run = trainer(tmp_path, settings, toy_data(384))
     run.run()
     val, test = toy_data(256, seed=1), toy_data(256, seed=2)
@@ -544,6 +546,27 @@ def test_a_few_steps_beat_the_fixed_alpha_on_a_toy_pair(tmp_path, setting):
     clean = [evaluate(mixed, test).clean for mixed in (fixed, learned)]
     assert min(clean) > 0.9
     assert worst(learned, test) > worst(fixed, test) + 0.3
+
+
+@pytest.mark.parametrize("kind", ["network", "second-ending"])
+def test_transformers_and_convnexts_are_mixed_kept_and_loaded(tmp_path, kind):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    g = timm.create_model("convnext_atto", num_classes=2).eval()
+    h = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=2).eval()
+    settings = recipe("C" if kind == "network" else "turning", epochs=1)
+    settings = replace(
+        settings,
+        mixer=MixerSettings(kind=kind, width=4, hidden=8),
+        attack=replace(settings.attack, steps=1),
+        optimizer=replace(settings.optimizer, batch_size=4),
+    )
+    data = toy_data(4)
+    data = replace(data, images=data.images.repeat(1, 1, 4, 4))
+    mixed = fit_adaptive(g, h, data, data, settings, folder=tmp_path / "run", quiet=True)
+    mixed.save_pretrained(tmp_path / "mine")
+    loaded = MixedClassifier.from_pretrained(tmp_path / "mine", standard=g, robust=h)
+    assert torch.equal(loaded(data.floats()), mixed(data.floats()))
 
 
 def test_the_default_recipe_trains_any_pair(tmp_path):
