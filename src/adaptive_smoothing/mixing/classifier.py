@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
-from adaptive_smoothing.mixing.straight_through import StraightThrough
+from adaptive_smoothing.mixing.straight_through import StraightThrough, follow
 from adaptive_smoothing.mixing.transforms import Hardmax
 
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
@@ -152,7 +152,10 @@ class MixedClassifier(BaseClassifiers):
         if not isinstance(self.alpha, Mixer):
             return self._in_range(self._raw_alpha(images), images), evidence.h
         score, h = self.alpha(evidence)
-        return self._in_range(torch.sigmoid(self.alpha_scale * score + self.alpha_shift), images), h
+        return self._dialled(score, images), h
+
+    def _dialled(self, score: Tensor, images: Tensor) -> Tensor:
+        return self._in_range(torch.sigmoid(self.alpha_scale * score + self.alpha_shift), images)
 
     def _in_range(self, alpha: Tensor, images: Tensor) -> Tensor:
         alpha = alpha.to(images.device, torch.promote_types(alpha.dtype, torch.float32))
@@ -199,11 +202,17 @@ class GrayBoxMixture(MixedClassifier):
 
 
 class SmoothMixture(MixedClassifier):
-    """With a gradient of alpha where clipping or saturation takes it away; the values are the same."""
+    """With a gradient of alpha where clipping or saturation takes it away; the values are the same.
+
+    That of a `Mixer` is the gradient of its score, however steep the dial is: there is one of h to be followed as well.
+    """
 
     def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
         with StraightThrough(len(images)):
             return super()._weighed(images, evidence)
+
+    def _dialled(self, score: Tensor, images: Tensor) -> Tensor:
+        return follow(score, super()._dialled(score.detach(), images))
 
 
 def _check_shape(alpha: Tensor, images: Tensor, hint: str) -> None:

@@ -36,7 +36,12 @@ class StraightThrough(TorchFunctionMode):
             return value
         inputs = (part for part in (*args, *kwargs.values()) if isinstance(part, Tensor) and part.requires_grad)
         score = next((part for part in inputs if part.shape == value.shape), None)
-        return value if score is None else _Through.apply(score, value.detach())
+        return value if score is None else follow(score, value.detach())
+
+
+def follow(score: Tensor, value: Tensor) -> Tensor:
+    """The value, with the gradient of the score."""
+    return _Through.apply(score, value)
 
 
 class _Through(torch.autograd.Function):
