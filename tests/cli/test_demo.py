@@ -166,8 +166,8 @@ def test_ctrl_c_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--clean-accuracy", "250"), "expected a clean accuracy, got 250: ask for 0.9, or for 90 in percent"),
-        (("--clean-accuracy", "2"), "expected a clean accuracy, got 2: ask for 0.9, or for 90 in percent"),
+        (("--clean-accuracy", "250"), "expected an accuracy, got 250: ask for 0.9, or for 90 in percent"),
+        (("--clean-accuracy", "2"), "expected an accuracy, got 2: ask for 0.9, or for 90 in percent"),
         (("--clean-accuracy", "0.999"), "this pair can reach, got 0.999: the best on 24 images is 0."),
         (("--clean-accuracy", "0.999"), "; ask for at most that"),
     ],

@@ -89,6 +89,14 @@ def test_a_card_may_say_anything(tmp_path, facts):
     assert artifact.read(tmp_path)["card"] == facts and "one alpha" in (tmp_path / "mixture.md").read_text()
 
 
+def test_a_mixture_is_no_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(zoo, "zoo_folder", lambda: tmp_path)
+    (tmp_path / "manifest.json").write_text('{"models": {}}')
+    mixtures()["fixed"].save_pretrained(tmp_path / "mine")
+    with pytest.raises(ValueError, match=r"got 'mine', a mixture: ads.MixedClassifier.from_pretrained\('mine'\)"):
+        zoo.load("mine")
+
+
 def test_bases_are_named_with_their_sums(tmp_path):
     mixtures()["fixed"].save_pretrained(tmp_path)
     description = json.loads((tmp_path / artifact.FILE).read_text())

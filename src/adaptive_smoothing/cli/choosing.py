@@ -17,7 +17,7 @@ def as_share(wanted: float) -> float:
         return wanted
     if 10 < wanted <= 100:
         return wanted / 100
-    raise ValueError(f"expected a clean accuracy, got {wanted:g}: ask for 0.9, or for 90 in percent")
+    raise ValueError(f"expected an accuracy, got {wanted:g}: ask for 0.9, or for 90 in percent")
 
 
 def choose(accuracy: CleanAccuracy, wanted: float, console: Console) -> Choice:

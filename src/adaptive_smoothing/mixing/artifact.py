@@ -24,7 +24,7 @@ from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlin
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.results import write_json
 
-FILE, WEIGHTS = "mixture.json", "mixer.safetensors"
+FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 FORMAT = 1
 ROLES = ("standard", "robust")
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}

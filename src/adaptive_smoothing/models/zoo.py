@@ -30,6 +30,7 @@ from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import atomic, write_json
 
 BUILTIN = Path(__file__).parent / "weights"
+MIXTURE = "mixture.json"  # in the folder of one: `mixing.artifact`
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
 NESTED_KEYS = ("state_dict", "model", "net", "ema")
 PREFIXES = ("module.", "_orig_mod.")
@@ -131,6 +132,8 @@ def zoo_folder() -> Path | None:
 
 
 def _unknown_name(name: str, known: list[str]) -> str:
+    if any((place / name / MIXTURE).is_file() for place in (zoo_folder(), BUILTIN) if place is not None):
+        return f"expected the name of a model, got {name!r}, a mixture: ads.MixedClassifier.from_pretrained({name!r})"
     nearest = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"stored here: {known or 'none'}"
     sources = ", ".join(f"{source}:NAME" for source in SOURCES)
