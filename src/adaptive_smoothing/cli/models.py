@@ -14,7 +14,7 @@ from adaptive_smoothing.report.tables import Table, rich_table
 
 COLUMNS = ("name", "from", "architecture", "weights", "clean", "PGD-20")
 NOTE = "Measured on test images after training; PGD-20 at the model's own threat, or Linf 8/255."
-MIXTURE_COLUMNS = ("name", "from", "g", "h", "alpha", "clean")
+MIXTURE_COLUMNS = ("name", "from", "g and h", "alpha", "clean")
 MIXTURE_NOTE = "On validation images, where the dial was set. `evaluate NAME` attacks one."
 
 
@@ -44,11 +44,11 @@ def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
     try:
         described = artifact.read(folder)
     except ValueError:
-        return name, _source(folder), "cannot be read", *["–"] * 3
+        return name, _source(folder), "cannot be read", "–", "–"
     alpha, figures = described["alpha"], described["card"].get("figures", {}).get("val", {})
-    bases = (base_name(described[role]) for role in artifact.ROLES)
+    bases = " and ".join(base_name(described[role]) for role in artifact.ROLES)
     kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
-    return name, _source(folder), *bases, kind, _percent(figures.get("clean"))
+    return name, _source(folder), bases, kind, _percent(figures.get("clean"))
 
 
 def _source(path: Path) -> str:
