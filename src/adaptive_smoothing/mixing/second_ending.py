@@ -73,11 +73,6 @@ class SecondEnding(Mixer):
         score, h = self._judged(evidence)
         return Advice((score - self.centre) / self.spread, h * self.log_scale.exp())
 
-    def unstandardize(self) -> None:
-        """From now on scores are as the scorer has them, which is how they are trained."""
-        self.centre.zero_()
-        self.spread.fill_(1)
-
     def standardize(self, evidence: Evidence) -> None:
         """From now on scores have mean 0 and variance 1 on these images."""
         scores, _ = self._judged(evidence)

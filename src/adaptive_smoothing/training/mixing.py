@@ -69,11 +69,10 @@ class MixingTrainer(Loop):
         layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
         for base in (mixed.standard, mixed.robust):
             base.eval().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
-        dial, shift = recipe.dial, torch.tensor(recipe.dial.shift)
-        if isinstance(mixed.alpha, SecondEnding):
-            shift = shift - dial.scale * mixed.alpha.centre  # of one that was trained before
-            mixed.alpha.unstandardize()
-        self.mixed = mixed.to(device).with_alpha_range(dial.low, 1).with_dial(dial.scale, shift)
+        dial = recipe.dial
+        # One that was trained before has standard scores; alpha is as steep as ever in what it computes.
+        steepness = dial.scale * (mixed.alpha.spread if isinstance(mixed.alpha, SecondEnding) else 1.0)
+        self.mixed = mixed.to(device).with_alpha_range(dial.low, 1).with_dial(steepness, dial.shift)
         super().__init__(recipe, cast(Mixer, mixed.alpha), train, val, folder, device=device, **options)
         self.adversary = WeightPerturbation(self.model, recipe.optimizer.weight_perturbation)
         compiled = self.cuda if compiled is None else compiled
@@ -97,7 +96,7 @@ class MixingTrainer(Loop):
         return groups
 
     def state(self) -> dict[str, Tensor]:
-        return {"shift": self.mixed.alpha_shift, "slopes": self.price.slopes}
+        return {"scale": self.mixed.alpha_scale, "shift": self.mixed.alpha_shift, "slopes": self.price.slopes}
 
     def _identity(self) -> dict[str, Any]:
         sums = [weights_sum(base) for base in (self.mixed.standard, self.mixed.robust)]
@@ -193,14 +192,13 @@ class MixingTrainer(Loop):
 
     def validate(self, images: int = 1000) -> dict[str, float]:
         """Clean accuracy and PGD-10 of the averaged weights on validation images."""
-        before = self.mixed.alpha_shift.clone()
         with statistics_kept(self.model), self.average.swapped_in():
             self.measure(batches=10)
             self.model.eval()
             self.turn_dial()
             attack = PGD(self.recipe.attack.threat, steps=10, stop_when_fooled=True)
             found = evaluate(self.mixed, self.val_data.take(slice(images)), attack)
-        self.mixed.alpha_shift.copy_(before)
+        self.turn_dial()  # back to where it belongs with the weights as they are
         return {"val_clean": found.clean, "val_pgd10": found.robust}
 
     def measure(self, batches: int) -> None:
@@ -214,17 +212,18 @@ class MixingTrainer(Loop):
         mixer = super().finish()
         # What is measured and tuned is what will be stored: half precision.
         mixer.load_state_dict(zoo.compact_weights(mixer))
-        if isinstance(mixer, SecondEnding):
+        if isinstance(mixer, SecondEnding) and self.dial is None:
             self._standardize(mixer)
         self.turn_dial()
         return mixer
 
     def _standardize(self, mixer: SecondEnding) -> None:
-        """How steep alpha is was learned with the scores; from now on the dial says it."""
+        """What the dial does where there is one, with the alpha of every image as it was."""
         with torch.no_grad(), self._arithmetic():
-            mixer.standardize(self._held_out() if self.dial is None else self.dial.evidence)
-        self.mixed.alpha_scale.copy_(self.recipe.dial.scale * mixer.spread)
-        self.mixed.alpha_shift.add_(self.mixed.alpha_scale * mixer.centre / mixer.spread)
+            before, steepness = mixer.centre.clone(), self.recipe.dial.scale
+            mixer.standardize(self._held_out())
+        self.mixed.alpha_scale.copy_(steepness * mixer.spread)
+        self.mixed.alpha_shift.add_(steepness * (mixer.centre - before))
 
 
 def _check_fits(recipe: MixingRecipe, mixed: MixedClassifier) -> None:

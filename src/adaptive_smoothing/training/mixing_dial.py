@@ -9,6 +9,7 @@ from adaptive_smoothing.dial import CleanAccuracy, right_interval
 from adaptive_smoothing.dial_curves import shift_accuracy
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
+from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.training.mixing_recipe import DialSettings
 
 # What attacked images may weigh against clean ones, and how fast that follows the last batches.
@@ -23,15 +24,22 @@ class TrainingDial:
     """
 
     def __init__(self, mixed: MixedClassifier, settings: DialSettings, evidence: Evidence, labels: Tensor) -> None:
-        self.mixed, self.evidence, self.labels = mixed, evidence, labels
+        self.mixed, self.evidence, self.labels, self.steepness = mixed, evidence, labels, settings.scale
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
         self.target = settings.clean_accuracy or h + settings.recover * (g - h)
         mixed.alpha_range[0] = min(settings.low, self._alpha_with_room())
 
     def turn(self) -> None:
-        """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it."""
-        assert isinstance(self.mixed.alpha, Mixer)
-        accuracy = shift_accuracy(self.evidence, self.mixed.alpha(self.evidence), self.labels, self.mixed)
+        """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it.
+
+        The scores of a second ending are made standard, and alpha is as steep in what it computes as the recipe has it.
+        """
+        mixer = self.mixed.alpha
+        assert isinstance(mixer, Mixer)
+        if isinstance(mixer, SecondEnding):
+            mixer.standardize(self.evidence)
+            self.mixed.alpha_scale.copy_(self.steepness * mixer.spread)
+        accuracy = shift_accuracy(self.evidence, mixer(self.evidence), self.labels, self.mixed)
         self.mixed.alpha_shift.fill_(accuracy.largest(min(self.target, accuracy.best())))
 
     def _alpha_with_room(self) -> float:
