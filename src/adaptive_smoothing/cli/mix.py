@@ -70,27 +70,27 @@ def mix(
     """Mix two models into one artifact with a wanted clean or robust accuracy."""
     console, where = screen(), pick_device(device)
     wanted = _wanted(mode, clean, robust_accuracy, alpha)
-    if search and (mode is Mode.nonlinear or "clean_accuracy" not in wanted):
-        raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
     of_adaptive = {"--recipe": recipe, "--set": change, "--resume": resume, "--compile": compiled is not None}
     _check_options(mode, of_adaptive, standard_scale)
+    if search and (mode is Mode.nonlinear or "clean_accuracy" not in wanted):
+        raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
     folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
     _check_folder(folder, overwrite or resume)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     train, val = _images(data, data_root, download)
     check_classes({standard: g, robust: h}, val)
+    scale = STANDARD_SCALE if standard_scale is None else standard_scale
     settings = None
     if mode is Mode.adaptive:
         default = {"clean_accuracy": wanted.get("clean_accuracy", 0.0), "size": train.images.shape[-1]}
         settings = _recipe(recipe, change, threat, standard_scale, f"mixing-{short(robust)}", default)
-    scale = STANDARD_SCALE if standard_scale is None else standard_scale
+    against = settings.attack.threat if settings else parse_threat(threat or THREAT)
     alone = clean_accuracy(g, h, val, standard_scale=scale)
     if "clean_accuracy" in wanted:
         alone.largest(wanted["clean_accuracy"])  # or an error, before anything is trained
-    against = settings.attack.threat if settings else parse_threat(threat or THREAT)
+    if overwrite and not resume:
+        (folder / CHECKPOINT).unlink(missing_ok=True)
     if settings:
-        if overwrite and not resume:
-            (folder / CHECKPOINT).unlink(missing_ok=True)
         options = {"folder": folder, "device": where, "compiled": compiled, "resume": resume}
         mixed, facts = _trained(g, h, train, val, settings, **options)
     elif mode is Mode.nonlinear:
@@ -98,19 +98,21 @@ def mix(
     else:
         mixed, facts = fit_fixed(g, h, standard_scale=scale), {}
     mixed = _dialled(mixed, val, against, wanted, search, console)
-    accuracy, setting = dial_accuracy(mixed, val), dial_setting(mixed)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
+    said = _store(mixed, val, folder, hold, asked | {"data": val.fingerprint()} | environment(where) | facts)
+    beside = f"{short(standard)} alone has {100 * alone(0):.2f} %, {short(robust)} {100 * alone(1):.2f} %."
+    then = f"What it keeps of {short(robust)}'s robustness: adaptive-smoothing evaluate {folder} --preset adaptive"
+    console.print(f"\n{said}; {beside}\nWritten to {folder}. {then}", soft_wrap=True)
+
+
+def _store(mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any]) -> str:
+    """The mixture, its card, and the clean accuracy at every setting of its dial; says where that stands."""
+    accuracy, setting = dial_accuracy(mixed, val), dial_setting(mixed)
     figures = {"val": {"images": len(val), "clean": accuracy(setting)}}
-    card = asked | {"data": val.fingerprint()} | environment(where) | facts | {"figures": figures}
-    mixed.save_pretrained(folder, hold=hold, card=card)
+    mixed.save_pretrained(folder, hold=hold, card=card | {"figures": figures})
     accuracy.save(folder / VALIDATION)
-    for line in (
-        f"\n{100 * accuracy(setting):.2f} % clean accuracy on {len(val):,} validation images, at {accuracy.dial} "
-        f"{setting:.4g}; {short(standard)} alone has {100 * alone(0):.2f} %, {short(robust)} {100 * alone(1):.2f} %.",
-        f"Written to {folder}. What it keeps of {short(robust)}'s robustness: "
-        f"adaptive-smoothing evaluate {folder} --preset adaptive",
-    ):
-        console.print(line, soft_wrap=True)
+    clean = f"{100 * accuracy(setting):.2f} % clean accuracy on {len(val):,} validation images"
+    return f"{clean}, at {accuracy.dial} {setting:.4g}"
 
 
 def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> dict[str, float]:
