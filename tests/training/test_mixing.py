@@ -10,17 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.arithmetic import FastModel
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
 from adaptive_smoothing.checkpoints import CheckpointError
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.fitting import fit_adaptive, train_mixing
-from adaptive_smoothing.mixing.classifier import MixedClassifier, SmoothMixture
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.settings import SettingsError, from_table, read_toml
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.training import mixing_attacks
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_attacks import Climber, TrainingPGD, beginning, climb_only
@@ -380,21 +378,6 @@ def test_a_second_ending_can_be_trained_again(tmp_path):
     again._standardize(again.model)
     torch.testing.assert_close(again.mixed.mix(images).alpha, before, atol=1e-3, rtol=0)
     torch.testing.assert_close(again.mixed.alpha_scale, first.mixed.alpha_scale, rtol=0.2, atol=0)
-
-
-@pytest.mark.filterwarnings("ignore:the gradient was zero")
-@pytest.mark.parametrize("past_flat", [False, True])
-def test_attacks_can_look_past_a_flat_alpha(tmp_path, monkeypatch, past_flat):
-    attacked = []
-    monkeypatch.setattr(
-        mixing_attacks, "FastModel", lambda model, *args, **options: attacked.append(model) or FastModel(model, *args)
-    )
-    run = trainer(tmp_path, recipe("turning", epochs=1, attack={"past_flat": past_flat, "through_robust": 0.0}))
-    assert any(isinstance(model, SmoothMixture) for model in attacked) == past_flat
-    with torch.no_grad():
-        run.model.scorer[-1].weight.normal_(std=1e4)
-    run.turn_dial()
-    assert run.attack(first_batch(run)).images.isfinite().all()
 
 
 def test_the_dial_keeps_to_the_clean_accuracy_that_is_asked_for(tmp_path):

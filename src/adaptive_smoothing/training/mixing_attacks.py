@@ -101,8 +101,7 @@ class TrainingPGD(StepAttack):
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None
         threat = self.threat.with_eps(state["eps"])
-        # Past flat places float16 may not hold the gradient of an image: such a step goes nowhere.
-        moved = images + column(state["step_size"], images) * threat.steepest(answer.gradient.nan_to_num())
+        moved = images + column(state["step_size"], images) * threat.steepest(answer.gradient)
         return {"iterate": threat.project(moved, state["clean"])}
 
 
@@ -230,8 +229,6 @@ def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.
     chance, robust = Chance(settings), FastModel(mixed.robust, device)
     hostile = Claiming(_classes(mixed)) if settings.setting == "hostile" else None
     view = mixed.with_standard(hostile) if hostile else mixed.gray_box() if settings.setting == "A" else mixed
-    if settings.past_flat:
-        view, compiled = view.smooth(), False
     model = FastModel(view, device, compiled=compiled)
     if hostile:
         return Targeted(model, robust, chance, targeted_margin, hostile)

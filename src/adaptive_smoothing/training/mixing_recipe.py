@@ -47,7 +47,6 @@ class AttackSettings:
     random too, `steps` on average, unless `vary_steps` is off; a random weight up to `alpha_weight` is on the term that
     lowers alpha. A share `through_robust` of the images is attacked through h alone, which g withstands: there alpha
     should be 0. Images that an attack could not fool are kept as attacked ones, or with unfooled = "drop" left out.
-    With `past_flat` an attack follows the score where alpha is flat.
     """
 
     setting: str = "C"
@@ -60,7 +59,6 @@ class AttackSettings:
     alpha_weight: float = 0.4
     through_robust: float = 0.125
     unfooled: str = "keep"
-    past_flat: bool = False
 
     def __post_init__(self) -> None:
         among("setting", self.setting, ATTACKS)
