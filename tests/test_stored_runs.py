@@ -1,4 +1,4 @@
-"""The stored runs are of the stored models: retraining one without sweeping again is noticed here."""
+"""The stored runs and mixtures are of the stored models: retraining one without the others is noticed here."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,14 @@ from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.dial import CleanAccuracy
+from adaptive_smoothing.dial_curves import dial_setting
 from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
+from adaptive_smoothing.mixing import artifact, cards
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import model_facts
+from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.training.mixing_recipe import MixingRecipe
 
 RESNET18 = Path(__file__).parents[1] / "results" / "resnet18"
 
@@ -49,3 +54,27 @@ def test_the_stored_answers_are_those_the_models_give_here():
         with torch.no_grad():
             right = zoo.load(name)(images.floats()).argmax(1) == images.labels
         np.testing.assert_array_equal(run.rows[f"clean_{letter}"][at], right.numpy())
+
+
+@pytest.mark.parametrize("name", artifact.names())
+def test_a_stored_mixture_is_what_its_card_says(name):
+    folder = artifact.find(name)
+    description = artifact.read(folder)
+    card = description["card"]
+    assert (folder / "mixture.md").read_text() == cards.markdown(name, description, folder / artifact.WEIGHTS)
+    recipe = from_table(MixingRecipe, card["recipe"])
+    assert recipe.mixer.kind == description["alpha"]["kind"] and recipe.data.name == "cifar10"
+    assert card["figures"]["val"]["clean"] == pytest.approx(card["wanted"]["clean_accuracy"], abs=5e-4)
+    mixed = MixedClassifier.from_pretrained(name)
+    assert mixed.standard_scale == recipe.standard_scale and mixed.alpha_range[0] == recipe.dial.low
+
+
+def test_the_mixture_in_the_package_is_right_where_its_dial_says_so():
+    """The images in the package are the first of those that the dial was set on."""
+    folder, images = artifact.find("compact-mixed"), datasets.load("builtin", "val").take(slice(60))
+    mixed, ends = MixedClassifier.from_pretrained(folder), CleanAccuracy.load(folder / VALIDATION)
+    setting = dial_setting(mixed)
+    assert ends(setting) == artifact.read(folder)["card"]["figures"]["val"]["clean"]
+    with torch.no_grad():
+        right = mixed(images.floats()).argmax(1) == images.labels
+    np.testing.assert_array_equal(right.numpy(), ((ends.low < setting) & (setting < ends.high))[:60])
