@@ -109,6 +109,18 @@ def test_bases_are_named_with_their_sums(tmp_path):
         MixedClassifier.from_pretrained(tmp_path)
 
 
+def test_a_named_base_can_be_given_but_no_other(tmp_path):
+    mixtures()["second ending"].save_pretrained(tmp_path)
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=zoo.load("compact-standard"), robust=H)
+    assert torch.equal(loaded(IMAGES), MixedClassifier.from_pretrained(tmp_path)(IMAGES))
+    moved = copy.deepcopy(H)
+    with torch.no_grad():
+        moved.head.bias.add_(0.5)
+    for other in (G, moved):
+        with pytest.raises(ValueError, match=r"expected the robust classifier .* other weights .*: mix others with"):
+            MixedClassifier.from_pretrained(tmp_path, robust=other)
+
+
 def test_modules_of_ones_own_are_given_again(tmp_path, linear):
     other = copy.deepcopy(linear)
     with torch.no_grad():

@@ -141,12 +141,21 @@ def _restore_base(
             f"expected the {role} classifier, which this mixture knows by the sum of its weights only: "
             f"pass {role}=... the module it was saved with"
         )
-    if "weights" in description and (found := weights_sum(given)) != description["weights"]:
+    _check_given(role, description, given)
+    return given.to(device)
+
+
+def _check_given(role: str, description: Mapping[str, Any], given: nn.Module) -> None:
+    """The sum of the weights, or that of the file they came from. What has neither is taken as it is."""
+    if wanted := description.get("weights"):
+        found = weights_sum(given)
+    elif wanted := description.get("sha256"):
+        found = _describe_base(given, None).get("sha256", weights_sum(given))
+    if wanted and found != wanted:
         raise ValueError(
             f"expected the {role} classifier this mixture was saved with, got one with other weights "
-            f"({found[:12]} instead of {description['weights'][:12]})"
+            f"({found[:12]} instead of {wanted[:12]}): mix others with MixedClassifier(g, h, mixed.alpha)"
         )
-    return given.to(device)
 
 
 def _by_name(role: str, description: Mapping[str, Any], device: torch.device | str) -> nn.Module:
