@@ -117,7 +117,7 @@ def test_a_named_base_can_be_given_but_no_other(tmp_path):
     with torch.no_grad():
         moved.head.bias.add_(0.5)
     for other in (G, moved):
-        with pytest.raises(ValueError, match=r"expected the robust classifier .* other weights .*: mix others with"):
+        with pytest.raises(ValueError, match=r"expected the robust classifier .* other weights: mix others with"):
             MixedClassifier.from_pretrained(tmp_path, robust=other)
 
 

@@ -24,7 +24,7 @@ from adaptive_smoothing.training.averaging import learns_statistics, measure_sta
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
 from adaptive_smoothing.training.mixing_attacks import Attacked, attack_through_robust, make_attack
-from adaptive_smoothing.training.mixing_dial import STEEPEST, Price, TrainingDial
+from adaptive_smoothing.training.mixing_dial import Price, TrainingDial
 from adaptive_smoothing.training.mixing_loss import composite_loss
 from adaptive_smoothing.training.mixing_recipe import MixerSettings, MixingRecipe
 from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
@@ -179,11 +179,11 @@ class MixingTrainer(Loop):
             parts = batches(self.val_data.take(slice(HELD_OUT)), 500)
             return together(*(self.mixed.evidence(self._laid_out(part.images)) for part in parts))
 
-    def turn_dial(self, **options: float) -> None:
+    def turn_dial(self) -> None:
         """Where there is one to turn."""
         if self.dial is not None:
             with torch.no_grad(), self._arithmetic():
-                self.dial.turn(**options)
+                self.dial.turn()
 
     def _laid_out(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=self.layout)
@@ -214,7 +214,7 @@ class MixingTrainer(Loop):
         mixer.load_state_dict(zoo.compact_weights(mixer))
         if isinstance(mixer, SecondEnding) and self.dial is None:
             self._standardize(mixer)
-        self.turn_dial(steepest=STEEPEST)
+        self.turn_dial()
         return mixer
 
     def _standardize(self, mixer: SecondEnding) -> None:

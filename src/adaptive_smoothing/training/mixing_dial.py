@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -16,9 +14,6 @@ from adaptive_smoothing.training.mixing_recipe import DialSettings
 
 # What attacked images may weigh against clean ones, and how fast that follows the last batches.
 PRICES, FOLLOW = (0.05, 2.0), 0.05
-# Alpha's scale for standard scores when training is over. What training leaves is a switch five times as steep, stands
-# no more attacks (docs/log.md), and has slopes that float16 does not hold.
-STEEPEST = 20.0
 
 
 class TrainingDial:
@@ -34,17 +29,16 @@ class TrainingDial:
         self.target = settings.clean_accuracy or h + settings.recover * (g - h)
         mixed.alpha_range[0] = min(settings.low, self._alpha_with_room())
 
-    def turn(self, steepest: float = math.inf) -> None:
+    def turn(self) -> None:
         """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it.
 
-        The scores of a second ending are made standard, and alpha is as steep in what it computes as the recipe has it,
-        up to `steepest` for standard scores.
+        The scores of a second ending are made standard, and alpha is as steep in what it computes as the recipe has it.
         """
         mixer = self.mixed.alpha
         assert isinstance(mixer, Mixer)
         if isinstance(mixer, SecondEnding):
             mixer.standardize(self.evidence)
-            self.mixed.alpha_scale.copy_((self.steepness * mixer.spread).clamp_max(steepest))
+            self.mixed.alpha_scale.copy_(self.steepness * mixer.spread)
         accuracy = shift_accuracy(self.evidence, mixer(self.evidence), self.labels, self.mixed)
         self.mixed.alpha_shift.fill_(accuracy.largest(min(self.target, accuracy.best())))
 
