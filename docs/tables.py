@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -265,9 +266,9 @@ def frontier(name: str) -> Table:
     return frontier_table(Comparison.read(COMPARED / name))
 
 
-def mixtures(name: str) -> Table:
-    """Mixtures under several attacks: results/mixtures/NAME, by benchmarks/mixtures.py."""
-    return attacks_table(Comparison.read(COMPARED / name))
+def mixtures(*names: str) -> Table:
+    """Mixtures under several attacks: results/mixtures/NAME, by benchmarks/mixtures.py; further runs add attacks."""
+    return attacks_table(reduce(Comparison.with_attacks_of, (Comparison.read(COMPARED / name) for name in names)))
 
 
 def losses(name: str) -> Table:

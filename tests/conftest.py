@@ -107,7 +107,8 @@ def write_comparison() -> Callable[[Path], Path]:
             }
             found.append({"mixture": mixture, "wanted": wanted, "attacks": attacks, "of": 4})
         write_rows(folder / "rows.npz", rows)
-        write_json(folder / "result.json", {"images": 8, "mixtures": found})
+        facts = {"models": {"g": "a", "h": "b"}, "settings": {"split": "test", "preset": ["B:8", "C:4"]}, "images": 8}
+        write_json(folder / "result.json", facts | {"mixtures": found})
         return folder
 
     return write

@@ -1,5 +1,8 @@
 """Mixtures side by side: read from files, in tables, in a panel."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -32,6 +35,40 @@ def test_a_column_an_attack(folder):
     assert table.columns == ("mixture", "clean", "B", "C", "all of them")
     assert table.rows[2] == ("ours", "87.50", "50.00", "75.00", "75.00")
     assert table.note == "Images attacked: B: 8, C: 4; all of them on 4."
+
+
+def test_one_attack_is_all_of_them(folder):
+    comparison = Comparison.read(folder)
+    points = (
+        replace(point, facts=point.facts | {"attacks": {"B": {"robust": 0.5, "images": 8}}})
+        for point in comparison.points
+    )
+    table = attacks_table(replace(comparison, points=tuple(points)))
+    assert table.columns == ("mixture", "clean", "B")
+    assert table.rows[2] == ("ours", "87.50", "50.00") and table.note == "Images attacked: B: 8."
+
+
+def test_further_attacks_are_added_to_the_same_mixtures(folder):
+    first = Comparison.read(folder)
+    further = [
+        replace(point, stands=np.array([False, True, True]), facts={"attacks": {"D": {"robust": 2 / 3, "images": 3}}})
+        for point in first.points[1:]
+    ]
+    settings = {"split": "test", "preset": ["D"]}
+    both = first.with_attacks_of(replace(first, points=tuple(further), facts=first.facts | {"settings": settings}))
+    table = attacks_table(both)
+    assert table.columns == ("mixture", "clean", "B", "C", "D", "all of them")
+    assert [row[-3:] for row in table.rows] == [
+        ("50.00", "–", "50.00"),
+        ("25.00", "66.67", "0.00"),
+        ("75.00", "66.67", "66.67"),
+        ("50.00", "66.67", "33.33"),
+    ]
+    other_dial = replace(further[0], clean=~first.points[1].clean)
+    with pytest.raises(ValueError, match="expected fixed to answer alike"):
+        first.with_attacks_of(replace(first, points=(other_dial,)))
+    with pytest.raises(ValueError, match=r"of the same, got .*test.* and .*val"):
+        first.with_attacks_of(replace(first, facts=first.facts | {"settings": {"split": "val"}}))
 
 
 def test_a_line_each(folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +11,9 @@ import numpy as np
 
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.results import read_json, read_rows
+
+# Two runs of one mixture may differ in the last bits: in so few of its answers.
+SAME = 0.001
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,19 @@ class Point:
     def robust(self) -> float:
         """On images under all attacks."""
         return float(self.stands.mean())
+
+    def under_attacks_of(self, other: Self | None) -> Self:
+        """The same mixture at the same setting, under the attacks of both."""
+        if other is None:
+            return self
+        shared = min(len(self.clean), len(other.clean))
+        if (self.clean[:shared] != other.clean[:shared]).mean() > SAME:
+            raise ValueError(f"expected {self.mixture} to answer alike in both, got other answers: another dial?")
+        images = min(len(self.stands), len(other.stands))
+        attacks = self.facts["attacks"] | other.facts["attacks"]
+        return replace(
+            self, stands=self.stands[:images] & other.stands[:images], facts=self.facts | {"attacks": attacks}
+        )
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,20 @@ class Comparison:
     def images(self) -> int:
         """How many images were attacked in every way."""
         return min(len(point.stands) for point in self.points)
+
+    def with_attacks_of(self, other: Self) -> Self:
+        """These mixtures, under the attacks of another comparison too where it has the same at the same setting."""
+        if self._subject != other._subject:
+            raise ValueError(f"expected two comparisons of the same, got {self._subject} and {other._subject}")
+        theirs = {(point.mixture, point.wanted): point for point in other.points}
+        points = (point.under_attacks_of(theirs.get((point.mixture, point.wanted))) for point in self.points)
+        return replace(self, points=tuple(points))
+
+    @property
+    def _subject(self) -> dict[str, Any]:
+        """What was attacked, apart from the mixtures: the models, the images, the threat."""
+        settings = {name: value for name, value in self.facts["settings"].items() if name != "preset"}
+        return {"models": self.facts["models"], **settings}
 
     def nearest(self, mixture: str, wanted: float) -> Point:
         """The setting of a mixture that was tuned to the accuracy closest to the wanted one."""

@@ -192,14 +192,16 @@ def _cell(point: Point | None, first: Point | None) -> str:
 
 
 def attacks_table(comparison: Comparison) -> Table:
-    """One row a mixture and setting, one column an attack."""
-    attacks = list(dict.fromkeys(name for point in comparison.points for name in point.facts["attacks"]))
+    """One row a mixture and setting, one column an attack, and one for all of them."""
+    counts = {name: attack["images"] for point in comparison.points for name, attack in point.facts["attacks"].items()}
     rows = []
     for point in comparison.points:
         found = point.facts["attacks"]
-        left = [f"{100 * found[name]['robust']:.2f}" if name in found else "–" for name in attacks]
-        rows.append((point.mixture, f"{100 * point.accuracy:.2f}", *left, f"{100 * point.robust:.2f}"))
-    counts = {name: attack["images"] for point in comparison.points for name, attack in point.facts["attacks"].items()}
+        left = [f"{100 * found[name]['robust']:.2f}" if name in found else "–" for name in counts]
+        rows.append([point.mixture, f"{100 * point.accuracy:.2f}", *left, f"{100 * point.robust:.2f}"])
+    columns = ["mixture", "clean", *counts, "all of them"]
+    if len(counts) == 1:
+        columns, *rows = (line[:-1] for line in (columns, *rows))
     images = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
-    note = f"Images attacked: {images}; all of them on {comparison.images:,}."
-    return Table("Mixtures under attack, %", ("mixture", "clean", *attacks, "all of them"), tuple(rows), note)
+    note = f"Images attacked: {images}{f'; all of them on {comparison.images:,}' if len(counts) > 1 else ''}."
+    return Table("Mixtures under attack, %", tuple(columns), tuple(map(tuple, rows)), note)
