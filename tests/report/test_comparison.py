@@ -64,6 +64,7 @@ def test_further_attacks_are_added_to_the_same_mixtures(folder):
         ("75.00", "66.67", "66.67"),
         ("50.00", "66.67", "33.33"),
     ]
+    assert first.with_attacks_of(first).points[0].facts == first.points[0].facts
     other_dial = replace(further[0], clean=~first.points[1].clean)
     with pytest.raises(ValueError, match="expected fixed to answer alike"):
         first.with_attacks_of(replace(first, points=(other_dial,)))

@@ -44,10 +44,9 @@ class Point:
         if (self.clean[:shared] != other.clean[:shared]).mean() > SAME:
             raise ValueError(f"expected {self.mixture} to answer alike in both, got other answers: another dial?")
         images = min(len(self.stands), len(other.stands))
-        attacks = self.facts["attacks"] | other.facts["attacks"]
-        return replace(
-            self, stands=self.stands[:images] & other.stands[:images], facts=self.facts | {"attacks": attacks}
-        )
+        stands = self.stands[:images] & other.stands[:images]
+        further = {name: found for name, found in other.facts["attacks"].items() if name not in self.facts["attacks"]}
+        return replace(self, stands=stands, facts=self.facts | {"attacks": self.facts["attacks"] | further})
 
 
 @dataclass(frozen=True)
