@@ -166,7 +166,7 @@ def _points(difference: float) -> str:
 
 def frontier_table(comparison: Comparison) -> Table:
     """One row a mixture, one column a wanted clean accuracy; beside it how far that is from the first mixture."""
-    wanted = list(dict.fromkeys(point.wanted for point in comparison.points))
+    wanted = sorted({point.wanted for point in comparison.points}, key=lambda target: target or 0)
     at = {(point.mixture, point.wanted): point for point in comparison.points}
     first = next(iter(comparison.mixtures))
     rows = [
