@@ -7,11 +7,9 @@ import torch
 from torch import nn
 from toys import CPU, Planes, aimed, pictures
 
-from adaptive_smoothing.attacks import cascade as cascade_module
-from adaptive_smoothing.attacks import engine as engine_module
 from adaptive_smoothing.attacks.adaptive import PRESETS, AdaptiveAttack, AdaptiveAutoAttack, preset
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.arithmetic import FastModel, rounding
+from adaptive_smoothing.attacks.arithmetic import FULL, Arithmetic, FastModel, fast
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack, in_full_precision
 from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
 from adaptive_smoothing.attacks.engine import Engine
@@ -217,11 +215,11 @@ def coarse(monkeypatch):
 
     def rounded(self, images):
         logits = exact(self, images)
-        return logits if self.precise else logits + ((2 * logits).round() / 2 - logits).detach()
+        return logits if self.arithmetic == FULL else logits + ((2 * logits).round() / 2 - logits).detach()
 
     monkeypatch.setattr(FastModel, "__call__", rounded)
-    monkeypatch.setattr(cascade_module, "rounding", lambda logits: torch.full(logits.shape[:1], 0.5))
-    monkeypatch.setattr(engine_module, "strays", lambda *told: False)
+    monkeypatch.setattr(Arithmetic, "rounding", lambda self, logits: torch.full(logits.shape[:1], 0.5))
+    monkeypatch.setattr(Arithmetic, "strays", lambda *told: False)
 
 
 def test_what_stands_by_a_rounding_error_is_attacked_in_full_precision(coarse):
@@ -290,7 +288,7 @@ def test_fast_arithmetic_is_off_by_less_than_it_is_said_to_be():
     images = torch.rand(64, 3, 8, 8)
     exact = network.double()(images.double()).float()
     off = (FastModel(network.float(), CPU)(images) - exact).abs().amax(1)
-    assert (off < rounding(exact)).all()
+    assert (off < fast(CPU)[0].rounding(exact)).all()
 
 
 # --- presets --------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from toys import CPU, Planes, aimed, pictures, run
 
 from adaptive_smoothing.attacks import arithmetic
 from adaptive_smoothing.attacks import engine as engine_file
-from adaptive_smoothing.attacks import jobs as jobs_file
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.arithmetic import FastModel, frozen
+from adaptive_smoothing.attacks.arithmetic import AS_IT_IS, FLOAT16, FULL, TF32, Arithmetic, FastModel, frozen
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB
@@ -22,7 +21,7 @@ from adaptive_smoothing.attacks.half import HalfConvolutions, with_lifted_gradie
 from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
+from adaptive_smoothing.attacks.steps import StepAttack, Victim, keep_worst
 from adaptive_smoothing.attacks.verdict import verdict
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.threat import L2, Linf
@@ -345,7 +344,7 @@ def two_tables(fast, full, length=12, looks=4, batch_size=8):
     attack = Scripted(Linf(1.0), jobs, length, looks)
     shot = Shot(images, torch.zeros(count).long(), torch.arange(count), torch.zeros(count, 2), attack.threat)
     engine = Engine(Table(full), CPU, batch_size)
-    engine._fast[id(engine.model), False] = Fast(Table(fast))
+    engine._fast[id(engine.model), arithmetic.fast(CPU)[0]] = Fast(Table(fast))
     engine._tried = True
     return engine.run("test", attack, shot)
 
@@ -366,7 +365,7 @@ def test_a_refused_job_does_not_stand_in_the_way_of_the_next():
 
 def test_what_stands_by_a_rounding_error_is_judged_when_all_jobs_are_done(monkeypatch):
     """Fast arithmetic has both at -0.001; one of them is a success, and the other's margin is not what it seemed."""
-    monkeypatch.setattr(jobs_file, "rounding", lambda logits: torch.full(logits.shape[:1], 0.01))
+    monkeypatch.setattr(Arithmetic, "rounding", lambda self, logits: torch.full(logits.shape[:1], 0.01))
     fast, full = torch.full((3, 2, 40), -1.0), torch.full((3, 2, 40), -1.0)
     fast[:2, 1, 4] = -0.001
     full[0, 1, 4], full[1, 1, 4] = 0.002, -0.005
@@ -727,6 +726,48 @@ def test_a_model_that_fast_arithmetic_cannot_hold_is_attacked_in_full_precision(
     assert torch.equal(found.worst, expected.worst) and found.fooled.any()
 
 
+class Sharp(Loud):
+    """Small differences of numbers that float16 has few digits for."""
+
+    def forward(self, images):
+        return self.layers(images + 256) - self.layers(torch.full_like(images, 256))
+
+
+@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+@pytest.mark.filterwarnings("error")
+def test_what_one_arithmetic_cannot_tell_apart_the_next_one_may(monkeypatch):
+    model = Sharp()
+    shot = aimed(model, pictures(6, (3, 8, 8)), Linf(0.02))
+    assert FLOAT16.strays(model, shot.images, shot.logits) and not AS_IT_IS.strays(model, shot.images, shot.logits)
+    monkeypatch.setattr(engine_file, "fast", lambda device: (FLOAT16, AS_IT_IS, FULL))
+    engine = Engine(model, CPU, 8)
+    found = engine.run("test", APGD(shot.threat, steps=5), shot)
+    expected = Engine(model, CPU, 8, precise=True).run("test", APGD(shot.threat, steps=5), shot)
+    assert engine.arithmetic(shot) == AS_IT_IS and torch.equal(found.worst, expected.worst) and found.fooled.any()
+
+
+@pytest.mark.parametrize(("computed_in", "expected"), [(FULL, "ieee"), (TF32, "tf32"), (AS_IT_IS, "tf32")])
+def test_what_becomes_of_float32_holds_for_the_gradient_too(computed_in, expected):
+    convolutions, seen = torch.backends.cudnn.conv, []
+    before = convolutions.fp32_precision
+
+    class Watched(Planes):
+        def forward(self, images):
+            seen.append(convolutions.fp32_precision)
+            images.register_hook(lambda gradient: seen.append(convolutions.fp32_precision))
+            return super().forward(images)
+
+    model = Watched()
+    victim = Victim(FastModel(model, CPU, computed_in), arithmetic=computed_in)
+    labels = torch.zeros(4, dtype=torch.long)
+    convolutions.fp32_precision = "ieee" if computed_in == TF32 else "tf32"
+    try:
+        victim.answer(cross_entropy, pictures(4), {"label": labels, "target": labels})
+    finally:
+        convolutions.fp32_precision = before
+    assert seen == [expected] * 2
+
+
 class Steep(Loud):
     """Logits that half precision can hold, and gradients that it cannot."""
 
@@ -777,9 +818,9 @@ def test_a_sure_model_has_the_gradient_of_full_precision():
     logits = model(images)
     model.head.weight *= 25 / (logits.topk(2).values @ torch.tensor([1.0, -1.0])).max()
     labels, found = model(images).argmax(1), []
-    for precise in (False, True):
+    for computed_in in (arithmetic.fast(CPU)[0], FULL):
         inputs = images.clone().requires_grad_()
-        loss, _ = cross_entropy(FastModel(model, CPU, precise=precise), inputs, labels)
+        loss, _ = cross_entropy(FastModel(model, CPU, computed_in), inputs, labels)
         found.append(torch.autograd.grad(loss.sum(), inputs)[0])
     assert (found[1].abs().amax((1, 2, 3)) < 1e-7).any()
     assert (found[0].sign() == found[1].sign()).float().mean((1, 2, 3)).min() > 0.9

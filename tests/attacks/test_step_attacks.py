@@ -13,6 +13,7 @@ from toys import CPU, Planes, aimed, assert_inside, pictures, run
 
 from adaptive_smoothing.attacks import square as square_file
 from adaptive_smoothing.attacks.apgd import APGD
+from adaptive_smoothing.attacks.arithmetic import fast
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.engine import Engine
@@ -604,7 +605,7 @@ def test_square_goes_on_after_a_refusal():
     threat, distance = middling(model, Linf, images)
     shot = aimed(model, images, threat)
     engine = Engine(model, CPU, 64)
-    off = engine._fast[id(model), False] = Off()
+    off = engine._fast[id(model), fast(CPU)[0]] = Off()
     engine._tried = True
     outcome = engine.run("test", Square(threat, queries=250), shot)
     can_fall, near = decided(distance, threat.eps)

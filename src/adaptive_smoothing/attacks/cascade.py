@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.arithmetic import rounding
 from adaptive_smoothing.attacks.engine import Engine, View
 from adaptive_smoothing.attacks.jobs import Watch
 from adaptive_smoothing.attacks.pgd import PGD
@@ -122,7 +121,7 @@ def run_stage(
     engine: Engine, number: int, stage: Stage, shot: Shot, standing: Standing, watch: Watch | None = None
 ) -> None:
     """Attack what the stage is for, and note what became of it."""
-    which = _for_stage(stage, shot, standing)
+    which = _for_stage(engine, stage, shot, standing)
     if not len(which):
         return
     if watch is not None:
@@ -136,11 +135,11 @@ def run_stage(
     standing.add(number, which, outcome)
 
 
-def _for_stage(stage: Stage, shot: Shot, standing: Standing) -> Tensor:
+def _for_stage(engine: Engine, stage: Stage, shot: Shot, standing: Standing) -> Tensor:
     """What stands, or only what stands by a rounding error; everything for an attack that goes to the end."""
     left = standing.left()
     if stage.precise:
-        return left[standing.margin[left] > -rounding(shot.logits[left])]
+        return left[standing.margin[left] > -engine.arithmetic(shot).rounding(shot.logits[left])]
     return torch.arange(len(shot), device=left.device) if stage.to_the_end else left
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.arithmetic import FastModel, frozen, strays
+from adaptive_smoothing.attacks.arithmetic import FULL, Arithmetic, FastModel, fast, frozen
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.jobs import Jobs, Watch
 from adaptive_smoothing.attacks.shot import Outcome, Shot
@@ -21,7 +21,7 @@ from adaptive_smoothing.attacks.verdict import NotFiniteError, verdict_logits
 # Rows of a batch of CIFAR's size: two cores are full with some dozens.
 BATCH = {"cuda": 2048, "cpu": 32}
 # Fewer images of that size than these take a device as long, or nearly.
-FULL = {"cuda": 1024, "cpu": 32}
+BUSY = {"cuda": 1024, "cpu": 32}
 CIFAR_PIXELS = 3 * 32 * 32
 # Images on which fast arithmetic is compared with the model itself.
 TRIED = 8
@@ -47,7 +47,7 @@ class Passes:
 class Engine:
     """Attacks `model` on one device. It keeps what it has compiled and recorded, so that the next images go faster.
 
-    On `examples`, or on the first images it is given, it sees whether fast arithmetic will do for the model.
+    On `examples`, or on the first images it is given, it sees which arithmetic will do for the model.
     """
 
     model: nn.Module
@@ -61,9 +61,9 @@ class Engine:
     def __post_init__(self) -> None:
         self.size = self.batch_size or BATCH.get(self.device.type, 256)
         self._views: dict[View, nn.Module] = {}
-        self._fast: dict[tuple[int, bool], FastModel] = {}
-        self._recorded: dict[tuple[int, int, bool, int], Batch] = {}
-        self._tried = False
+        self._arithmetic = FULL if self.precise else None
+        self._fast: dict[tuple[int, Arithmetic], FastModel] = {}
+        self._recorded: dict[tuple[int, int, Arithmetic, int], Batch] = {}
         # Recorded graphs take turns, and nothing outlives a replay: they can all work in the same memory.
         self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -84,28 +84,29 @@ class Engine:
         """
 
         def work(view: nn.Module | None) -> Outcome:
-            exact = precise or self._needs_precision(shot)
+            arithmetic = FULL if precise else self.arithmetic(shot)
             try:
-                return Jobs(self, name, attack, shot, view, exact, watch).run()
+                return Jobs(self, name, attack, shot, view, arithmetic, watch).run()
             except NotFiniteError:
-                if exact:
+                if arithmetic == FULL:
                     raise
                 warnings.warn(f"fast arithmetic cannot hold the gradient: {name} in full precision", stacklevel=4)
-                return Jobs(self, name, attack, shot, view, True, watch).run()
+                return Jobs(self, name, attack, shot, view, FULL, watch).run()
 
         return self.retried(shot, source, work)
 
-    def _needs_precision(self, shot: Shot) -> bool:
-        """Whether fast arithmetic will not do for this model, which is tried once."""
-        if not self.precise and not self._tried:
+    def arithmetic(self, shot: Shot) -> Arithmetic:
+        """The fastest that will do for this model, which is tried once."""
+        if self._arithmetic is None:
             images = shot.images[: min(TRIED, self.size)] if self.examples is None else self.examples()
-            self.precise = strays(self.model, images, verdict_logits(self.model, images))
-            if self.precise:
+            logits = verdict_logits(self.model, images)
+            will_do = (found for found in fast(self.device) if not found.strays(self.model, images, logits))
+            self._arithmetic = next(will_do, FULL)
+            if self._arithmetic == FULL:
                 warnings.warn(
                     "in fast arithmetic this model is another one: attacks are made in full precision", stacklevel=5
                 )
-        self._tried = True
-        return self.precise
+        return self._arithmetic
 
     def retried(self, shot: Shot, source: View | None, work: Callable[[nn.Module | None], Outcome]) -> Outcome:
         """Work on a view of the model, frozen, until the batches are small enough for it."""
@@ -149,26 +150,30 @@ class Engine:
             self._views[source] = source(self.model)
         return self._views[source]
 
-    def victim(self, source: nn.Module | None, precise: bool) -> Victim:
-        model = self._fast_model(self.model, precise)
-        return Victim(model, None if source is None else self._fast_model(source, precise), precise)
+    def victim(self, source: nn.Module | None, arithmetic: Arithmetic) -> Victim:
+        model = self._fast_model(self.model, arithmetic)
+        return Victim(model, None if source is None else self._fast_model(source, arithmetic), arithmetic)
 
-    def _fast_model(self, model: nn.Module, precise: bool) -> FastModel:
-        key = (id(model), precise)
+    def _fast_model(self, model: nn.Module, arithmetic: Arithmetic) -> FastModel:
+        key = (id(model), arithmetic)
         if key not in self._fast:
-            # A view, or a few images in full precision, are attacked too shortly to win back the time of compiling.
-            compiled = self.compiled and model is self.model and not precise
-            self._fast[key] = FastModel(model, self.device, compiled=compiled, precise=precise)
+            # A view is attacked too shortly to win back the time of compiling.
+            compiled = model is self.model and self._compiles(arithmetic)
+            self._fast[key] = FastModel(model, self.device, arithmetic, compiled=compiled)
         return self._fast[key]
 
-    def batch(self, attack: StepAttack, source: nn.Module | None, precise: bool, state: State) -> Batch:
+    def _compiles(self, arithmetic: Arithmetic) -> bool:
+        """What is slower is for a few images, or for TF32, which torch's compiler trips over (2.9 to 2.11)."""
+        return self.compiled and arithmetic == fast(self.device)[0]
+
+    def batch(self, attack: StepAttack, source: nn.Module | None, arithmetic: Arithmetic, state: State) -> Batch:
         """A batch that starts from `state`, with the graph of an earlier one of its size where there is one."""
         # Not by name: presets share names of stages that differ.
-        key = (id(attack), id(source), precise, len(state["label"]))
+        key = (id(attack), id(source), arithmetic, len(state["label"]))
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
-        victim, compiled = self.victim(source, precise), self.compiled and not precise
+        victim, compiled = self.victim(source, arithmetic), self._compiles(arithmetic)
         batch = Batch(attack, victim, state, full=self._full(state), compiled=compiled, memory=self._memory)
         if batch.cuda:
             self._recorded[key] = batch
@@ -176,7 +181,7 @@ class Engine:
 
     def _full(self, state: State) -> int:
         """How many images keep the device busy, and are not more than it may be given."""
-        return min(FULL.get(self.device.type, 1) * CIFAR_PIXELS // state["clean"][0].numel(), self.size)
+        return min(BUSY.get(self.device.type, 1) * CIFAR_PIXELS // state["clean"][0].numel(), self.size)
 
     def rows(self, jobs: int) -> int:
         """How many rows a batch for so many jobs has: on a GPU one of a few sizes."""

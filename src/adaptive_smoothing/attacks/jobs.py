@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.arithmetic import rounding
+from adaptive_smoothing.attacks.arithmetic import Arithmetic
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.attacks.steps import State, StepAttack
@@ -39,11 +39,11 @@ class Jobs:
         attack: StepAttack,
         shot: Shot,
         source: nn.Module | None,
-        precise: bool,
+        arithmetic: Arithmetic,
         watch: Watch | None,
     ) -> None:
         self.engine, self.name, self.attack, self.shot = engine, name, attack, shot
-        self.source, self.precise = source, precise
+        self.source, self.arithmetic = source, arithmetic
         self.watch = watch or (lambda share, fallen: None)
         self.targets = attack.targets(shot.logits, shot.labels)
         self.images, self.attempts = self.targets.shape
@@ -113,7 +113,7 @@ class Jobs:
         """Idle rows repeat the first job."""
         rows = self.engine.rows(len(jobs))
         padded = np.array(jobs + [jobs[0]] * (rows - len(jobs)))
-        return self.engine.batch(self.attack, self.source, self.precise, self._begin(padded))
+        return self.engine.batch(self.attack, self.source, self.arithmetic, self._begin(padded))
 
     @staticmethod
     def _padded(jobs: list[int], batch: Batch) -> np.ndarray:
@@ -132,7 +132,7 @@ class Jobs:
         state = {name: value[which] for name, value in batch.state.items()}
         job = job[kept]
         job[len(running) :] = -1
-        return self.engine.batch(self.attack, self.source, self.precise, state), job
+        return self.engine.batch(self.attack, self.source, self.arithmetic, state), job
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Jobs:
     def _settle(self) -> None:
         """Judge what stands by no more than a rounding error; from here on its margin is the true one."""
         outcome, shot = self.outcome, self.shot
-        at = (~outcome.fooled & (outcome.margin > -rounding(shot.logits))).nonzero().squeeze(1)
+        at = (~outcome.fooled & (outcome.margin > -self.arithmetic.rounding(shot.logits))).nonzero().squeeze(1)
         if len(at):
             part = shot.take(at)
             worst = part.threat.project(outcome.worst[at], part.images)

@@ -20,16 +20,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from adaptive_smoothing.attacks.arithmetic import AS_IT_IS, Arithmetic
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import Objective
-from adaptive_smoothing.attacks.verdict import full_precision
 from adaptive_smoothing.noise import uniform
 from adaptive_smoothing.threat import Threat
 
@@ -96,12 +95,11 @@ class Victim:
 
     model: Callable[[Tensor], Tensor]
     source: Any = None
-    precise: bool = False
+    arithmetic: Arithmetic = AS_IT_IS
 
     def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
         """One pass of each network."""
-        # Around the gradient as well, which would have a precision of its own.
-        with full_precision() if self.precise else nullcontext():
+        with self.arithmetic.of_float32():
             if objective is None:
                 return Answer(self.predict(images))
             with torch.enable_grad():
