@@ -33,6 +33,7 @@ from adaptive_smoothing.report.tables import (
     cost_table,
     frontier_table,
     gap_table,
+    lead_table,
     markdown,
     models_table,
 )
@@ -266,6 +267,11 @@ def frontier(name: str) -> Table:
     return frontier_table(Comparison.read(COMPARED / name))
 
 
+def leads(name: str) -> Table:
+    """How far they are ahead of the first of them where that has the same clean accuracy."""
+    return lead_table(Comparison.read(COMPARED / name))
+
+
 def mixtures(*names: str) -> Table:
     """Mixtures under several attacks: results/mixtures/NAME, by benchmarks/mixtures.py; further runs add attacks."""
     return attacks_table(reduce(Comparison.with_attacks_of, (Comparison.read(COMPARED / name) for name in names)))
@@ -335,6 +341,7 @@ KINDS = (
     consistency,
     objectives,
     frontier,
+    leads,
     mixtures,
     losses,
     overhead,

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from adaptive_smoothing.attacks.arithmetic import FINENESS, FULL, Arithmetic
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -79,3 +80,23 @@ def test_what_stands_all_attacks_is_counted_where_all_were_made(linear):
     both = columns["MIX"][:16] & columns["STD"]
     assert len(columns["clean"]) == 40 and found["clean"] == 1 and found["of"] == 16
     assert found["stands_all"] == both.mean() and 0 < both.mean() < 1
+
+
+def test_an_arithmetic_is_as_far_off_as_it_rounds(linear):
+    """To whole numbers: the logits are off by up to one half, the more of a spread the smaller that is."""
+    arithmetic = benchmark("arithmetic")
+    images = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    class Rounding(Arithmetic):
+        def error(self, model, images, logits):
+            return (logits.round() - logits).abs().amax(1)
+
+    logits = linear(images)
+    expected = (logits.round() - logits).abs().amax(1) / (logits.amax(1) - logits.amin(1))
+    found = arithmetic.errors(linear, Rounding("whole numbers"), images)
+    assert found["largest"] == pytest.approx(expected.max().item())
+    assert found["above_bound"] == (expected > FINENESS).double().mean().item() > 0
+    assert arithmetic.errors(linear, FULL, images) == {"median": 0, "largest": 0, "above_bound": 0}
+    names = list(arithmetic.subjects(linear, type(linear)(seed=1).eval()))
+    assert names == ["g", "h", "one alpha, 0.85", "MixedNUTS"]
+    assert arithmetic.images_per_second(linear, FULL, images, torch.zeros(40, dtype=torch.long)) > 0

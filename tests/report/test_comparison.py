@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.report.panels import comparison_panel
-from adaptive_smoothing.report.tables import attacks_table, frontier_table
+from adaptive_smoothing.report.tables import attacks_table, frontier_table, lead_table
 
 
 @pytest.fixture
@@ -30,6 +30,20 @@ def test_a_row_a_mixture_a_column_a_clean_accuracy(folder):
     assert table.rows[0] == ("fixed", "87.50 / 50.00", "100.00 / 25.00")
     # One image of four differs: 1.96 sqrt(3/16 / 4).
     assert table.rows[1] == ("ours", "87.50 / 75.00 (+25.00 ± 42.44)", "100.00 / 50.00 (+25.00 ± 42.44)")
+
+
+def test_ahead_at_the_same_clean_accuracy(folder):
+    """At 15/16 one half of 0.5 and one of 0.25 of the first mixture stands; it is never right on a half."""
+    comparison = Comparison.read(folder)
+    low, high, below, above = comparison.points
+    clean = np.array([False, *[True] * 15])
+    points = low, high, replace(below, clean=clean), replace(above, clean=~clean)
+    table = lead_table(replace(comparison, points=points))
+    assert table.columns == ("mixture", "clean", "stands", "fixed there", "ahead")
+    unreached, between = table.rows
+    assert unreached == ("ours", "6.25", "50.00", "–", "–") and between[:4] == ("ours", "93.75", "75.00", "37.50")
+    assert between[4].startswith("+37.50 ± ")
+    assert comparison.standing_at("fixed", 0.875).tolist() == low.stands.tolist()
 
 
 def test_a_column_an_attack(folder):

@@ -31,6 +31,7 @@ FINENESS = 2.0**-6
 class Arithmetic:
     """What networks are computed in: the type that `torch.autocast` gives them, and what becomes of float32."""
 
+    name: str
     autocast: torch.dtype | None = None
     float32: str | None = None
     fineness: float = FINENESS
@@ -45,15 +46,19 @@ class Arithmetic:
 
     def strays(self, model: nn.Module, images: Tensor, logits: Tensor) -> bool:
         """Whether it overflows, or says something else than the model, whose logits are given."""
+        return not (self.error(model, images, logits) <= self.rounding(logits)).all().item()
+
+    def error(self, model: nn.Module, images: Tensor, logits: Tensor) -> Tensor:
+        """By how much it is off, image by image, from the model's own logits."""
         with torch.no_grad(), self.of_float32():
             found = FastModel(model, images.device, self)(images)
-        return not ((found - logits).abs().amax(1) <= self.rounding(logits)).all().item()
+        return (found - logits).abs().amax(1)
 
 
-AS_IT_IS = Arithmetic(fineness=2.0**-16)
-FULL = Arithmetic(float32="ieee", fineness=2.0**-16)
-TF32 = Arithmetic(float32="tf32")
-BFLOAT16, FLOAT16 = Arithmetic(torch.bfloat16), Arithmetic(torch.float16)
+FULL = Arithmetic("full precision", float32="ieee", fineness=2.0**-16)
+AS_IT_IS = Arithmetic("float32", fineness=2.0**-16)
+TF32 = Arithmetic("TF32", float32="tf32")
+BFLOAT16, FLOAT16 = Arithmetic("bfloat16", torch.bfloat16), Arithmetic("float16", torch.float16)
 
 
 def fast(device: torch.device) -> tuple[Arithmetic, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -94,6 +95,16 @@ class Comparison:
         """What was attacked, apart from the mixtures: the models, the images, the threat."""
         settings = {name: value for name, value in self.facts["settings"].items() if name != "preset"}
         return {"models": self.facts["models"], **settings}
+
+    def standing_at(self, mixture: str, accuracy: float) -> np.ndarray | None:
+        """How often each image stands when a lot picks one of the two settings around this clean accuracy, so that the
+        mixture has just that; nothing where the settings do not reach it."""
+        points = self.mixtures[mixture]
+        for low, high in pairwise(points):
+            if low.accuracy <= accuracy <= high.accuracy:
+                share = (accuracy - low.accuracy) / max(high.accuracy - low.accuracy, 1e-12)
+                return (1 - share) * low.stands[: self.images] + share * high.stands[: self.images]
+        return None
 
     def nearest(self, mixture: str, wanted: float) -> Point:
         """The setting of a mixture that was tuned to the accuracy closest to the wanted one."""

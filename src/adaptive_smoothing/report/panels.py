@@ -123,7 +123,8 @@ def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
             look: dict[str, Any] = {"color": color, "markersize": 5, "elinewidth": 0.8, "capsize": 2}
             axes.errorbar(clean, robust, yerr=around, fmt=f"{marker}-", label=name, **look)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+            axis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
         axes.set(xlabel="clean accuracy", ylabel="accuracy under all attacks")
         axes.set_title(f"{comparison.images:,} images, with 95 % intervals")
         _legend_below(axes)
