@@ -605,8 +605,8 @@ def test_square_goes_on_after_a_refusal():
     threat, distance = middling(model, Linf, images)
     shot = aimed(model, images, threat)
     engine = Engine(model, CPU, 64)
-    off = engine._fast[id(model), fast(CPU)[0]] = Off()
-    engine._tried = True
+    engine._arithmetic = fast(CPU)[0]
+    off = engine._fast[id(model), engine._arithmetic] = Off()
     outcome = engine.run("test", Square(threat, queries=250), shot)
     can_fall, near = decided(distance, threat.eps)
     assert off.calls > 100

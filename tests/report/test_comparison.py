@@ -33,7 +33,7 @@ def test_a_row_a_mixture_a_column_a_clean_accuracy(folder):
 
 
 def test_ahead_at_the_same_clean_accuracy(folder):
-    """At 15/16 one half of 0.5 and one of 0.25 of the first mixture stands; it is never right on a half."""
+    """At 15/16 one half of 0.5 and one of 0.25 of the first mixture stands; its settings do not go down to 1/16."""
     comparison = Comparison.read(folder)
     low, high, below, above = comparison.points
     clean = np.array([False, *[True] * 15])

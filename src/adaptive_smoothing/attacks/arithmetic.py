@@ -1,9 +1,9 @@
 """The model as attacks call it: the same function in the fastest arithmetic of the device that will do.
 
 Nothing here is trusted: an attack that succeeds is judged again on the model itself. On CUDA the network runs in
-bfloat16, channels last, compiled where asked; one that makes much of small differences runs in TF32, which has eight
-times as many steps between two numbers and takes twice as long. On ARM CPUs that compute in float16, convolutions do,
-and so do their gradients, which torch is slow at: as convolutions with the weights turned around.
+bfloat16, channels last, compiled where asked; one that makes much of small differences in TF32, which is slower, and
+has eight times as many steps between two numbers. On ARM CPUs that compute in float16, convolutions do, and so do their
+gradients, which torch is slow at: as convolutions with the weights turned around.
 """
 
 from __future__ import annotations
