@@ -309,6 +309,26 @@ def overhead() -> Table:
     return Table(f"{' and '.join(measured['models'])} on one {measured['device']}", columns, rows)
 
 
+def arithmetic() -> Table:
+    """How fast and how far off each arithmetic is: benchmarks/arithmetic.py."""
+    measured = read_json(ROOT / "benchmarks" / "results" / "arithmetic.json")
+    rows = tuple(
+        (
+            row["model"],
+            row["arithmetic"],
+            f"{row['images_per_second']:,}",
+            percent(row["median"]),
+            percent(row["largest"]),
+            percent(row["above_bound"]),
+        )
+        for row in measured["rows"]
+    )
+    bound = f"images off by more than {percent(measured['bound'])}, %"
+    columns = ("model", "arithmetic", "images a second", "off by, % of the spread: median", "largest", bound)
+    title = f"{measured['images']:,} images, {' and '.join(measured['models'])} on one {measured['device']}"
+    return Table(title, columns, rows)
+
+
 def _fell(row: dict[str, Any]) -> str:
     return str(row["fell to another"]) if "seconds" in row else ""
 
@@ -345,6 +365,7 @@ KINDS = (
     mixtures,
     losses,
     overhead,
+    arithmetic,
     pair,
     curve,
     chosen,
