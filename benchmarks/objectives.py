@@ -2,55 +2,104 @@
 
     python benchmarks/objectives.py resnet18-standard resnet18-robust --alpha 0.852 0.8 0.6 \\
         --out benchmarks/results/objectives.json
+    python benchmarks/objectives.py resnet18-mixed compact-mixed --out benchmarks/results/objectives-learned.json
 
-For each alpha and attack: what stands it, how many of those fall to another one, and seconds.
+Of two models at some alphas, or of mixtures by name or folder. For each mixture and attack: what stands it, how many of
+those fall to another one, and seconds. A learned alpha meets more attacks: with a g that says the target, past flat
+places of alpha, with an alpha that is less steep, and after alpha alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, in_full_precision
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
-from adaptive_smoothing.attacks.objectives import targeted_margin, targeted_probability, turn_standard
+from adaptive_smoothing.attacks.losses import logit_margin, wanted
+from adaptive_smoothing.attacks.objectives import targeted_margin, targeted_probability, turn_hostile, turn_standard
+from adaptive_smoothing.attacks.views import Smooth, lacks_learned_alpha, learns_alpha
 from adaptive_smoothing.cli.evaluate import Subject
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.judging import judge
-from adaptive_smoothing.report.facts import environment, model_facts
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.mixer import Mixer
+from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf, Threat
 
 # To see whether more of the same would break more.
 RESTARTS = 5
+STEPS = 500
+
+
+@dataclass(frozen=True)
+class LessSteep:
+    """The mixture whose alpha rises more slowly about the same score, so that it is flat nowhere near."""
+
+    scale: float
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, MixedClassifier)
+        return model.with_dial(self.scale, self.scale / model.alpha_scale * model.alpha_shift)
+
+
+@dataclass(frozen=True)
+class GiveWay:
+    """Alpha down and g to the target, whatever h says."""
+
+    weight: float = 20.0
+    sure: float = 5.0
+
+    def __call__(
+        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        mixture = model.mix(images)
+        lead = -logit_margin(mixture.g, wanted(targets)).clamp(min=-self.sure)
+        return lead - self.weight * mixture.alpha, mixture.logits
+
+
+def has_score(model: nn.Module) -> bool:
+    return isinstance(model, MixedClassifier) and isinstance(model.alpha, Mixer)
 
 
 def contestants(threat: Threat) -> dict[str, Stage]:
-    climbs = {
-        "margin": targeted_margin,
-        "lead in probability": targeted_probability,
-        "turning g": turn_standard,
-    }
-    targeted = {
-        f"APGD-T, {name}": Stage("apgd", APGD(threat, climb=climb, target_classes=TARGETS))
-        for name, climb in climbs.items()
-    }
+    def targeted(climb: Any, source: Any = None, needs: Any = None, **budget: int) -> Stage:
+        return Stage("apgd", APGD(threat, climb=climb, target_classes=TARGETS, **budget), source, needs)
+
     ce, dlr, fab, *_ = AutoAttack(threat).stages
-    again = APGD(threat, climb=turn_standard, target_classes=TARGETS, restarts=RESTARTS, seed=1)
+    hostile = "APGD-T, hostile g"
     return {
         "APGD-CE": ce,
         "APGD-T, DLR": dlr,
         "FAB-T": fab,
-        **targeted,
-        f"APGD-T, turning g, {RESTARTS} restarts": Stage("apgd", again),
+        "APGD-T, margin": targeted(targeted_margin),
+        "APGD-T, lead in probability": targeted(targeted_probability),
+        "APGD-T, turning g": targeted(turn_standard),
+        f"APGD-T, turning g, {RESTARTS} restarts": targeted(
+            turn_standard, needs=lacks_learned_alpha, restarts=RESTARTS, seed=1
+        ),
+        hostile: targeted(turn_hostile, needs=learns_alpha),
+        f"{hostile}, past a flat alpha": targeted(turn_hostile, Smooth(), learns_alpha),
+        **{
+            f"{hostile}, alpha's scale {scale:g}": targeted(turn_hostile, LessSteep(scale), has_score)
+            for scale in (1.0, 3.0, 10.0)
+        },
+        "APGD-T, alpha down and g turned, alpha's scale 1": targeted(GiveWay(), LessSteep(1.0), has_score),
+        f"APGD-T, margin, {RESTARTS} restarts": targeted(
+            targeted_margin, needs=learns_alpha, restarts=RESTARTS, seed=1
+        ),
+        f"APGD-T, margin, {STEPS} steps": targeted(targeted_margin, needs=learns_alpha, steps=STEPS),
     }
 
 
@@ -58,6 +107,8 @@ def measure(model: nn.Module, data: ImageData, stages: dict[str, Stage], device:
     """Each attack alone, with what stands it by a rounding error attacked again in full precision."""
     rows, stands = {}, {}
     for name, stage in stages.items():
+        if stage.needs is not None and not stage.needs(model):
+            continue
         threat = stage.attack.threat  # type: ignore[union-attr]
         began = time.perf_counter()
         verdict = judge(
@@ -72,25 +123,36 @@ def measure(model: nn.Module, data: ImageData, stages: dict[str, Stage], device:
     return rows | {"all of them": {"stands": float(everything.mean()), "fell to another": 0}}
 
 
+def subjects(models: list[str], alphas: list[float], device: str) -> Iterator[tuple[str, Subject]]:
+    """Two models at each alpha, or mixtures as they are."""
+    if alphas:
+        standard, robust = models
+        for alpha in alphas:
+            yield f"α = {alpha:g}", Subject.load(standard, robust, alpha, device)
+        return
+    for name in models:
+        yield name, Subject.load(name, None, None, device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("standard")
-    parser.add_argument("robust")
-    parser.add_argument("--alpha", type=float, nargs="+", required=True)
+    parser.add_argument("models", nargs="+", help="G and H with --alpha, or mixtures")
+    parser.add_argument("--alpha", type=float, nargs="+", default=[])
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.alpha and len(args.models) != 2:
+        parser.error(f"expected G and H with --alpha, got {len(args.models)} models")
     data = datasets.load("builtin", "test").take(args.images)
-    models = {"g": model_facts(args.standard), "h": model_facts(args.robust)}
-    facts = {"models": models, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
+    facts = {"data": data.name, "fingerprint": data.fingerprint(), "images": len(data), "models": {}}
     found: dict[str, Any] = {}
-    for alpha in args.alpha:
-        print(f"alpha {alpha:g}", flush=True)
-        mixture = Subject.load(args.standard, args.robust, alpha, args.device).model
-        found[f"{alpha:g}"] = measure(mixture, data, contestants(Linf(8 / 255)), args.device)
+    for name, subject in subjects(args.models, args.alpha, args.device):
+        print(name, flush=True)
+        found[name] = measure(subject.model, data, contestants(Linf(8 / 255)), args.device)
+        facts["models"][name] = subject.facts
         if args.out:
-            write_json(args.out, {"alphas": found, "facts": {**facts, **environment(args.device)}})
+            write_json(args.out, {"mixtures": found, "facts": {**facts, **environment(args.device)}})
 
 
 if __name__ == "__main__":

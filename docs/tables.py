@@ -247,18 +247,18 @@ def consistency() -> Table:
     return Table(f"{result['facts']['images']} images, in fp32 on a CPU", columns, tuple(rows))
 
 
-def objectives() -> Table:
+def objectives(run: str = "objectives") -> Table:
     """Attacks on mixtures, each alone: benchmarks/objectives.py."""
-    result = read_json(ROOT / "benchmarks" / "results" / "objectives.json")
-    alphas, facts = result["alphas"], result["facts"]
-    names = next(iter(alphas.values()))
+    result = read_json(ROOT / "benchmarks" / "results" / f"{run}.json")
+    mixtures, facts = result["mixtures"], result["facts"]
+    names = next(iter(mixtures.values()))
     rows = [
-        (name, *(cell for found in alphas.values() for cell in (percent(found[name]["stands"]), _fell(found[name]))))
+        (name, *(cell for found in mixtures.values() for cell in (percent(found[name]["stands"]), _fell(found[name]))))
         for name in names
     ]
     columns = ["attack, alone"]
-    for alpha in alphas:
-        columns += [f"α = {alpha}: stands, %", "fell to another"]
+    for mixture in mixtures:
+        columns += [f"{mixture}: stands, %", "fell to another"]
     return Table(f"{facts['images']:,} images of {facts['data']} on {facts['device']}", tuple(columns), tuple(rows))
 
 

@@ -1,6 +1,7 @@
 """The comparisons of candidates and of objectives, on models whose attacks are exact."""
 
 import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ from adaptive_smoothing.attacks.arithmetic import FINENESS, FULL, Arithmetic
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.mixer import Advice, Mixer
 from adaptive_smoothing.threat import Linf
 
 
 def benchmark(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    file = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmarks.{name}", file)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for their module
     spec.loader.exec_module(module)
     return module
 
@@ -45,13 +48,39 @@ def test_each_objective_is_alone_and_beside_the_others(linear):
     pixels = torch.randint(100, 156, (20, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     data = from_tensors(pixels, model(pixels / 255).argmax(1))
     stages = objectives.contestants(Linf(0.01))
-    assert {"APGD-CE", "FAB-T", "APGD-T, turning g", "APGD-T, turning g, 5 restarts"} < set(stages)
     short = {name: replace(stage, attack=replace(stage.attack, steps=3)) for name, stage in stages.items()}
     rows = objectives.measure(model, data, short, "cpu")
     together = rows.pop("all of them")["stands"]
+    assert {"APGD-CE", "FAB-T", "APGD-T, turning g", "APGD-T, turning g, 5 restarts"} < set(rows) < set(stages)
     assert all(round(20 * (row["stands"] - together)) == row["fell to another"] for row in rows.values())
     assert max(row["fell to another"] for row in rows.values()) > 0
     assert together == min(row["stands"] for row in rows.values()) < 1
+
+
+class Gap(Mixer):
+    """The surer h is, the more weight it gets."""
+
+    def forward(self, evidence):
+        first, second = evidence.h.topk(2).values.unbind(1)
+        return Advice(first - second, evidence.h)
+
+
+def test_a_learned_alpha_meets_more_attacks(linear):
+    """Alpha is a switch with no slope left; less steep it has one, and the same middle."""
+    objectives = benchmark("objectives")
+    model = MixedClassifier(linear, type(linear)(seed=1).eval(), Gap(), alpha_scale=1000.0, alpha_shift=-1000.0)
+    images = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    soft = objectives.LessSteep(2.0)(model)
+    assert (soft.alpha_scale.item(), soft.alpha_shift.item()) == (2.0, -2.0)
+    assert not torch.autograd.grad(model.mix(images).alpha.sum(), images)[0].any()
+    loss, _ = objectives.GiveWay()(soft, images, torch.zeros(20, dtype=torch.long), torch.ones(20, dtype=torch.long))
+    moved = images + 0.0005 * torch.autograd.grad(loss.sum(), images)[0].sign()
+    assert (soft.mix(moved).alpha < soft.mix(images).alpha).float().mean() > 0.9
+    data = from_tensors((images.detach() * 255).to(torch.uint8), linear(images).argmax(1))
+    stages = objectives.contestants(Linf(0.001))
+    short = {name: replace(stage, attack=replace(stage.attack, steps=1)) for name, stage in stages.items()}
+    met = set(objectives.measure(model, data, short, "cpu"))
+    assert set(stages) - met == {"APGD-T, turning g, 5 restarts"} and len(met) == len(stages)
 
 
 def test_mixtures_are_named_and_changed():
