@@ -16,6 +16,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
@@ -37,7 +39,7 @@ from adaptive_smoothing.report.tables import (
     markdown,
     models_table,
 )
-from adaptive_smoothing.results import read_json
+from adaptive_smoothing.results import read_json, read_rows
 
 ROOT = Path(__file__).parent.parent
 PAIRS = ("resnet18", "compact")
@@ -264,22 +266,40 @@ def objectives(run: str = "objectives") -> Table:
 
 def frontier(name: str) -> Table:
     """Mixtures at wanted clean accuracies: results/mixtures/NAME, by benchmarks/mixtures.py."""
-    return frontier_table(Comparison.read(COMPARED / name))
+    return frontier_table(_comparison(name))
 
 
 def leads(name: str) -> Table:
     """How far they are ahead of the first of them where that has the same clean accuracy."""
-    return lead_table(Comparison.read(COMPARED / name))
+    return lead_table(_comparison(name))
+
+
+def kept(name: str, alone: str) -> Table:
+    """What mixtures lose of the images that h alone keeps (an evaluation in results/), and keep of those it loses."""
+    comparison, h = _comparison(name), read_rows(ROOT / "results" / alone / "rows.npz")
+    stands = (h["fooled_by"] == -1)[: comparison.images]
+    wanted = sorted({point.wanted for point in comparison.points if point.wanted})
+    at = {(point.mixture, point.wanted): point.stands[: comparison.images] for point in comparison.points}
+    rows = tuple(
+        (mixture, *(_lost_and_gained(stands, at.get((mixture, target))) for target in wanted))
+        for mixture in comparison.mixtures
+    )
+    title = f"Images that h alone keeps ({stands.sum()} of {comparison.images:,}): lost / kept beside them"
+    return Table(title, ("mixture", *(f"at {100 * target:g} %" for target in wanted)), rows)
+
+
+def _lost_and_gained(alone: np.ndarray, mixed: np.ndarray | None) -> str:
+    return "–" if mixed is None else f"{(alone & ~mixed).sum()} / {(mixed & ~alone).sum()}"
 
 
 def mixtures(*names: str) -> Table:
     """Mixtures under several attacks: results/mixtures/NAME, by benchmarks/mixtures.py; further runs add attacks."""
-    return attacks_table(reduce(Comparison.with_attacks_of, (Comparison.read(COMPARED / name) for name in names)))
+    return attacks_table(reduce(Comparison.with_attacks_of, map(_comparison, names)))
 
 
 def losses(name: str) -> Table:
     """The paper's tab:loss_abla: results/mixtures/NAME, whose mixtures were made with changes of loss.ce and others."""
-    result = Comparison.read(COMPARED / name)
+    result = _comparison(name)
     stands: dict[tuple[str, str, str], str] = {}
     for point in result.points:
         changes = dict(change.split("=") for change in point.facts["made from"].split()[1:])
@@ -339,6 +359,12 @@ def draw(pair: str) -> None:
         (ROOT / "results" / pair / f"{name}.png").write_bytes(png(figure))
 
 
+def _comparison(name: str) -> Comparison:
+    """A run of benchmarks/mixtures.py: inside the package, for the demo, or in results/mixtures."""
+    inside = STORED.with_name(name)
+    return Comparison.read(inside if inside.exists() else COMPARED / name)
+
+
 def _folder(pair: str) -> Path:
     inside = STORED.with_name(pair)
     return inside if has_tradeoff(inside) else ROOT / "results" / pair
@@ -362,6 +388,7 @@ KINDS = (
     objectives,
     frontier,
     leads,
+    kept,
     mixtures,
     losses,
     overhead,
