@@ -9,6 +9,7 @@ import torch
 
 from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.demo import STORED
+from adaptive_smoothing.cli.learned import stored_comparison
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.dial_curves import dial_setting
@@ -78,3 +79,23 @@ def test_the_mixture_in_the_package_is_right_where_its_dial_says_so():
     with torch.no_grad():
         right = mixed(images.floats()).argmax(1) == images.labels
     np.testing.assert_array_equal(right.numpy(), ((ends.low < setting) & (setting < ends.high))[:60])
+
+
+def test_the_stored_comparison_is_of_the_mixture_in_the_package():
+    """The demo says these figures of what the package holds: the same models, the same answers at the same dial."""
+    models = {"g": model_facts("compact-standard"), "h": model_facts("compact-robust")}
+    comparison = stored_comparison(models).comparison
+    assert all(comparison.facts["models"][letter]["sha256"] == model["sha256"] for letter, model in models.items())
+    fixed, *_, ours = comparison.mixtures
+    assert {fixed, ours} == {"best fixed alpha", "ours"}
+    images = datasets.load("builtin", "test").take(60)
+    for point in comparison.mixtures[ours]:
+        numbers = point.facts["numbers"]
+        mixed = MixedClassifier.from_pretrained("compact-mixed")
+        assert (
+            mixed.alpha_scale.item() == numbers["alpha_scale"] and mixed.alpha_range.tolist() == numbers["alpha_range"]
+        )
+        mixed = mixed.with_dial(numbers["alpha_scale"], numbers["alpha_shift"])
+        with torch.no_grad():
+            right = mixed(images.floats()).argmax(1) == images.labels
+        np.testing.assert_array_equal(point.clean[images.index.numpy()], right.numpy())
