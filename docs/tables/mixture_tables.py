@@ -1,0 +1,77 @@
+"""Tables of mixtures side by side: results/mixtures/NAME, by benchmarks/mixtures.py."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+from places import BENCHMARKS, RESULTS, comparison, percent
+
+from adaptive_smoothing.evaluation.comparison import Comparison
+from adaptive_smoothing.report.tables import Table, attacks_table, frontier_table, lead_table
+from adaptive_smoothing.results import read_json, read_rows
+
+
+def frontier(name: str) -> Table:
+    """Mixtures at wanted clean accuracies: results/mixtures/NAME, by benchmarks/mixtures.py."""
+    return frontier_table(comparison(name))
+
+
+def leads(name: str) -> Table:
+    """How far they are ahead of the first of them where that has the same clean accuracy."""
+    return lead_table(comparison(name))
+
+
+def kept(name: str, alone: str) -> Table:
+    """What mixtures lose of the images that h alone keeps (an evaluation in results/), and keep of those it loses."""
+    compared, h = comparison(name), read_rows(RESULTS / alone / "rows.npz")
+    stands = (h["fooled_by"] == -1)[: compared.images]
+    wanted = sorted({point.wanted for point in compared.points if point.wanted})
+    at = {(point.mixture, point.wanted): point.stands[: compared.images] for point in compared.points}
+    rows = tuple(
+        (mixture, *(_lost_and_gained(stands, at.get((mixture, target))) for target in wanted))
+        for mixture in compared.mixtures
+    )
+    title = f"Images that h alone keeps ({stands.sum()} of {compared.images:,}): lost / kept beside them"
+    return Table(title, ("mixture", *(f"at {100 * target:g} %" for target in wanted)), rows)
+
+
+def _lost_and_gained(alone: np.ndarray, mixed: np.ndarray | None) -> str:
+    return "–" if mixed is None else f"{(alone & ~mixed).sum()} / {(mixed & ~alone).sum()}"
+
+
+def mixtures(*names: str) -> Table:
+    """Mixtures under several attacks: results/mixtures/NAME, by benchmarks/mixtures.py; further runs add attacks."""
+    return attacks_table(reduce(Comparison.with_attacks_of, map(comparison, names)))
+
+
+def losses(name: str) -> Table:
+    """The paper's tab:loss_abla: results/mixtures/NAME, whose mixtures were made with changes of loss.ce and others."""
+    result = comparison(name)
+    stands: dict[tuple[str, str, str], str] = {}
+    for point in result.points:
+        changes = dict(change.split("=") for change in point.facts["made from"].split()[1:])
+        ce, bce, product = (changes[f"loss.{term}"] for term in ("ce", "bce", "product"))
+        stands[ce, bce, product] = percent(point.robust)
+    pairs = sorted({key[:2] for key in stands})
+    products = sorted({key[2] for key in stands})
+    rows = tuple((f"c_prod = {product}", *(stands[*pair, product] for pair in pairs)) for product in products)
+    columns = ("stands, %", *(f"c_CE = {ce}, c_BCE = {bce}" for ce, bce in pairs))
+    return Table(f"{result.images:,} images", columns, rows)
+
+
+def overhead() -> Table:
+    """What a mixture costs over g and h: benchmarks/mixing.py."""
+    measured = read_json(BENCHMARKS / "mixing.json")
+    rows = tuple(
+        (
+            row["mixture"],
+            f"{row['arithmetic']}{', compiled' if row['compiled'] else ''}",
+            f"{row['g_and_h_images_per_second']:,}",
+            f"{row['mixture_images_per_second']:,}",
+            f"{100 * row['overhead']:.1f}",
+        )
+        for row in measured["overhead"]
+    )
+    columns = ("mixture", "arithmetic", "g and h, images a second", "mixture, images a second", "more time, %")
+    return Table(f"{' and '.join(measured['models'])} on one {measured['device']}", columns, rows)

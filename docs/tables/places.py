@@ -1,0 +1,29 @@
+"""Where results lie in this repository, and how a share is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adaptive_smoothing.cli.demo import STORED
+from adaptive_smoothing.evaluation.comparison import Comparison
+from adaptive_smoothing.evaluation.stored import has_tradeoff
+
+ROOT = Path(__file__).parents[2]
+RESULTS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
+COMPARED = RESULTS / "mixtures"
+
+
+def sweep(pair: str) -> Path:
+    """A run of `adaptive-smoothing sweep`: inside the package, for the demo, or in results/."""
+    inside = STORED.with_name(pair)
+    return inside if has_tradeoff(inside) else RESULTS / pair
+
+
+def comparison(name: str) -> Comparison:
+    """A run of benchmarks/mixtures.py: inside the package, for the demo, or in results/mixtures."""
+    inside = STORED.with_name(name)
+    return Comparison.read(inside if inside.exists() else COMPARED / name)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
