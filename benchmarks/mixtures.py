@@ -5,11 +5,12 @@
         "softer: resnet18-network-c scale=1"
 
 A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes, and a name
-before a colon if it should have one. With `search` the scales that serve it best are searched for, too. Each is tuned
-to the wanted accuracies on the validation images, and attacked with presets on the first images of a split: validation
-images to choose by, test images to report on. `--preset A:10000 C:1000` attacks with each on so many; what stands all
-of them is counted on those that all have seen. Without `--clean` a folder is attacked as it is. `result.json` and
-`rows.npz` in the folder `--out` grow with each mixture; `--keep FOLDER` keeps those that were trained.
+before a colon if it should have one. With `search` the scales that serve it best are searched for, too; with `sharpen`
+a learned mixture is given a transform of h. Each is tuned to the wanted accuracies on the validation images, and
+attacked with presets on the first images of a split: validation images to choose by, test images to report on.
+`--preset A:10000 C:1000` attacks with each on so many; what stands all of them is counted on those that all have seen.
+Without `--clean` a folder is attacked as it is. `result.json` and `rows.npz` in the folder `--out` grow with each
+mixture; `--keep FOLDER` keeps those that were trained.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting
 from adaptive_smoothing.evaluation.accuracy import evaluate as predict
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
-from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
+from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear, sharpen
 from adaptive_smoothing.mixing import artifact
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
+from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment, training_facts
 from adaptive_smoothing.results import write_json, write_rows
@@ -43,7 +45,7 @@ from adaptive_smoothing.threat import parse_threat
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe
 from adaptive_smoothing.tuning import tune
 
-SEARCH = "search"
+SEARCH, SHARPEN = "search", "sharpen"
 
 
 class Bench:
@@ -74,10 +76,14 @@ class Bench:
                 mixed, setting = fit_nonlinear(self.g, self.h, self.val, self.threat, **options)
                 yield {"wanted": target, **vars(setting)}, mixed
             return
-        mixed = self._made(what, [change for change in changes if change != SEARCH], folder)
-        searched = {"threat": self.threat, "attacked": self.attacked, "say": print} if SEARCH in changes else {}
+        mixed = self._made(what, [change for change in changes if change not in (SEARCH, SHARPEN)], folder)
+        attacks = {"attacked": self.attacked, "say": print}
+        searched = {"threat": self.threat, **attacks} if SEARCH in changes else {}
         for target in targets:
-            yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
+            if SHARPEN in changes:
+                yield {"wanted": target}, sharpen(mixed, self.val, self.threat, clean_accuracy=target, **attacks)
+            else:
+                yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
         if not targets:
             yield {}, mixed
 
@@ -98,10 +104,13 @@ class Bench:
         return mixed
 
     def facts(self, mixed: MixedClassifier) -> dict[str, Any]:
-        """Its clean accuracy on validation images, and its numbers."""
+        """Its clean accuracy on validation images, its numbers, and its transforms."""
         names = NUMBERS if isinstance(mixed.alpha, nn.Module) else ("alpha", *NUMBERS)
         clean = dial_accuracy(mixed, self.val)(dial_setting(mixed))
-        return {"clean_val": clean, "numbers": {name: getattr(mixed, name).tolist() for name in names}}
+        bases = {"g": mixed.standard, "h": mixed.robust}
+        transforms = {name: base.options for name, base in bases.items() if isinstance(base, LogitTransform)}
+        numbers = {name: getattr(mixed, name).tolist() for name in names}
+        return {"clean_val": clean, "numbers": numbers, "transforms": transforms}
 
     def measure(self, mixed: MixedClassifier) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Clean accuracy and what stands each attack, and all of them; one row an image."""

@@ -10,7 +10,14 @@ import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.dial import CleanAccuracy, right_interval
-from adaptive_smoothing.dial_curves import SATURATED, clean_accuracy, dial_accuracy, shift_accuracy, turned
+from adaptive_smoothing.dial_curves import (
+    SATURATED,
+    clean_accuracy,
+    dial_accuracy,
+    shared_alpha_accuracy,
+    shift_accuracy,
+    turned,
+)
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
 from adaptive_smoothing.tuning import EVALUATIONS, FREEDOMS
 
@@ -226,6 +233,20 @@ def test_what_has_no_dial_is_refused(linear, robust, data):
         ads.tune(mixed.with_alpha(Scored()).with_alpha_range(0.7, 0.7), data, clean_accuracy=0.5)
     with pytest.raises(TypeError, match="expected a mixture to tune, got LinearClassifier"):
         ads.tune(linear, data, clean_accuracy=0.5)
+
+
+def test_the_dial_of_a_mixture_with_transforms(linear, robust, data):
+    """Of the h that the mixer makes, and of a g that is certain."""
+    sharper = ads.Nonlinear(robust, scale=2.0, power=2.0, shift=-0.25)
+    for g in (linear, ads.Hardmax(linear)):
+        mixed = ads.MixedClassifier(g, sharper, Scored(), alpha_range=(0.4, 0.95))
+        curve = dial_accuracy(mixed, data)
+        for setting in (-2.0, 0.1, 1.7):
+            predicted, measured = reading(curve, mixed, data, setting)
+            assert predicted == pytest.approx(measured, abs=1e-6)
+        shared = shared_alpha_accuracy(mixed, data)
+        at = mixed.with_alpha_range(0.7, 0.7)
+        assert shared(at.alpha_range[0].item()) == pytest.approx(ads.evaluate(at, data).clean, abs=1e-6)
 
 
 # --- a wanted robust accuracy -----------------------------------------------------------------------

@@ -31,6 +31,12 @@ def shift_accuracy(evidence: Evidence, advice: Advice, labels: Tensor, mixed: Mi
     return _of_shifts(_shift_ends(evidence, advice, labels, mixed).cpu().numpy())
 
 
+def right_alphas(mixed: MixedClassifier, g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """For each image the alphas between which `mixed` is right, from what stands for the logits of its networks."""
+    g, h = mixed.transformed(g.double(), h.double())
+    return right_interval((mixed.standard_scale * g).softmax(1), (mixed.robust_scale * h).softmax(1), labels)
+
+
 def clean_accuracy(
     standard: nn.Module,
     robust: nn.Module,
@@ -76,7 +82,7 @@ def shared_alpha_accuracy(mixed: MixedClassifier, data: ImageData, **options: An
 
     def ends(batch: Batch) -> Tensor:
         evidence, advice = _what_was_mixed(mixed, batch.images)
-        return torch.stack(_alphas(evidence, advice, batch.labels, mixed))
+        return torch.stack(right_alphas(mixed, evidence.g, advice.h, batch.labels))
 
     return CleanAccuracy(*_per_image(ends, mixed, data, **options))
 
@@ -115,16 +121,10 @@ def _shift_ends(evidence: Evidence, advice: Advice, labels: Tensor, mixed: Mixed
             f"expected an alpha_range of some width, got ({low:g}, {high:g}), where no shift changes alpha: "
             "tune mixed.with_alpha_range(0, 1)"
         )
-    alphas = torch.stack(_alphas(evidence, advice, labels, mixed))
+    alphas = torch.stack(right_alphas(mixed, evidence.g, advice.h, labels))
     middle = -mixed.alpha_scale.double() * advice.score.double()
     # Beyond the range an alpha is reached at no shift, so that its end lies at infinity.
     return torch.cat([torch.logit(((alphas - low) / (high - low)).clamp(0, 1)) + middle, middle[None]])
-
-
-def _alphas(evidence: Evidence, advice: Advice, labels: Tensor, mixed: MixedClassifier) -> tuple[Tensor, Tensor]:
-    """For each image the alphas between which it is right."""
-    g, h = mixed.standard_scale * evidence.g.double(), mixed.robust_scale * advice.h.double()
-    return right_interval(g.softmax(1), h.softmax(1), labels)
 
 
 def _of_shifts(ends: np.ndarray) -> CleanAccuracy:

@@ -5,8 +5,9 @@ A clean accuracy is met exactly, from one pass over validation images. Robust ac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from operator import itemgetter
 from typing import cast
 
 from adaptive_smoothing.attacks.autoattack import FastAttack
@@ -93,14 +94,19 @@ def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust:
     best = _with_clean_accuracy(mixed, data, target)
     stands = robust(best)
     for others in _learned(data, target) if isinstance(mixed.alpha, Mixer) else _fixed():
-        for view in others(best):
-            accuracy = dial_accuracy(view, data)
-            if not len(accuracy.reaching(target)):
-                continue
-            other = turned(view, accuracy.largest(target))
-            if (found := robust(other)) > stands:
-                best, stands = other, found
+        stands, best = max([(stands, best), *judged(others(best), data, target, robust)], key=itemgetter(0))
     return best
+
+
+def judged(
+    views: Iterable[MixedClassifier], data: ImageData, target: float, robust: Robust
+) -> Iterator[tuple[float, MixedClassifier]]:
+    """Each view with its dial at the clean accuracy, and what stands of it; without those that do not reach it."""
+    for view in views:
+        accuracy = dial_accuracy(view, data)
+        if len(accuracy.reaching(target)):
+            view = turned(view, accuracy.largest(target))
+            yield robust(view), view
 
 
 def _fixed() -> Iterator[Others]:

@@ -47,8 +47,11 @@ class NonlinearSetting:
 
     def mix(self, standard: nn.Module, robust: nn.Module) -> MixedClassifier:
         """The mixture that was searched for: of a g that is certain and an h that is sure where it was sure already."""
-        transformed = Nonlinear(robust, scale=self.scale, power=self.power, shift=self.shift)
-        return MixedClassifier(Hardmax(standard), transformed, self.alpha)
+        return MixedClassifier(Hardmax(standard), self.transform(robust), self.alpha)
+
+    def transform(self, robust: nn.Module) -> Nonlinear:
+        """h alone, transformed."""
+        return Nonlinear(robust, scale=self.scale, power=self.power, shift=self.shift)
 
 
 def search_nonlinear(

@@ -40,10 +40,11 @@ def mixtures() -> dict[str, MixedClassifier]:
         "network": MixedClassifier(G, H, network, **numbers),
         "second ending": MixedClassifier(G, H, ending, **numbers),
         "hardened": MixedClassifier(Hardmax(G), H, ending, **numbers),
+        "sharpened": MixedClassifier(G, Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), ending, **numbers),
     }
 
 
-@pytest.mark.parametrize("kind", ["fixed", "nonlinear", "network", "second ending", "hardened"])
+@pytest.mark.parametrize("kind", ["fixed", "nonlinear", "network", "second ending", "hardened", "sharpened"])
 @pytest.mark.parametrize("hold", [False, True])
 def test_saved_loaded_and_dialled_again(tmp_path, kind, hold):
     mixed = mixtures()[kind]

@@ -206,6 +206,18 @@ def test_transforms_inside_a_learned_mixture():
         SecondEnding.of(Nonlinear(H, scale=5.0, power=3.0, shift=-0.5))
 
 
+def test_a_mixer_does_not_see_the_transform_of_what_it_makes_of_h():
+    how = {"scale": 5.0, "power": 3.0, "shift": -0.5}
+    for mixer in mixers():
+        plain = MixedClassifier(G, H, mixer, robust_scale=2.0)
+        mixture = MixedClassifier(G, Nonlinear(H, **how), mixer, robust_scale=2.0).mix(IMAGES)
+        sharper = plain.with_robust(Nonlinear(H, **how)).mix(IMAGES)
+        assert all(torch.equal(one, other) for one, other in zip(mixture, sharper, strict=True))
+        assert torch.equal(mixture.alpha, plain.mix(IMAGES).alpha)
+        torch.testing.assert_close(mixture.h, 2 * nonlinear(plain.mix(IMAGES).h / 2, *how.values()))
+    assert torch.equal(plain.with_robust(H)(IMAGES), plain(IMAGES))
+
+
 def test_an_attack_at_one_alpha_keeps_the_h_of_the_mixer():
     ending = mixers()[1]
     nn.init.normal_(ending.tail.head.weight)

@@ -57,10 +57,19 @@ class BaseClassifiers(nn.Module):
     def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """g(x) and h(x), or an error when they are not logits over the same classes."""
         evidence = self.evidence(images)
-        return evidence.g, evidence.h
+        return self.transformed(evidence.g, evidence.h, images)
+
+    def transformed(self, g: Tensor, h: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What the base classifiers that are `LogitTransform`s make of logits that stand for their networks'."""
+        if isinstance(self.standard, LogitTransform):
+            g = self.standard.transform(g, images)
+        if isinstance(self.robust, LogitTransform):
+            h = self.robust.transform(h, images)
+        return g, h
 
     def evidence(self, images: Tensor) -> Evidence:
-        """g(x) and h(x), and the features that are tapped, in one pass of each."""
+        """What the networks of g and h say, before a `LogitTransform`, and the features that are tapped, in one pass
+        of each."""
         guard_images(images)
         with trusted_images():
             (g, g_features), (h, h_features) = (self._says(role, images) for role in ("standard", "robust"))
@@ -77,13 +86,11 @@ class BaseClassifiers(nn.Module):
         return Evidence(g, h, g_features, h_features)
 
     def _says(self, role: str, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if role in self._taps:
+            logits, features = self._taps[role](images)
+            return logits, tuple(features.values())
         model = getattr(self, role)
-        if role not in self._taps:
-            return model(images), ()
-        logits, features = self._taps[role](images)
-        if isinstance(model, LogitTransform):
-            logits = model.transform(logits, images)
-        return logits, tuple(features.values())
+        return model.before(images) if isinstance(model, LogitTransform) else model(images), ()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -79,8 +79,9 @@ class MixedClassifier(BaseClassifiers):
     def weigh(self, evidence: Evidence, images: Tensor) -> Mixture:
         """What `mix` makes of the evidence, for somebody who has it already."""
         alpha, h = self._weighed(images, evidence)
-        logits = mix_logits(evidence.g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
-        return Mixture(logits, alpha, self.standard_scale * evidence.g, self.robust_scale * h)
+        g, h = self.transformed(evidence.g, h, images)
+        logits = mix_logits(g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
+        return Mixture(logits, alpha, self.standard_scale * g, self.robust_scale * h)
 
     def gray_box(self) -> MixedClassifier:
         """A view whose alpha has no gradient: an attacker knows g and h but not the mixing network."""
@@ -111,6 +112,10 @@ class MixedClassifier(BaseClassifiers):
     def with_standard(self, standard: nn.Module) -> MixedClassifier:
         """A view with another g."""
         return self._view(standard=standard)
+
+    def with_robust(self, robust: nn.Module) -> MixedClassifier:
+        """A view with another h: a `Nonlinear` of the same, say, which a `Mixer` does not see."""
+        return self._view(robust=robust)
 
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
         """Write a folder that `from_pretrained` reads; with `hold` the base classifiers are inside."""

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 
 class Evidence(NamedTuple):
-    """What the base classifiers say of a batch: their logits [N, C], and the features of the layers that are tapped."""
+    """What the networks of the base classifiers say of a batch: logits [N, C], before any `LogitTransform`, and the
+    features of the layers that are tapped."""
 
     g: Tensor
     h: Tensor
@@ -18,7 +19,8 @@ class Evidence(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """How to mix: a score per image [N], the higher the more weight for h, and the logits that stand for h."""
+    """How to mix: a score per image [N], the higher the more weight for h, and the logits that stand for those of h's
+    network."""
 
     score: Tensor
     h: Tensor

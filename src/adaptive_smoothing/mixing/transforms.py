@@ -27,11 +27,12 @@ class LogitTransform(nn.Module, ABC):
         return getattr(self.model, "num_classes", None)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits = self._logits(images)
+        logits = self.before(images)
         check_logit_form(logits, images)
         return self.transform(logits, images)
 
-    def _logits(self, images: Tensor) -> Tensor:
+    def before(self, images: Tensor) -> Tensor:
+        """The logits of the network inside."""
         return self.model(images)
 
     @property
@@ -40,8 +41,8 @@ class LogitTransform(nn.Module, ABC):
         """What it was made with, beside the model."""
 
     @abstractmethod
-    def transform(self, logits: Tensor, images: Tensor) -> Tensor:
-        """The new logits, from the old ones of these images."""
+    def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
+        """The new logits, from the old ones; with a gradient for the images, if they are given."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -100,15 +101,15 @@ class Hardmax(LogitTransform):
     def options(self) -> dict[str, Any]:
         return {"scale": self.scale}
 
-    def _logits(self, images: Tensor) -> Tensor:
+    def before(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             return self.model(images)
 
-    def transform(self, logits: Tensor, images: Tensor) -> Tensor:
+    def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         hard = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), self.scale)
         # argmax would make a confident prediction of a NaN.
         hard = hard.masked_fill(logits.isnan().any(1, keepdim=True), torch.nan)
-        return with_zero_gradient(hard, images)
+        return hard if images is None else with_zero_gradient(hard, images)
 
 
 class Nonlinear(LogitTransform):
@@ -130,7 +131,7 @@ class Nonlinear(LogitTransform):
     def options(self) -> dict[str, Any]:
         return {"scale": self.scale, "power": self.power, "shift": self.shift, "top": self.top}
 
-    def transform(self, logits: Tensor, images: Tensor) -> Tensor:
+    def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         return nonlinear(logits, self.scale, self.power, self.shift, self.top)
 
     def extra_repr(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.dial import CleanAccuracy, right_interval
-from adaptive_smoothing.dial_curves import shift_accuracy
+from adaptive_smoothing.dial import CleanAccuracy
+from adaptive_smoothing.dial_curves import right_alphas, shift_accuracy
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
 from adaptive_smoothing.mixing.second_ending import SecondEnding
@@ -44,10 +44,8 @@ class TrainingDial:
 
     def _alpha_with_room(self) -> float:
         """The largest alpha for all images with more clean accuracy than is wanted: half of what g has beyond."""
-        g = (self.mixed.standard_scale * self.evidence.g.double()).softmax(1)
-        h = (self.mixed.robust_scale * self.evidence.h.double()).softmax(1)
-        low, high = (end.cpu().numpy() for end in right_interval(g, h, self.labels))
-        accuracy = CleanAccuracy(low, high)
+        low, high = right_alphas(self.mixed, self.evidence.g, self.evidence.h, self.labels)
+        accuracy = CleanAccuracy(low.cpu().numpy(), high.cpu().numpy())
         return accuracy.largest((self.target + max(self.target, accuracy.best())) / 2)
 
 

@@ -152,7 +152,10 @@ class MixingOptimizer(OptimizerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MixingRecipe(CommonRecipe):
-    """Of a mixing network for two classifiers that stay as they are."""
+    """Of a mixing network for two classifiers that stay as they are.
+
+    With `sharpen` a transform of h is looked for when training is over (`fitting.sharpen`).
+    """
 
     optimizer: MixingOptimizer = MixingOptimizer()
     mixer: MixerSettings = MixerSettings()
@@ -160,6 +163,7 @@ class MixingRecipe(CommonRecipe):
     loss: LossSettings = LossSettings()
     dial: DialSettings = DialSettings()
     standard_scale: float = 1.0
+    sharpen: bool = False
     evaluate_every: int = 1
 
     def __post_init__(self) -> None:
@@ -213,4 +217,5 @@ def default_recipe(
         dial=DialSettings(scale=1.0, shift=1.7, low=0.5, recover=0.6, clean_accuracy=clean_accuracy),
         data=DataSettings(cutout=size // 4),
         standard_scale=3.0,
+        sharpen=True,
     )
