@@ -6,7 +6,8 @@
 
 Of two models at some alphas, or of mixtures by name or folder. For each mixture and attack: what stands it, how many of
 those fall to another one, and seconds. A learned alpha meets more attacks: with a g that says the target, past flat
-places of alpha, with an alpha that is less steep, and after alpha alone.
+places of alpha, with an alpha that is less steep, and after alpha alone; an h that is transformed those on the mixture
+without the transform.
 """
 
 from __future__ import annotations
@@ -26,8 +27,20 @@ from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, in_full_precision
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.losses import logit_margin, wanted
-from adaptive_smoothing.attacks.objectives import targeted_margin, targeted_probability, turn_hostile, turn_standard
-from adaptive_smoothing.attacks.views import Smooth, lacks_learned_alpha, learns_alpha
+from adaptive_smoothing.attacks.objectives import (
+    targeted_margin,
+    targeted_probability,
+    turn_beside,
+    turn_hostile,
+    turn_standard,
+)
+from adaptive_smoothing.attacks.views import (
+    Plain,
+    Smooth,
+    has_steep_part,
+    lacks_learned_alpha,
+    learns_alpha,
+)
 from adaptive_smoothing.cli.evaluate import Subject
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -73,12 +86,21 @@ def has_score(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and isinstance(model.alpha, Mixer)
 
 
+def has_both(model: nn.Module) -> bool:
+    return has_score(model) and has_steep_part(model)
+
+
+def less_steep_plain(model: nn.Module) -> nn.Module:
+    return LessSteep(1.0)(Plain()(model))
+
+
 def contestants(threat: Threat) -> dict[str, Stage]:
     def targeted(climb: Any, source: Any = None, needs: Any = None, **budget: int) -> Stage:
         return Stage("apgd", APGD(threat, climb=climb, target_classes=TARGETS, **budget), source, needs)
 
     ce, dlr, fab, *_ = AutoAttack(threat).stages
-    hostile = "APGD-T, hostile g"
+    hostile, plain = "APGD-T, hostile g", "h without its transform"
+    h_itself = Plain(alpha=1.0)
     return {
         "APGD-CE": ce,
         "APGD-T, DLR": dlr,
@@ -100,6 +122,11 @@ def contestants(threat: Threat) -> dict[str, Stage]:
             targeted_margin, needs=learns_alpha, restarts=RESTARTS, seed=1
         ),
         f"APGD-T, margin, {STEPS} steps": targeted(targeted_margin, needs=learns_alpha, steps=STEPS),
+        f"APGD-T, margin, {plain}": targeted(targeted_margin, Plain(), has_steep_part),
+        f"APGD-T, turning g, {plain}": targeted(turn_standard, Plain(), has_steep_part),
+        f"{hostile}, {plain}": targeted(turn_hostile, Plain(), has_steep_part),
+        f"APGD-T, margin of h, turning g, {plain}": targeted(turn_beside, h_itself, has_steep_part),
+        f"{hostile}, alpha's scale 1, {plain}": targeted(turn_hostile, less_steep_plain, has_both),
     }
 
 

@@ -14,6 +14,7 @@ from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Advice, Mixer
+from adaptive_smoothing.mixing.transforms import Nonlinear
 from adaptive_smoothing.threat import Linf
 
 
@@ -80,7 +81,12 @@ def test_a_learned_alpha_meets_more_attacks(linear):
     stages = objectives.contestants(Linf(0.001))
     short = {name: replace(stage, attack=replace(stage.attack, steps=1)) for name, stage in stages.items()}
     met = set(objectives.measure(model, data, short, "cpu"))
-    assert set(stages) - met == {"APGD-T, turning g, 5 restarts"} and len(met) == len(stages)
+    for_transforms = {name for name in stages if name.endswith("h without its transform")}
+    assert set(stages) - met == {"APGD-T, turning g, 5 restarts"} | for_transforms and len(for_transforms) == 5
+    sharper = model.with_robust(Nonlinear(model.robust, scale=5.0, power=4.0, shift=-0.5))
+    assert for_transforms <= set(objectives.measure(sharper, data, short, "cpu"))
+    soft = objectives.less_steep_plain(sharper)
+    assert (soft.alpha_scale.item(), soft.robust) == (1.0, model.robust)
 
 
 def test_mixtures_are_named_and_changed():

@@ -21,7 +21,7 @@ from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
 from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, Smooth
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
-from adaptive_smoothing.mixing.transforms import Hardmax
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.threat import L2, Linf
 
 LINF = Linf(8 / 255)
@@ -38,8 +38,8 @@ class Brightness(nn.Module):
         return (images.mean((1, 2, 3)) * 20 - 9.5).clamp(0.01, 0.99)
 
 
-def mixed(alpha=0.5, standard=None):
-    return MixedClassifier(standard or Planes(seed=0), Planes(seed=1), alpha)
+def mixed(alpha=0.5, standard=None, robust=None):
+    return MixedClassifier(standard or Planes(seed=0), robust or Planes(seed=1), alpha)
 
 
 # --- one stage after the other --------------------------------------------------------------------------
@@ -370,6 +370,9 @@ def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     assert names(adaptive, mixed(Brightness())) == [*before, *learned, *after, *TRANSFERS, PRECISE]
     smooth = ["smooth-margin-t", "smooth-turning-t", "smooth-hostile-t"]
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == [*before, *smooth, *after, *TRANSFERS, PRECISE]
+    sharper, plain = Nonlinear(Planes(seed=1), scale=5.0, power=4.0, shift=-0.5), ["plain-turning-t", "plain-h-t"]
+    assert names(adaptive, mixed(0.5, robust=sharper)) == [*before, "turning-t", *plain, *after, *TRANSFERS, PRECISE]
+    assert "plain-hostile-t" in names(adaptive, mixed(Brightness(), robust=sharper))
     gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
     assert names(adaptive, gradient) == [*before, *after, "transfer-g", "transfer-h", PRECISE]
 
@@ -389,7 +392,8 @@ def test_a_cascade_without_a_stage_for_a_model_is_an_error_and_no_robustness():
 
 
 def test_every_adaptive_stage_runs_on_a_mixture_that_has_everything():
-    model = mixed(Brightness(), standard=Hardmax(Planes(seed=0)))
+    sharper = Nonlinear(Planes(seed=1), scale=5.0, power=4.0, shift=-0.5)
+    model = mixed(Brightness(), standard=Hardmax(Planes(seed=0)), robust=sharper)
     shot = aimed(model, pictures(4), Linf(0.005))
     engine = Engine(model, CPU, 16)
     for number, stage in enumerate(AdaptiveAttack(shot.threat).for_model(model).stages[:-1]):
@@ -492,7 +496,8 @@ def test_settings_a_and_b_differ_by_the_gradient_of_alpha():
 def test_std_and_rob_attack_g_and_h():
     model = mixed(0.5)
     assert one_pgd("STD", model) is model.standard and one_pgd("ROB", model) is model.robust
-    assert Base("standard")(model) is model.standard
+    hard = mixed(0.5, standard=Hardmax(model.standard))
+    assert Base("standard")(hard) is model.standard  # which has a gradient
 
 
 @pytest.mark.parametrize(("name", "role"), [("STD", "standard"), ("ROB", "robust")])

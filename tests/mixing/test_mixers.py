@@ -11,7 +11,7 @@ from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.objectives import cross_entropy, turn_standard
-from adaptive_smoothing.attacks.views import AtAlpha
+from adaptive_smoothing.attacks.views import AtAlpha, Plain
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -216,6 +216,31 @@ def test_a_mixer_does_not_see_the_transform_of_what_it_makes_of_h():
         assert torch.equal(mixture.alpha, plain.mix(IMAGES).alpha)
         torch.testing.assert_close(mixture.h, 2 * nonlinear(plain.mix(IMAGES).h / 2, *how.values()))
     assert torch.equal(plain.with_robust(H)(IMAGES), plain(IMAGES))
+
+
+class Given(nn.Module):
+    """Logits that are the first pixels."""
+
+    training = False
+
+    def forward(self, images):
+        return images[:, 0, 0, :4] * 10
+
+
+def test_without_the_transform_every_target_has_a_gradient_of_its_own():
+    """To the transform one unlikely class is like another, wherever an attack wants to go."""
+    images = torch.tensor([0.9, 0.2, 0.1, 0.0]).expand(1, 3, 1, 4).clone().requires_grad_()
+    mixed = MixedClassifier(Hardmax(Given()), Nonlinear(Given(), scale=15.0, power=8.0, shift=-0.75), 0.9)
+    apart = []
+    for view in (mixed, Plain()(mixed), Plain(alpha=1.0)(mixed)):
+        logits = view(images)
+        towards = [
+            torch.autograd.grad(logits[0, target] - logits[0, 0], images, retain_graph=True)[0][0, 0, 0]
+            for target in (1, 2)
+        ]
+        apart.append(((towards[0] - towards[1]).norm() / towards[0].norm()).item())
+    assert apart[0] < 0.01 and min(apart[1:]) > 0.5
+    assert torch.equal(Plain(alpha=1.0)(mixed)(images), Given()(images).log_softmax(1))
 
 
 def test_an_attack_at_one_alpha_keeps_the_h_of_the_mixer():

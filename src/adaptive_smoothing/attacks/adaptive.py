@@ -20,6 +20,7 @@ from adaptive_smoothing.attacks.objectives import (
     cross_entropy,
     targeted_dlr,
     targeted_margin,
+    turn_beside,
     turn_hostile,
     turn_standard,
 )
@@ -28,12 +29,15 @@ from adaptive_smoothing.attacks.views import (
     AtAlpha,
     Base,
     GrayBox,
+    Plain,
     Smooth,
     has_flat_part,
     has_g_to_turn,
     has_hard_part,
+    has_steep_part,
     lacks_learned_alpha,
     learns_alpha,
+    learns_beside_a_steep_part,
     mixes,
     mixes_probabilities,
 )
@@ -53,9 +57,9 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     All that follows the model's own gradient comes first: what is left for FAB, Square and transfers is an alarm.
     """
     ce, targeted, fab, square, precise = AutoAttack(threat, seed=seed).stages
-    margin, turning, hostile = (
+    margin, turning, hostile, beside = (
         APGD(threat, climb=climb, target_classes=TARGETS, seed=seed)
-        for climb in (targeted_margin, turn_standard, turn_hostile)
+        for climb in (targeted_margin, turn_standard, turn_hostile, turn_beside)
     )
     stages = (
         ce,
@@ -67,6 +71,9 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
         Stage("smooth-turning-t", turning, Smooth(), has_hard_part),
         Stage("smooth-hostile-t", hostile, Smooth(), has_flat_part),
+        Stage("plain-turning-t", turning, Plain(), has_steep_part),
+        Stage("plain-hostile-t", hostile, Plain(), learns_beside_a_steep_part),
+        Stage("plain-h-t", beside, Plain(alpha=1.0), has_steep_part),
         *(
             replace(stage, name=f"smooth-{stage.name}", source=Smooth())
             for stage in lowering_alpha(threat, SMOOTH_WEIGHT, seed)

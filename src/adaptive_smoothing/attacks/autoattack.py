@@ -18,9 +18,11 @@ from adaptive_smoothing.attacks.objectives import (
 )
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.views import (
+    Plain,
     Smooth,
     has_flat_part,
     has_g_to_turn,
+    has_steep_part,
     lacks_g_to_turn,
     learns_alpha,
     mixes_no_probabilities,
@@ -61,6 +63,7 @@ def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("turning-pgd", diverse(turn_standard, 4), needs=has_g_to_turn),
         Stage("hostile-pgd", diverse(turn_hostile, 4), needs=learns_alpha),
         Stage("smooth-hostile-pgd", diverse(turn_hostile, 4), Smooth(), has_flat_part),
+        Stage("plain-turning-pgd", diverse(turn_standard, 4), Plain(), has_steep_part),
         Stage("diverse-pgd-p", diverse(targeted_probability), needs=mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
         Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed), needs=lacks_g_to_turn),

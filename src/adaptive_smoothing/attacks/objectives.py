@@ -89,6 +89,7 @@ class TurnStandard:
 
 
 turn_standard = TurnStandard(targeted_probability_loss)
+turn_beside = TurnStandard(targeted_margin_loss)
 turn_hostile = TurnStandard(targeted_margin_loss, hostile=True)
 
 

@@ -9,12 +9,12 @@ from torch import nn
 from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer
-from adaptive_smoothing.mixing.transforms import Hardmax
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, inner
 
 
 @dataclass(frozen=True)
 class Base:
-    """g or h of a mixture."""
+    """g or h of a mixture; of one that is transformed, the network inside."""
 
     role: str
 
@@ -24,7 +24,7 @@ class Base:
                 f"expected a mixture, whose {self.role} classifier is attacked, got {type(model).__name__}: mix two "
                 "models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
             )
-        return getattr(model, self.role)
+        return inner(getattr(model, self.role))
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,17 @@ class Smooth:
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
         return model.smooth()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The mixture without transforms, so that every target has a gradient of its own; with one alpha, if named."""
+
+    alpha: float | None = None
+
+    def __call__(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, MixedClassifier)
+        return model.plain() if self.alpha is None else AtAlpha(self.alpha)(model.plain())
 
 
 def mixes(model: nn.Module) -> bool:
@@ -95,3 +106,12 @@ def has_hard_part(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and any(
         isinstance(base, Hardmax) for base in (model.standard, model.robust)
     )
+
+
+def has_steep_part(model: nn.Module) -> bool:
+    """An h that is transformed: its likeliest class rises so steeply that the others are all alike beside it."""
+    return isinstance(model, MixedClassifier) and isinstance(model.robust, Nonlinear)
+
+
+def learns_beside_a_steep_part(model: nn.Module) -> bool:
+    return learns_alpha(model) and has_steep_part(model)

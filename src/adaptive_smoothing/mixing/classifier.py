@@ -13,7 +13,7 @@ from adaptive_smoothing.mixing.bases import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.mixer import Evidence, Mixer
 from adaptive_smoothing.mixing.straight_through import StraightThrough, follow
-from adaptive_smoothing.mixing.transforms import Hardmax
+from adaptive_smoothing.mixing.transforms import Hardmax, inner
 
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
 
@@ -90,8 +90,12 @@ class MixedClassifier(BaseClassifiers):
     def smooth(self) -> MixedClassifier:
         """What to take gradients from: a view in which a `Hardmax` lets its network's logits through, and a learned
         alpha has a gradient also where it is clipped."""
-        standard, robust = (base.model if isinstance(base, Hardmax) else base for base in (self.standard, self.robust))
+        standard, robust = (inner(base) if isinstance(base, Hardmax) else base for base in (self.standard, self.robust))
         return self._view(SmoothMixture, standard=standard, robust=robust)
+
+    def plain(self) -> MixedClassifier:
+        """A view without transforms: to a `Nonlinear` one unlikely class is like another."""
+        return self._view(standard=inner(self.standard), robust=inner(self.robust))
 
     def with_alpha(self, alpha: float | Tensor | nn.Module) -> MixedClassifier:
         """A view with another alpha, spread over the same `alpha_range`."""
