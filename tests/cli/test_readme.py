@@ -1,6 +1,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.training.mixing_recipe import default_recipe
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -22,8 +24,17 @@ def test_the_notebook_block_runs(monkeypatch: pytest.MonkeyPatch, package: Calla
             return replace(data, labels=ads.load_model("compact-standard")(data.floats()).argmax(1))
 
     monkeypatch.setattr(ads, "load_data", load)
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    first, learned = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(block, names)
+    exec(first, names)
     assert names["x_adv"].shape == names["x"].shape
     assert 0 <= names["result"].robust <= names["result"].clean <= 1
+    recipe = default_recipe(names["threat"], clean_accuracy=0.9)
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, epochs=1, batch_size=12))
+    monkeypatch.setattr(ads, "train_mixing", partial(ads.train_mixing, recipe=recipe, quiet=True))
+    monkeypatch.setattr("adaptive_smoothing.fitting.MinimumMargin", partial(ads.preset, "B"))
+    monkeypatch.setattr("adaptive_smoothing.tuning.FastAttack", partial(ads.preset, "B"))
+    exec(learned, names)
+    again = ads.MixedClassifier.from_pretrained("mine")
+    assert torch.equal(again(names["x"]), names["mixed"](names["x"]))
+    assert ads.evaluate(again, names["val"]).clean >= 0.9

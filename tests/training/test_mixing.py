@@ -549,6 +549,22 @@ def test_a_few_steps_beat_the_fixed_alpha_on_a_toy_pair(tmp_path, setting):
     assert worst(learned, test) > worst(fixed, test) + 0.3
 
 
+def test_a_recipe_may_ask_for_a_transform_when_training_is_over(tmp_path, monkeypatch):
+    asked = []
+
+    def sharpened(mixed, val, threat, **options):
+        asked.append((mixed, val, threat))
+        return mixed.with_alpha_range(0.6, 0.9)
+
+    monkeypatch.setattr("adaptive_smoothing.fitting.sharpen", sharpened)
+    data = toy_data(64)
+    for wanted in (False, True):
+        settings = replace(recipe(epochs=1), sharpen=wanted)
+        mixed = fit_adaptive(G, H, data, data, settings, folder=tmp_path / str(wanted), quiet=True)
+        assert (mixed.alpha_range.tolist() == pytest.approx([0.6, 0.9])) == wanted == bool(asked)
+    assert asked[0][1:] == (data, settings.attack.threat) and default_recipe(Linf(0.03)).sharpen
+
+
 @pytest.mark.parametrize("kind", ["network", "second-ending"])
 def test_transformers_and_convnexts_are_mixed_kept_and_loaded(tmp_path, kind):
     timm = pytest.importorskip("timm")
