@@ -10,7 +10,7 @@ a learned mixture is given a transform of h. Each is tuned to the wanted accurac
 attacked with presets on the first images of a split: validation images to choose by, test images to report on.
 `--preset A:10000 C:1000` attacks with each on so many; what stands all of them is counted on those that all have seen.
 Without `--clean` a folder is attacked as it is. `result.json` and `rows.npz` in the folder `--out` grow with each
-mixture; `--keep FOLDER` keeps those that were trained.
+mixture; `--keep FOLDER` keeps those that were trained or sharpened.
 """
 
 from __future__ import annotations
@@ -80,10 +80,13 @@ class Bench:
         attacks = {"attacked": self.attacked, "say": print}
         searched = {"threat": self.threat, **attacks} if SEARCH in changes else {}
         for target in targets:
-            if SHARPEN in changes:
-                yield {"wanted": target}, sharpen(mixed, self.val, self.threat, clean_accuracy=target, **attacks)
-            else:
+            if SHARPEN not in changes:
                 yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
+                continue
+            sharper = sharpen(mixed, self.val, self.threat, clean_accuracy=target, **attacks)
+            if self.options.keep:
+                sharper.save_pretrained(self.options.keep / f"{folder.name}-{target:g}")
+            yield {"wanted": target}, sharper
         if not targets:
             yield {}, mixed
 

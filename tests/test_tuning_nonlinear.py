@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ from torch import nn
 import adaptive_smoothing as ads
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.dial_curves import shared_alpha_accuracy
-from adaptive_smoothing.fitting import sharpen
+from adaptive_smoothing.fitting import FREEDOM, sharpen
 from adaptive_smoothing.mixing.mixer import Advice, Mixer
 from adaptive_smoothing.mixing.transforms import inner, nonlinear
 from adaptive_smoothing.tuning import judge
@@ -148,7 +149,13 @@ def learned(linear):
     return mixed, from_tensors(pixels, labels)
 
 
-def test_a_learned_mixture_is_sharpened_where_that_keeps_more(learned, monkeypatch):
+@pytest.fixture
+def short(monkeypatch):
+    """h is attacked by PGD, which is enough to try out what comes after."""
+    monkeypatch.setattr("adaptive_smoothing.fitting.MinimumMargin", partial(ads.preset, "B"))
+
+
+def test_a_learned_mixture_is_sharpened_where_that_keeps_more(learned, short, monkeypatch):
     mixed, data = learned
     for prefers in (True, False):
         tried = []
@@ -157,20 +164,21 @@ def test_a_learned_mixture_is_sharpened_where_that_keeps_more(learned, monkeypat
             tried.append(model)
             return SimpleNamespace(robust=float(isinstance(model.robust, ads.Nonlinear) == prefers) - len(tried) / 100)
 
-        monkeypatch.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
-        found = sharpen(mixed, data, THREAT, clean_accuracy=0.65, attacked=20, tried=2)
+        with monkeypatch.context() as patched:
+            patched.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
+            found = sharpen(mixed, data, THREAT, clean_accuracy=0.65, attacked=20, tried=2)
         assert found is tried[1 if prefers else 0] and len(tried) == 3
-        monkeypatch.undo()
         assert ads.evaluate(found, data).clean == pytest.approx(0.65, abs=0.02)
         assert torch.equal(found.mix(data.floats()).h, mixed.mix(data.floats()).h) != prefers
         if prefers:
             alpha = shared_alpha_accuracy(found, data).largest(0.65)
-            assert found.alpha_range.tolist() == pytest.approx([(0.5 + alpha) / 2, (alpha + 1) / 2])
+            leads = (1 - found.alpha_range) / found.alpha_range * alpha / (1 - alpha)
+            torch.testing.assert_close(leads, torch.tensor([FREEDOM, 1 / FREEDOM]), atol=1e-3, rtol=1e-3)
             again = sharpen(found, data, THREAT, clean_accuracy=0.6, attacked=20, tried=1)
             assert not isinstance(inner(again.robust), ads.Nonlinear)  # one transform at a time
 
 
-def test_sharpened_keeps_its_clean_accuracy_and_no_less_than_before(learned):
+def test_sharpened_keeps_its_clean_accuracy_and_no_less_than_before(learned, short):
     mixed, data = learned
     before = ads.tune(mixed, data, clean_accuracy=0.65)
     said = []
@@ -180,3 +188,11 @@ def test_sharpened_keeps_its_clean_accuracy_and_no_less_than_before(learned):
     assert stands[0] <= stands[1]
     assert said[0] == "attacking h on 20 validation images" and "65.00 % clean accuracy" in said[1]
     assert sum("images stand at" in line for line in said) == 2
+
+
+def test_what_cannot_be_sharpened(learned, short):
+    mixed, data = learned
+    with pytest.raises(TypeError, match=r"alpha is a Mixer, got Tensor: for one alpha .* take ads\.fit_nonlinear"):
+        sharpen(mixed.with_alpha(0.5), data, THREAT)
+    with pytest.raises(ValueError, match=r"clean accuracy this pair can reach, got 0\.99"):
+        sharpen(mixed, data, THREAT, clean_accuracy=0.99, attacked=4)

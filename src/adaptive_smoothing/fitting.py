@@ -19,21 +19,25 @@ from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.verdict import all_logits
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting, shared_alpha_accuracy
+from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.mixing.transforms import inner
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
-from adaptive_smoothing.tuning import Say, judge, judged
+from adaptive_smoothing.tuning import Say, judge, judged, shared_alpha, tune
 from adaptive_smoothing.tuning_nonlinear import NonlinearSetting, search_nonlinear
 
 # The paper multiplies g's logits by this: a g that is sure changes fewer predictions that h is sure of.
 STANDARD_SCALE = 3.0
 # Validation images that are attacked to choose a transform, and settings that are attacked again to choose among them.
 ATTACKED, TRIED = 1000, 3
+# Beside a transform (1 - alpha) / alpha, the lead in h that stands against any g, is at most so many times larger or
+# smaller than the one that all images could share.
+FREEDOM = 3.0
 
 
 def fit_fixed(
@@ -87,6 +91,11 @@ def sharpen(
     Where h is sure the transform makes it surer, so that less of alpha is needed there: alpha is kept closer to the one
     that would do for all images. Nothing is trained. The clean accuracy stays, unless another is wanted.
     """
+    if not isinstance(mixed.alpha, Mixer):
+        raise TypeError(
+            f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: for one alpha with a "
+            "transform take ads.fit_nonlinear"
+        )
     data = val.to(mixed.alpha_shift.device)
     few = data.take(slice(attacked))
     target = dial_accuracy(mixed, data)(dial_setting(mixed)) if clean_accuracy is None else clean_accuracy
@@ -97,17 +106,18 @@ def sharpen(
     sharper = (_kept_close(mixed.with_robust(setting.transform(own)), data, target) for setting in found)
     views = [mixed, *(view for view in sharper if view is not None)]
     say(f"attacking {len(views)} mixtures with {100 * target:.2f} % clean accuracy")
-    _, best = max(judged(views, data, target, judge(few, threat, say)), key=itemgetter(0))
-    return best
+    stood = list(judged(views, data, target, judge(few, threat, say)))
+    if not stood:
+        return tune(mixed, data, clean_accuracy=target)  # an error, which says what can be had
+    return max(stood, key=itemgetter(0))[1]
 
 
 def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> MixedClassifier | None:
-    """With half of the freedom, from 1/2 to 1, about the one alpha for all images that has the clean accuracy."""
-    accuracy = shared_alpha_accuracy(mixed, data)
-    if not len(accuracy.reaching(target)):
+    """With alpha about the one that would do for all images, if there is one."""
+    if (alpha := shared_alpha(mixed, data, target)) is None:
         return None
-    alpha = accuracy.largest(target)
-    return mixed.with_alpha_range((min(0.5, alpha) + alpha) / 2, (alpha + 1) / 2)
+    lead = (1 - alpha) / alpha
+    return mixed.with_alpha_range(1 / (1 + FREEDOM * lead), 1 / (1 + lead / FREEDOM))
 
 
 def _promising(
@@ -187,11 +197,17 @@ def fit_adaptive(
     val: ImageData,
     recipe: MixingRecipe,
     *,
+    clean_accuracy: float | None = None,
     say: Say = lambda text: None,
     **options: Any,
 ) -> MixedClassifier:
-    """A mixing network, made, trained and sharpened as the recipe says; other options as `train_mixing` has them."""
+    """A mixing network, made, trained and sharpened as the recipe says; other options as `train_mixing` has them.
+
+    It is sharpened for this clean accuracy, or for the one that training has left it with.
+    """
     channels, height, width = train.images.shape[1:]
     mixed = untrained(recipe, standard, robust, (channels, height, width))
     trained = train_mixing(mixed, train, val, recipe.attack.threat, recipe=recipe, **options)
-    return sharpen(trained, val, recipe.attack.threat, say=say) if recipe.sharpen else trained
+    if not recipe.sharpen:
+        return trained
+    return sharpen(trained, val, recipe.attack.threat, clean_accuracy=clean_accuracy, say=say)
