@@ -130,9 +130,13 @@ def contestants(threat: Threat) -> dict[str, Stage]:
     }
 
 
-def measure(model: nn.Module, data: ImageData, stages: dict[str, Stage], device: str) -> dict[str, dict[str, Any]]:
-    """Each attack alone, with what stands it by a rounding error attacked again in full precision."""
-    rows, stands = {}, {}
+def measure(
+    model: nn.Module, data: ImageData, stages: dict[str, Stage], device: str
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Each attack alone, with what stands it by a rounding error attacked again in full precision; after each of them
+    what is known so far."""
+    rows: dict[str, dict[str, Any]] = {}
+    stands: dict[str, np.ndarray] = {}
     for name, stage in stages.items():
         if stage.needs is not None and not stage.needs(model):
             continue
@@ -144,10 +148,10 @@ def measure(model: nn.Module, data: ImageData, stages: dict[str, Stage], device:
         stands[name] = verdict.robust_correct.numpy()
         rows[name] = {"stands": verdict.robust, "seconds": round(time.perf_counter() - began, 1)}
         print(name, rows[name], flush=True)
-    everything = np.logical_and.reduce(list(stands.values()))
-    for name, row in rows.items():
-        row["fell to another"] = int((stands[name] & ~everything).sum())
-    return rows | {"all of them": {"stands": float(everything.mean()), "fell to another": 0}}
+        everything = np.logical_and.reduce(list(stands.values()))
+        for other, row in rows.items():
+            row["fell to another"] = int((stands[other] & ~everything).sum())
+        yield rows | {"all of them": {"stands": float(everything.mean()), "fell to another": 0}}
 
 
 def subjects(models: list[str], alphas: list[float], device: str) -> Iterator[tuple[str, Subject]]:
@@ -176,10 +180,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name, subject in subjects(args.models, args.alpha, args.device):
         print(name, flush=True)
-        found[name] = measure(subject.model, data, contestants(Linf(8 / 255)), args.device)
         facts["models"][name] = subject.facts
-        if args.out:
-            write_json(args.out, {"mixtures": found, "facts": {**facts, **environment(args.device)}})
+        for found[name] in measure(subject.model, data, contestants(Linf(8 / 255)), args.device):
+            if args.out:
+                write_json(args.out, {"mixtures": found, "facts": {**facts, **environment(args.device)}})
 
 
 if __name__ == "__main__":
