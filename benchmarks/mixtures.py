@@ -173,6 +173,10 @@ def main() -> None:
     options = parser.parse_args()
     if not options.clean and any(named(mixture)[1] in ("fixed", "nonlinear") for mixture in options.mixtures):
         parser.error("expected --clean for fixed and nonlinear mixtures: without it only what is trained has a setting")
+    for mixture in options.mixtures:
+        _, what, changes = named(mixture)
+        if SHARPEN in changes and (not options.clean or what in ("fixed", "nonlinear") or SEARCH in changes):
+            parser.error(f"expected --clean and a learned mixture, without search, to sharpen, got {mixture!r}")
     began = time.perf_counter()
     bench = Bench(options)
     facts = {

@@ -91,7 +91,8 @@ def has_both(model: nn.Module) -> bool:
 
 
 def less_steep_plain(model: nn.Module) -> nn.Module:
-    return LessSteep(1.0)(Plain()(model))
+    assert isinstance(model, MixedClassifier)
+    return LessSteep(1.0)(model.plain())
 
 
 def contestants(threat: Threat) -> dict[str, Stage]:
@@ -181,7 +182,8 @@ def main() -> None:
     for name, subject in subjects(args.models, args.alpha, args.device):
         print(name, flush=True)
         facts["models"][name] = subject.facts
-        for found[name] in measure(subject.model, data, contestants(Linf(8 / 255)), args.device):
+        for rows in measure(subject.model, data, contestants(Linf(8 / 255)), args.device):
+            found[name] = rows
             if args.out:
                 write_json(args.out, {"mixtures": found, "facts": {**facts, **environment(args.device)}})
 

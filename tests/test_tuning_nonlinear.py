@@ -190,9 +190,26 @@ def test_sharpened_keeps_its_clean_accuracy_and_no_less_than_before(learned, sho
     assert sum("images stand at" in line for line in said) == 2
 
 
+def test_a_transform_is_found_where_h_alone_is_accurate_enough(learned, short, monkeypatch):
+    """An alpha of 1 would do for all images, and leaves room to neither side; h's own scale is not the transform's."""
+    mixed, data = learned
+    tried = []
+
+    def evaluate(model, images, attack, **options):
+        tried.append(model)
+        return SimpleNamespace(robust=len(tried) / 10)
+
+    monkeypatch.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
+    found = sharpen(mixed.with_scales(3.0, 10.0), data, THREAT, clean_accuracy=0.3, attacked=20)
+    low, high = found.alpha_range.tolist()
+    assert isinstance(found.robust, ads.Nonlinear) and low < high <= ALPHAS[1] + 1e-7 and found.robust_scale == 1
+
+
 def test_what_cannot_be_sharpened(learned, short):
     mixed, data = learned
     with pytest.raises(TypeError, match=r"alpha is a Mixer, got Tensor: for one alpha .* take ads\.fit_nonlinear"):
         sharpen(mixed.with_alpha(0.5), data, THREAT)
     with pytest.raises(ValueError, match=r"clean accuracy this pair can reach, got 0\.99"):
         sharpen(mixed, data, THREAT, clean_accuracy=0.99, attacked=4)
+    with pytest.raises(ValueError, match=r"clean accuracy in \(0, 1\], such as 0\.9, got 90"):
+        sharpen(mixed, data, THREAT, clean_accuracy=90)

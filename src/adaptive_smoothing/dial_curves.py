@@ -33,7 +33,7 @@ def shift_accuracy(evidence: Evidence, advice: Advice, labels: Tensor, mixed: Mi
 
 def right_alphas(mixed: MixedClassifier, g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """For each image the alphas between which `mixed` is right, from what stands for the logits of its networks."""
-    g, h = mixed.transformed(g.double(), h.double())
+    g, h = (logits.double() for logits in mixed.transformed(g, h))
     return right_interval((mixed.standard_scale * g).softmax(1), (mixed.robust_scale * h).softmax(1), labels)
 
 

@@ -19,6 +19,7 @@ from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.verdict import all_logits
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.dial import check_share
 from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer
@@ -29,7 +30,7 @@ from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.tuning import Say, judge, judged, shared_alpha, tune
-from adaptive_smoothing.tuning_nonlinear import NonlinearSetting, search_nonlinear
+from adaptive_smoothing.tuning_nonlinear import ALPHAS, NonlinearSetting, search_nonlinear
 
 # The paper multiplies g's logits by this: a g that is sure changes fewer predictions that h is sure of.
 STANDARD_SCALE = 3.0
@@ -88,8 +89,9 @@ def sharpen(
 ) -> MixedClassifier:
     """A learned mixture with MixedNUTS's transform of what stands for h, or as it is where that keeps more.
 
-    Where h is sure the transform makes it surer, so that less of alpha is needed there: alpha is kept closer to the one
-    that would do for all images. Nothing is trained. The clean accuracy stays, unless another is wanted.
+    Where h is sure the transform makes it surer, so that less of alpha is needed there: `alpha_range` becomes one about
+    the alpha that would do for all images. Nothing is trained. The clean accuracy stays, unless another is wanted; for
+    one that is far from it sharpen again, as little is left to the dial.
     """
     if not isinstance(mixed.alpha, Mixer):
         raise TypeError(
@@ -99,11 +101,12 @@ def sharpen(
     data = val.to(mixed.alpha_shift.device)
     few = data.take(slice(attacked))
     target = dial_accuracy(mixed, data)(dial_setting(mixed)) if clean_accuracy is None else clean_accuracy
-    own = inner(mixed.robust)
+    check_share(target, "clean accuracy")
+    own, scaled = inner(mixed.robust), mixed.with_scales(mixed.standard_scale, 1.0)  # a transform has its own scale
     h_alone = mixed.with_robust(own).with_alpha_range(1, 1)
     g_alone = (all_logits(mixed.standard, data.floats()).argmax(1) == data.labels).double().mean().item()
     found = _promising(mixed.standard, h_alone, data, few, threat, min(target, g_alone), say)[:tried]
-    sharper = (_kept_close(mixed.with_robust(setting.transform(own)), data, target) for setting in found)
+    sharper = (_kept_close(scaled.with_robust(setting.transform(own)), data, target) for setting in found)
     views = [mixed, *(view for view in sharper if view is not None)]
     say(f"attacking {len(views)} mixtures with {100 * target:.2f} % clean accuracy")
     stood = list(judged(views, data, target, judge(few, threat, say)))
@@ -116,8 +119,9 @@ def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> Mixed
     """With alpha about the one that would do for all images, if there is one."""
     if (alpha := shared_alpha(mixed, data, target)) is None:
         return None
-    lead = (1 - alpha) / alpha
-    return mixed.with_alpha_range(1 / (1 + FREEDOM * lead), 1 / (1 + lead / FREEDOM))
+    smallest, largest = ALPHAS
+    lead = (1 - (alpha := min(max(alpha, smallest), largest))) / alpha
+    return mixed.with_alpha_range(1 / (1 + FREEDOM * lead), min(1 / (1 + lead / FREEDOM), largest))
 
 
 def _promising(

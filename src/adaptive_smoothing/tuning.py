@@ -19,6 +19,7 @@ from adaptive_smoothing.evaluation.accuracy import Attack
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer
+from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.threat import Threat
 
 # Attacks on the data that a search for a robust accuracy may take.
@@ -79,7 +80,8 @@ def judge(data: ImageData, against: Threat | Cascade | Attack, say: Say = lambda
 
     def robust(mixed: MixedClassifier) -> float:
         found = evaluate(mixed, data, attack, **options)
-        say(f"{100 * found.robust:.2f} % of {len(data):,} images stand at {mixed.extra_repr()}")
+        transform = f", h with {mixed.robust.extra_repr()}" if isinstance(mixed.robust, LogitTransform) else ""
+        say(f"{100 * found.robust:.2f} % of {len(data):,} images stand at {mixed.extra_repr()}{transform}")
         return found.robust
 
     return robust

@@ -372,7 +372,8 @@ def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
     assert names(adaptive, mixed(0.5, standard=Hardmax(Planes()))) == [*before, *smooth, *after, *TRANSFERS, PRECISE]
     sharper, plain = Nonlinear(Planes(seed=1), scale=5.0, power=4.0, shift=-0.5), ["plain-turning-t", "plain-h-t"]
     assert names(adaptive, mixed(0.5, robust=sharper)) == [*before, "turning-t", *plain, *after, *TRANSFERS, PRECISE]
-    assert "plain-hostile-t" in names(adaptive, mixed(Brightness(), robust=sharper))
+    both = ["plain-turning-t", "plain-hostile-t", "plain-h-t", "plain-apgd-ce-alpha-0.5", "plain-apgd-t-alpha-0.5"]
+    assert [name for name in names(adaptive, mixed(Brightness(), robust=sharper)) if "plain" in name] == both
     gradient = GradientMixedClassifier(Planes(seed=0), Planes(seed=1), 0.5)
     assert names(adaptive, gradient) == [*before, *after, "transfer-g", "transfer-h", PRECISE]
 

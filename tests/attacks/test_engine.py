@@ -18,6 +18,7 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.half import HalfConvolutions, with_lifted_gradients
+from adaptive_smoothing.attacks.jobs import Jobs
 from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.square import Square
@@ -291,6 +292,17 @@ def test_what_an_engine_keeps_of_an_attack_changes_no_other(network, kind, monke
             fresh = Engine(network, CPU, 8).run("same name", attack, shot, source=source)
             assert torch.equal(one.worst, fresh.worst) and torch.equal(one.queries, fresh.queries)
     assert bool(engine._recorded) == (kind is Kept)
+
+
+def test_targets_are_those_of_the_view_that_is_attacked():
+    model, view = Planes(seed=0), Planes(seed=1)
+    shot = aimed(model, pictures(20), Linf(0.01))
+    attack = APGD(shot.threat, climb=targeted_margin, target_classes=1)
+    engine = Engine(model, CPU, 32)
+    for source, logits in ((None, shot.logits), (view, view(shot.images))):
+        wrong = logits.scatter(1, shot.labels[:, None], -torch.inf).argmax(1)
+        assert torch.equal(Jobs(engine, "apgd", attack, shot, source, FULL, None).targets[:, 0], wrong)
+    assert (model(shot.images).argmax(1) != view(shot.images).argmax(1)).any()
 
 
 def test_images_and_shot_stay_as_they_are(network):
@@ -575,7 +587,7 @@ def test_a_transfer_takes_gradients_from_its_source_and_verdicts_from_the_model(
     attack = APGD(shot.threat, steps=10)
     direct = run(model.model, attack, shot)
     outcome = run(model, attack, shot, source=lambda attacked: source)
-    assert model.graded == 0 and model.plain > 0 and source.graded > 0 and source.plain == 0
+    assert model.graded == 0 and model.plain > 0 and source.graded > 0 and source.plain == 1  # to pick targets
     assert torch.equal(outcome.fooled, model.model(outcome.worst).argmax(1) != shot.labels)
     # Directions of other planes are nearly orthogonal: fewer fall, some do.
     assert 0 < outcome.fooled.sum() < direct.fooled.sum()

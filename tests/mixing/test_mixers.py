@@ -243,6 +243,30 @@ def test_without_the_transform_every_target_has_a_gradient_of_its_own():
     assert torch.equal(Plain(alpha=1.0)(mixed)(images), Given()(images).log_softmax(1))
 
 
+def test_past_a_transform_alpha_has_a_gradient_where_it_is_flat():
+    mixed = MixedClassifier(G, Nonlinear(H, scale=15.0, power=8.0, shift=-0.75), mixers()[1], alpha_scale=1e4)
+    nn.init.normal_(mixed.alpha.scorer[-1].weight)
+    slopes = []
+    for view in (mixed, Plain()(mixed)):
+        images = IMAGES.clone().requires_grad_()
+        mixture = view.mix(images)
+        slopes.append(torch.autograd.grad(mixture.alpha.sum(), images)[0].abs().amax())
+    assert slopes[0] == 0 < slopes[1] and torch.equal(mixture.alpha, mixed.mix(IMAGES).alpha)
+
+
+class Logits(Mixer):
+    """A mixer that listens to g."""
+
+    def forward(self, evidence):
+        return Advice(evidence.g.std(1), evidence.h)
+
+
+def test_a_mixer_has_a_gradient_through_a_g_that_has_none():
+    images = IMAGES.clone().requires_grad_()
+    alpha = MixedClassifier(Hardmax(G), H, Logits()).mix(images).alpha
+    assert torch.autograd.grad(alpha.sum(), images)[0].any()
+
+
 def test_an_attack_at_one_alpha_keeps_the_h_of_the_mixer():
     ending = mixers()[1]
     nn.init.normal_(ending.tail.head.weight)

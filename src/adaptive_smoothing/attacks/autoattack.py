@@ -25,6 +25,7 @@ from adaptive_smoothing.attacks.views import (
     has_steep_part,
     lacks_g_to_turn,
     learns_alpha,
+    learns_beside_a_steep_part,
     mixes_no_probabilities,
     mixes_probabilities,
 )
@@ -51,7 +52,7 @@ def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """Short attacks on the margin, targeted ones from diverse starts, APGD and FAB on the likeliest targets; an audit.
 
     On a mixed classifier those from diverse starts climb the lead in probability, after others that turn g first,
-    which take what FAB would.
+    which take what FAB would. A transform of h is looked past as well.
     """
 
     def diverse(climb: Objective, targets: int = TARGETS) -> DiversifiedPGD:
@@ -64,6 +65,7 @@ def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("hostile-pgd", diverse(turn_hostile, 4), needs=learns_alpha),
         Stage("smooth-hostile-pgd", diverse(turn_hostile, 4), Smooth(), has_flat_part),
         Stage("plain-turning-pgd", diverse(turn_standard, 4), Plain(), has_steep_part),
+        Stage("plain-hostile-pgd", diverse(turn_hostile, 4), Plain(), learns_beside_a_steep_part),
         Stage("diverse-pgd-p", diverse(targeted_probability), needs=mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
         Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed), needs=lacks_g_to_turn),

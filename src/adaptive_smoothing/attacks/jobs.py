@@ -19,7 +19,7 @@ from adaptive_smoothing.attacks.arithmetic import Arithmetic
 from adaptive_smoothing.attacks.batch import Batch
 from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.attacks.steps import State, StepAttack
-from adaptive_smoothing.attacks.verdict import verdict
+from adaptive_smoothing.attacks.verdict import all_logits, verdict
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class Jobs:
         self.engine, self.name, self.attack, self.shot = engine, name, attack, shot
         self.source, self.arithmetic = source, arithmetic
         self.watch = watch or (lambda share, fallen: None)
-        self.targets = attack.targets(shot.logits, shot.labels)
+        # A view may know better which classes are close: to a transform of h all unlikely ones are alike.
+        seen = shot.logits if source is None else all_logits(source, shot.images)
+        self.targets = attack.targets(seen, shot.labels)
         self.images, self.attempts = self.targets.shape
         self.taken = 0
         self.winner = np.full(self.images, self.attempts)

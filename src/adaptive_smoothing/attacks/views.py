@@ -59,13 +59,17 @@ class Smooth:
 
 @dataclass(frozen=True)
 class Plain:
-    """The mixture without transforms, so that every target has a gradient of its own; with one alpha, if named."""
+    """The mixture without transforms, so that every target has a gradient of its own, and with a gradient of alpha also
+    where it is clipped; or with one alpha for all images, if named."""
 
     alpha: float | None = None
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
-        return model.plain() if self.alpha is None else AtAlpha(self.alpha)(model.plain())
+        plain = model.plain()
+        if self.alpha is not None:
+            return AtAlpha(self.alpha)(plain)
+        return plain.smooth() if learns_alpha(model) else plain
 
 
 def mixes(model: nn.Module) -> bool:

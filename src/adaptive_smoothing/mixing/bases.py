@@ -50,7 +50,7 @@ class BaseClassifiers(nn.Module):
         return declared.pop() if len(declared) == 1 else None
 
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
-        """From now on the evidence has the features of these layers; of a `Hardmax`, those of the network inside."""
+        """From now on the evidence has the features of these layers; of a transform, those of the network inside."""
         pairs = (("standard", standard), ("robust", robust))
         self._taps = {role: FeatureTaps(inner(getattr(self, role)), layers) for role, layers in pairs if layers}
 
@@ -89,8 +89,7 @@ class BaseClassifiers(nn.Module):
         if role in self._taps:
             logits, features = self._taps[role](images)
             return logits, tuple(features.values())
-        model = getattr(self, role)
-        return model.before(images) if isinstance(model, LogitTransform) else model(images), ()
+        return inner(getattr(self, role))(images), ()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

@@ -94,7 +94,7 @@ class MixedClassifier(BaseClassifiers):
         return self._view(SmoothMixture, standard=standard, robust=robust)
 
     def plain(self) -> MixedClassifier:
-        """A view without transforms: to a `Nonlinear` one unlikely class is like another."""
+        """A view without transforms. A `Nonlinear` makes all unlikely classes alike; without it they differ."""
         return self._view(standard=inner(self.standard), robust=inner(self.robust))
 
     def with_alpha(self, alpha: float | Tensor | nn.Module) -> MixedClassifier:

@@ -27,13 +27,9 @@ class LogitTransform(nn.Module, ABC):
         return getattr(self.model, "num_classes", None)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits = self.before(images)
+        logits = self.model(images)
         check_logit_form(logits, images)
         return self.transform(logits, images)
-
-    def before(self, images: Tensor) -> Tensor:
-        """The logits of the network inside."""
-        return self.model(images)
 
     @property
     @abstractmethod
@@ -100,10 +96,6 @@ class Hardmax(LogitTransform):
     @property
     def options(self) -> dict[str, Any]:
         return {"scale": self.scale}
-
-    def before(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.model(images)
 
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         hard = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), self.scale)

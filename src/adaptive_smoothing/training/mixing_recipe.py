@@ -154,7 +154,7 @@ class MixingOptimizer(OptimizerSettings):
 class MixingRecipe(CommonRecipe):
     """Of a mixing network for two classifiers that stay as they are.
 
-    With `sharpen` a transform of h is looked for when training is over (`fitting.sharpen`).
+    With `sharpen` a transform of h is looked for when training is over, by `mix` and `fit_adaptive`.
     """
 
     optimizer: MixingOptimizer = MixingOptimizer()
@@ -217,5 +217,4 @@ def default_recipe(
         dial=DialSettings(scale=1.0, shift=1.7, low=0.5, recover=0.6, clean_accuracy=clean_accuracy),
         data=DataSettings(cutout=size // 4),
         standard_scale=3.0,
-        sharpen=True,
     )
