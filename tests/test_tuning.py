@@ -14,6 +14,7 @@ from adaptive_smoothing.dial_curves import (
     SATURATED,
     clean_accuracy,
     dial_accuracy,
+    dial_setting,
     shared_alpha_accuracy,
     shift_accuracy,
     turned,
@@ -229,10 +230,21 @@ def test_what_has_no_dial_is_refused(linear, robust, data):
     mixed = ads.MixedClassifier(linear, robust, FromImages())
     with pytest.raises(TypeError, match=r"a number or a Mixer .*got the module FromImages: .*with_alpha\(0\.5\)"):
         ads.tune(mixed, data, clean_accuracy=0.5)
-    with pytest.raises(ValueError, match=r"some width, got \(0\.7, 0\.7\), where no shift .*with_alpha_range\(0, 1\)"):
-        ads.tune(mixed.with_alpha(Scored()).with_alpha_range(0.7, 0.7), data, clean_accuracy=0.5)
     with pytest.raises(TypeError, match="expected a mixture to tune, got LinearClassifier"):
         ads.tune(linear, data, clean_accuracy=0.5)
+
+
+def test_a_range_without_width_is_one_alpha_for_all(linear, robust, data):
+    """The mixer still says what stands for h."""
+    mixed = ads.MixedClassifier(linear, robust, Scored(), alpha_range=(0.7, 0.7))
+    assert dial_setting(mixed) == pytest.approx(0.7) and dial_accuracy(mixed, data).dial == "alpha"
+    tuned = ads.tune(mixed, data, clean_accuracy=0.5)
+    low, high = tuned.alpha_range.tolist()
+    assert low == high == dial_setting(tuned) and torch.equal(tuned.mix(data.floats()).h, mixed.mix(data.floats()).h)
+    assert ads.evaluate(tuned, data).clean == pytest.approx(dial_accuracy(mixed, data)(low), abs=1e-6) and low != 0.7
+    evidence = mixed.evidence(data.floats())
+    with pytest.raises(ValueError, match=r"some width, got \(0\.7, 0\.7\), where no shift .*with_alpha_range\(0, 1\)"):
+        shift_accuracy(evidence, mixed.alpha(evidence), data.labels, mixed)
 
 
 def test_the_dial_of_a_mixture_with_transforms(linear, robust, data):

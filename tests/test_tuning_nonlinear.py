@@ -167,12 +167,13 @@ def test_a_learned_mixture_is_sharpened_where_that_keeps_more(learned, short, mo
         with monkeypatch.context() as patched:
             patched.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
             found = sharpen(mixed, data, THREAT, clean_accuracy=0.65, attacked=20, tried=2)
-        assert found is tried[1 if prefers else 0] and len(tried) == 3
+        assert found is tried[1 if prefers else 0] and len(tried) == 5
         assert ads.evaluate(found, data).clean == pytest.approx(0.65, abs=0.02)
         assert torch.equal(found.mix(data.floats()).h, mixed.mix(data.floats()).h) != prefers
         if prefers:
             alpha = shared_alpha_accuracy(found, data).largest(0.65)
-            leads = (1 - found.alpha_range) / found.alpha_range * alpha / (1 - alpha)
+            assert found.alpha_range.tolist() == pytest.approx([alpha, alpha]) and tried[2].robust is found.robust
+            leads = (1 - tried[2].alpha_range) / tried[2].alpha_range * alpha / (1 - alpha)
             torch.testing.assert_close(leads, torch.tensor([FREEDOM, 1 / FREEDOM]), atol=1e-3, rtol=1e-3)
             again = sharpen(found, data, THREAT, clean_accuracy=0.6, attacked=20, tried=1)
             assert not isinstance(inner(again.robust), ads.Nonlinear)  # one transform at a time
@@ -187,7 +188,7 @@ def test_sharpened_keeps_its_clean_accuracy_and_no_less_than_before(learned, sho
     stands = [judge(data.take(slice(20)), THREAT)(model) for model in (before, after)]
     assert stands[0] <= stands[1]
     assert said[0] == "attacking h on 20 validation images" and "65.00 % clean accuracy" in said[1]
-    assert sum("images stand at" in line for line in said) == 2
+    assert sum("images stand at" in line for line in said) == 3
 
 
 def test_a_transform_is_found_where_h_alone_is_accurate_enough(learned, short, monkeypatch):

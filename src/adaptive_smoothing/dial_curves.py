@@ -63,10 +63,13 @@ def clean_accuracy(
 def dial_accuracy(mixed: MixedClassifier, data: ImageData, **options: Any) -> CleanAccuracy:
     """Clean accuracy of a mixture at every setting of its dial: alpha, or with a `Mixer` alpha_shift.
 
-    Its other numbers stay as they are, but for the range of a fixed alpha, which becomes all of [0, 1]. The options are
-    those of `clean_accuracy`: batch_size, progress.
+    Its other numbers stay as they are, but for the range of a fixed alpha, which becomes all of [0, 1]. A range without
+    width is a fixed alpha, too, whatever the `Mixer` says. The options are those of `clean_accuracy`: batch_size,
+    progress.
     """
     _check_dial(mixed)
+    if isinstance(mixed.alpha, Mixer) and not _turns_by_shift(mixed):
+        return shared_alpha_accuracy(mixed, data, **options)
     if not isinstance(mixed.alpha, Mixer):
         options |= {"standard_scale": mixed.standard_scale, "robust_scale": mixed.robust_scale}
         return clean_accuracy(mixed.standard, mixed.robust, data, **options)
@@ -90,14 +93,23 @@ def shared_alpha_accuracy(mixed: MixedClassifier, data: ImageData, **options: An
 def dial_setting(mixed: MixedClassifier) -> float:
     """Where the dial of a mixture stands: its alpha, or with a `Mixer` its alpha_shift."""
     _check_dial(mixed)
-    return (mixed.alpha_shift if isinstance(mixed.alpha, nn.Module) else mixed.alpha).item()
+    if _turns_by_shift(mixed):
+        return mixed.alpha_shift.item()
+    return (mixed.alpha_range[0] if isinstance(mixed.alpha, nn.Module) else mixed.alpha).item()
 
 
 def turned(mixed: MixedClassifier, setting: float) -> MixedClassifier:
     """The view of a mixture with its dial at `setting`."""
-    if isinstance(mixed.alpha, Mixer):
+    if _turns_by_shift(mixed):
         return mixed.with_dial(mixed.alpha_scale, setting)
+    if isinstance(mixed.alpha, Mixer):  # which has a say in what stands for h
+        return mixed.with_alpha_range(setting, setting)
     return mixed.with_alpha_range(0, 1).with_alpha(setting)
+
+
+def _turns_by_shift(mixed: MixedClassifier) -> bool:
+    low, high = mixed.alpha_range.tolist()
+    return isinstance(mixed.alpha, Mixer) and low < high
 
 
 def _check_dial(mixed: MixedClassifier) -> None:
@@ -119,7 +131,7 @@ def _shift_ends(evidence: Evidence, advice: Advice, labels: Tensor, mixed: Mixed
     if low == high:
         raise ValueError(
             f"expected an alpha_range of some width, got ({low:g}, {high:g}), where no shift changes alpha: "
-            "tune mixed.with_alpha_range(0, 1)"
+            "take mixed.with_alpha_range(0, 1)"
         )
     alphas = torch.stack(right_alphas(mixed, evidence.g, advice.h, labels))
     middle = -mixed.alpha_scale.double() * advice.score.double()

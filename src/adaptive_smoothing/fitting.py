@@ -89,9 +89,9 @@ def sharpen(
 ) -> MixedClassifier:
     """A learned mixture with MixedNUTS's transform of what stands for h, or as it is where that keeps more.
 
-    Where h is sure the transform makes it surer, so that less of alpha is needed there: `alpha_range` becomes one about
-    the alpha that would do for all images. Nothing is trained. The clean accuracy stays, unless another is wanted; for
-    one that is far from it sharpen again, as little is left to the dial.
+    Where h is sure the transform makes it surer, so that less of alpha is needed there: `alpha_range` becomes the alpha
+    that would do for all images, or one about it. Nothing is trained. The clean accuracy stays, unless another is
+    wanted; for one that is far from it sharpen again, as a narrow range leaves little to the dial.
     """
     if not isinstance(mixed.alpha, Mixer):
         raise TypeError(
@@ -106,8 +106,8 @@ def sharpen(
     h_alone = mixed.with_robust(own).with_alpha_range(1, 1)
     g_alone = (all_logits(mixed.standard, data.floats()).argmax(1) == data.labels).double().mean().item()
     found = _promising(mixed.standard, h_alone, data, few, threat, min(target, g_alone), say)[:tried]
-    sharper = (_kept_close(scaled.with_robust(setting.transform(own)), data, target) for setting in found)
-    views = [mixed, *(view for view in sharper if view is not None)]
+    sharper = (scaled.with_robust(setting.transform(own)) for setting in found)
+    views = [mixed, *(near for view in sharper for near in _kept_close(view, data, target))]
     say(f"attacking {len(views)} mixtures with {100 * target:.2f} % clean accuracy")
     stood = list(judged(views, data, target, judge(few, threat, say)))
     if not stood:
@@ -115,13 +115,15 @@ def sharpen(
     return max(stood, key=itemgetter(0))[1]
 
 
-def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> MixedClassifier | None:
-    """With alpha about the one that would do for all images, if there is one."""
-    if (alpha := shared_alpha(mixed, data, target)) is None:
-        return None
+def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
+    """With the one alpha that would do for all images, if there is one, and with alpha about it."""
+    if (shared := shared_alpha(mixed, data, target)) is None:
+        return []
     smallest, largest = ALPHAS
-    lead = (1 - (alpha := min(max(alpha, smallest), largest))) / alpha
-    return mixed.with_alpha_range(1 / (1 + FREEDOM * lead), min(1 / (1 + lead / FREEDOM), largest))
+    alpha = min(max(shared, smallest), largest)
+    lead = (1 - alpha) / alpha
+    about = 1 / (1 + FREEDOM * lead), min(1 / (1 + lead / FREEDOM), largest)
+    return [mixed.with_alpha_range(alpha, alpha), mixed.with_alpha_range(*about)]
 
 
 def _promising(
