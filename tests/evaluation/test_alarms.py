@@ -248,9 +248,11 @@ def waterfall(*counts):
         (["transfer-standard", "apgd-ce", "square"], (300, 50, 2), []),
         (["apgd-ce", "transfer-standard", "square"], (300, 3, 4), ["square-breaks", "transfer-breaks"]),
         (["square", "transfer-standard"], (30, 30), []),
+        (["apgd-ce", "smooth-hostile-t", "plain-h-t"], (300, 6, 4), []),
+        (["apgd-ce", "smooth-hostile-t", "plain-h-t"], (300, 6, 5), ["surrogate-breaks"]),
     ],
 )
-def test_what_late_stages_find_is_an_alarm_above_a_fifth_of_a_point(stages, counts, expected):
+def test_what_late_stages_find_is_an_alarm_above_a_fifth_of_a_point_or_one_for_surrogates(stages, counts, expected):
     found = after(stages, waterfall(*counts), 1000)
     assert [alarm.name for alarm in found] == expected
     assert all("of 1000 images" in alarm.saw for alarm in found)

@@ -40,6 +40,8 @@ KEPT = 0.9
 UNBOUNDED_STEPS = 30
 # Share of all images above which a late stage has found what the gradient attacks before it should have.
 LATE = 0.002
+# The same for attacks on a view of the mixture that is flat or steep nowhere: some are needed wherever alpha is a switch.
+MISSED = 0.01
 # One image may fall to anything.
 FEW = 2
 
@@ -55,6 +57,7 @@ ADVICE = {
     "unbounded-attack": "the attack is blind, not the model robust: look at the other alarms, then for a better attack",
     "fab-breaks": "the losses before it do not lead there: try others (for a mixture --preset adaptive, which turns g)",
     "square-breaks": "the gradients are masked: find where, and attack with more starts and a smooth stand-in",
+    "surrogate-breaks": "the model's own gradient misses much: trust what many different stand-ins leave, and try more",
     "transfer-breaks": "the white-box attack is stuck: start it from the transferred images, or give it more starts",
 }
 
@@ -213,19 +216,20 @@ def unbounded(sample: Sample) -> Alarm | None:
 def after(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> list[Alarm]:
     """What the order in which attacks succeeded says: `fooled_by` is the stage of each right image, or -1."""
     late = {
-        "fab-breaks": ("fab-t", "FAB, which looks for the nearest boundary, fooled the model on"),
-        "square-breaks": ("square", "Square, which needs no gradient, fooled the model on"),
-        "transfer-breaks": ("transfer", "attacks that were made on another model fooled this one on"),
+        "fab-breaks": (("fab-t",), LATE, "FAB, which looks for the nearest boundary, fooled the model on"),
+        "square-breaks": (("square",), LATE, "Square, which needs no gradient, fooled the model on"),
+        "transfer-breaks": (("transfer",), LATE, "attacks that were made on another model fooled this one on"),
+        "surrogate-breaks": (("smooth", "plain"), MISSED, "attacks on a smoother mixture fooled this one on"),
     }
-    found = {name: (_found_late(stages, fooled_by, kind), saw) for name, (kind, saw) in late.items()}
+    found = {name: (_found_late(stages, fooled_by, kind), bound, saw) for name, (kind, bound, saw) in late.items()}
     return [
         _alarm(name, f"{saw} {count} of {images} images that white-box attacks had left")
-        for name, (count, saw) in found.items()
-        if count >= FEW and count > LATE * images
+        for name, (count, bound, saw) in found.items()
+        if count >= FEW and count > bound * images
     ]
 
 
-def _found_late(stages: Sequence[str], fooled_by: np.ndarray, kind: str) -> int:
+def _found_late(stages: Sequence[str], fooled_by: np.ndarray, kind: tuple[str, ...]) -> int:
     """How many images stages of this kind fooled after a stage with gradients of the model itself."""
     numbered = list(enumerate(stages))
     white_box = [number for number, stage in numbered if not stage.startswith(("square", "transfer"))]
