@@ -40,7 +40,7 @@ KEPT = 0.9
 UNBOUNDED_STEPS = 30
 # Share of all images above which a late stage has found what the gradient attacks before it should have.
 LATE = 0.002
-# The same for attacks on a view of the mixture that is flat or steep nowhere: some are needed wherever alpha is a switch.
+# The same for attacks on a smoother view of the mixture: some are needed wherever alpha is a switch.
 MISSED = 0.01
 # One image may fall to anything.
 FEW = 2
