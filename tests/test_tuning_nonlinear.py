@@ -9,7 +9,7 @@ from torch import nn
 import adaptive_smoothing as ads
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.dial_curves import shared_alpha_accuracy
-from adaptive_smoothing.fitting import FREEDOM, sharpen
+from adaptive_smoothing.fitting import sharpen
 from adaptive_smoothing.mixing.mixer import Advice, Mixer
 from adaptive_smoothing.mixing.transforms import inner, nonlinear
 from adaptive_smoothing.tuning import judge
@@ -167,14 +167,12 @@ def test_a_learned_mixture_is_sharpened_where_that_keeps_more(learned, short, mo
         with monkeypatch.context() as patched:
             patched.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
             found = sharpen(mixed, data, THREAT, clean_accuracy=0.65, attacked=20, tried=2)
-        assert found is tried[1 if prefers else 0] and len(tried) == 5
+        assert found is tried[1 if prefers else 0] and len(tried) == 3
         assert ads.evaluate(found, data).clean == pytest.approx(0.65, abs=0.02)
         assert torch.equal(found.mix(data.floats()).h, mixed.mix(data.floats()).h) != prefers
         if prefers:
             alpha = shared_alpha_accuracy(found, data).largest(0.65)
-            assert found.alpha_range.tolist() == pytest.approx([alpha, alpha]) and tried[2].robust is found.robust
-            leads = (1 - tried[2].alpha_range) / tried[2].alpha_range * alpha / (1 - alpha)
-            torch.testing.assert_close(leads, torch.tensor([FREEDOM, 1 / FREEDOM]), atol=1e-3, rtol=1e-3)
+            assert found.alpha_range.tolist() == pytest.approx([alpha, alpha])
             again = sharpen(found, data, THREAT, clean_accuracy=0.6, attacked=20, tried=1)
             assert not isinstance(inner(again.robust), ads.Nonlinear)  # one transform at a time
 
@@ -188,11 +186,11 @@ def test_sharpened_keeps_its_clean_accuracy_and_no_less_than_before(learned, sho
     stands = [judge(data.take(slice(20)), THREAT)(model) for model in (before, after)]
     assert stands[0] <= stands[1]
     assert said[0] == "attacking h on 20 validation images" and "65.00 % clean accuracy" in said[1]
-    assert sum("images stand at" in line for line in said) == 3
+    assert sum("images stand at" in line for line in said) == 2
 
 
 def test_a_transform_is_found_where_h_alone_is_accurate_enough(learned, short, monkeypatch):
-    """An alpha of 1 would do for all images, and leaves room to neither side; h's own scale is not the transform's."""
+    """An alpha of 1 does for all images; h's own scale is not the transform's."""
     mixed, data = learned
     tried = []
 
@@ -202,8 +200,7 @@ def test_a_transform_is_found_where_h_alone_is_accurate_enough(learned, short, m
 
     monkeypatch.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
     found = sharpen(mixed.with_scales(3.0, 10.0), data, THREAT, clean_accuracy=0.3, attacked=20)
-    low, high = found.alpha_range.tolist()
-    assert isinstance(found.robust, ads.Nonlinear) and low < high <= ALPHAS[1] + 1e-7 and found.robust_scale == 1
+    assert isinstance(found.robust, ads.Nonlinear) and found.alpha_range.tolist() == [1, 1] and found.robust_scale == 1
 
 
 def test_what_cannot_be_sharpened(learned, short):

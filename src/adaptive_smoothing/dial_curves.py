@@ -108,8 +108,7 @@ def turned(mixed: MixedClassifier, setting: float) -> MixedClassifier:
 
 
 def _turns_by_shift(mixed: MixedClassifier) -> bool:
-    low, high = mixed.alpha_range.tolist()
-    return isinstance(mixed.alpha, Mixer) and low < high
+    return isinstance(mixed.alpha, Mixer) and mixed.learns_alpha
 
 
 def _check_dial(mixed: MixedClassifier) -> None:

@@ -29,16 +29,13 @@ from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
-from adaptive_smoothing.tuning import Say, judge, judged, shared_alpha, tune
-from adaptive_smoothing.tuning_nonlinear import ALPHAS, NonlinearSetting, search_nonlinear
+from adaptive_smoothing.tuning import Say, judge, judged, tune
+from adaptive_smoothing.tuning_nonlinear import NonlinearSetting, search_nonlinear
 
 # The paper multiplies g's logits by this: a g that is sure changes fewer predictions that h is sure of.
 STANDARD_SCALE = 3.0
 # Validation images that are attacked to choose a transform, and settings that are attacked again to choose among them.
 ATTACKED, TRIED = 1000, 3
-# Beside a transform (1 - alpha) / alpha, the lead in h that stands against any g, is at most so many times larger or
-# smaller than the one that all images could share.
-FREEDOM = 3.0
 
 
 def fit_fixed(
@@ -89,9 +86,9 @@ def sharpen(
 ) -> MixedClassifier:
     """A learned mixture with MixedNUTS's transform of what stands for h, or as it is where that keeps more.
 
-    Where h is sure the transform makes it surer, so that less of alpha is needed there: `alpha_range` becomes the alpha
-    that would do for all images, or one about it. Nothing is trained. The clean accuracy stays, unless another is
-    wanted; for one that is far from it sharpen again, as a narrow range leaves little to the dial.
+    Where h is sure the transform makes it surer, so that one alpha does for all images (an `alpha_range` without
+    width): beside a transform, an alpha of its own for each image would hide the gradient. Nothing is trained. The
+    clean accuracy stays, unless another is wanted.
     """
     if not isinstance(mixed.alpha, Mixer):
         raise TypeError(
@@ -106,24 +103,12 @@ def sharpen(
     h_alone = mixed.with_robust(own).with_alpha_range(1, 1)
     g_alone = (all_logits(mixed.standard, data.floats()).argmax(1) == data.labels).double().mean().item()
     found = _promising(mixed.standard, h_alone, data, few, threat, min(target, g_alone), say)[:tried]
-    sharper = (scaled.with_robust(setting.transform(own)) for setting in found)
-    views = [mixed, *(near for view in sharper for near in _kept_close(view, data, target))]
+    views = [mixed, *(scaled.with_robust(setting.transform(own)).with_alpha_range(1, 1) for setting in found)]
     say(f"attacking {len(views)} mixtures with {100 * target:.2f} % clean accuracy")
     stood = list(judged(views, data, target, judge(few, threat, say)))
     if not stood:
         return tune(mixed, data, clean_accuracy=target)  # an error, which says what can be had
     return max(stood, key=itemgetter(0))[1]
-
-
-def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
-    """With the one alpha that would do for all images, if there is one, and with alpha about it."""
-    if (shared := shared_alpha(mixed, data, target)) is None:
-        return []
-    smallest, largest = ALPHAS
-    alpha = min(max(shared, smallest), largest)
-    lead = (1 - alpha) / alpha
-    about = 1 / (1 + FREEDOM * lead), min(1 / (1 + lead / FREEDOM), largest)
-    return [mixed.with_alpha_range(alpha, alpha), mixed.with_alpha_range(*about)]
 
 
 def _promising(

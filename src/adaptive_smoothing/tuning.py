@@ -125,16 +125,12 @@ def _learned(data: ImageData, target: float) -> Iterator[Others]:
 
 def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
     """The range drawn together towards the one alpha that would do for all images, if there is one."""
-    if (alpha := shared_alpha(mixed, data, target)) is None:
+    accuracy = shared_alpha_accuracy(mixed, data)
+    if not len(accuracy.reaching(target)):
         return []
+    alpha = accuracy.largest(target)
     ranges = ([(1 - freedom) * alpha + freedom * end for end in mixed.alpha_range.tolist()] for freedom in FREEDOMS)
     return [mixed.with_alpha_range(low, high) for low, high in ranges]
-
-
-def shared_alpha(mixed: MixedClassifier, data: ImageData, target: float) -> float | None:
-    """The largest alpha that all images could share at this clean accuracy."""
-    accuracy = shared_alpha_accuracy(mixed, data)
-    return accuracy.largest(target) if len(accuracy.reaching(target)) else None
 
 
 def _smallest_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:

@@ -531,6 +531,18 @@ def test_other_alphas_and_smooth_parts():
     assert isinstance(Smooth()(model).standard, Planes)
 
 
+def test_a_range_without_width_leaves_no_alpha_to_attack():
+    """However it was learned: no stage is after alpha, and no view gives it a gradient that it has not."""
+    learned = mixed(Brightness())
+    shared = learned.with_alpha_range(0.8, 0.8)
+    names = [[stage.name for stage in preset("adaptive", LINF).for_model(model).stages] for model in (learned, shared)]
+    fixed = [stage.name for stage in preset("adaptive", LINF).for_model(mixed(0.8)).stages]
+    assert names[1] == fixed and set(names[0]) > set(fixed)
+    images = pictures(3).requires_grad_()
+    (slopes,) = torch.autograd.grad(Smooth()(shared).mix(images).alpha.sum(), images, allow_unused=True)
+    assert slopes is None or not slopes.any()
+
+
 class Pattern(nn.Module):
     """Alpha grows with how much an image has of a fine pattern, and is clipped far below where images are."""
 

@@ -94,7 +94,7 @@ def lacks_g_to_turn(model: nn.Module) -> bool:
 
 
 def learns_alpha(model: nn.Module) -> bool:
-    return isinstance(model, MixedClassifier) and isinstance(model.alpha, nn.Module)
+    return isinstance(model, MixedClassifier) and model.learns_alpha
 
 
 def lacks_learned_alpha(model: nn.Module) -> bool:

@@ -83,6 +83,12 @@ class MixedClassifier(BaseClassifiers):
         logits = mix_logits(g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
         return Mixture(logits, alpha, self.standard_scale * g, self.robust_scale * h)
 
+    @property
+    def learns_alpha(self) -> bool:
+        """Whether alpha depends on the image: in a range without width it is the same for all, whatever learned it."""
+        low, high = self.alpha_range.tolist()
+        return isinstance(self.alpha, nn.Module) and low < high
+
     def gray_box(self) -> MixedClassifier:
         """A view whose alpha has no gradient: an attacker knows g and h but not the mixing network."""
         return self._view(GrayBoxMixture)
@@ -91,7 +97,7 @@ class MixedClassifier(BaseClassifiers):
         """What to take gradients from: a view in which a `Hardmax` lets its network's logits through, and a learned
         alpha has a gradient also where it is clipped."""
         standard, robust = (inner(base) if isinstance(base, Hardmax) else base for base in (self.standard, self.robust))
-        return self._view(SmoothMixture, standard=standard, robust=robust)
+        return self._view(SmoothMixture if self.learns_alpha else None, standard=standard, robust=robust)
 
     def plain(self) -> MixedClassifier:
         """A view without transforms. A `Nonlinear` makes all unlikely classes alike; without it they differ."""

@@ -99,25 +99,27 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class DialSettings:
-    """How the score is read in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
+    """How the score is read in training: alpha = low + (high - low) sigmoid(scale * score + shift).
 
-    `low` is less for a pair in which g would not win back enough with it.
+    `low` is less for a pair in which g would not win back enough with it. With low = high all images share one alpha,
+    and what stands for h is all that is learned.
 
-    With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
-    that share of the clean accuracy that h loses to g; with `clean_accuracy` > 0, so that it has that. The network
-    learns where it will be used.
+    With `recover` > 0 the shift, or the one alpha, is set again every `every` steps, so that on validation images the
+    mixture wins back that share of the clean accuracy that h loses to g; with `clean_accuracy` > 0, so that it has
+    that. The network learns where it will be used.
     """
 
     scale: float = 2.0
     shift: float = 0.4
     low: float = 0.0
+    high: float = 1.0
     recover: float = 0.0
     clean_accuracy: float = 0.0
     every: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < 1:
-            raise ValueError(f"expected low to be an alpha in [0, 1), got {self.low}")
+        if not 0 <= self.low <= self.high <= 1:
+            raise ValueError(f"expected alphas with 0 <= low <= high <= 1, got {self.low} and {self.high}")
         at_least("every", self.every, 1)
         if not 0 <= self.recover < 1:
             raise ValueError(f"expected recover to be a share in [0, 1), got {self.recover}")
