@@ -384,6 +384,12 @@ def test_the_most_robust_mixture_with_a_clean_accuracy(known, monkeypatch):
         low, high = model.alpha_range.tolist()
         assert high - low == pytest.approx(0.9 * freedom) and low <= alpha <= high and low >= 0.1 and high <= 1
 
+    asked.clear()  # one alpha for all images, whatever learned it
+    prefers({"standard_scale": 2.0, "robust_scale": 0.5})
+    shared = ads.tune(mixed.with_alpha(Level()).with_alpha_range(0.5, 0.5), data, clean_accuracy=0.75, threat=THREAT)
+    assert (shared.standard_scale.item(), shared.robust_scale.item()) == (2.0, 0.5) and len(asked) == 5
+    assert shared.alpha_range[0] == shared.alpha_range[1] and ads.evaluate(shared, data).clean == 0.75
+
 
 class Sure(Mixer):
     """Trusts h where it is sure."""

@@ -18,7 +18,6 @@ from adaptive_smoothing.dial_curves import dial_accuracy, shared_alpha_accuracy,
 from adaptive_smoothing.evaluation.accuracy import Attack
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.threat import Threat
 
@@ -95,7 +94,7 @@ def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust:
     """One number after the other: each is taken as it serves best with those before it."""
     best = _with_clean_accuracy(mixed, data, target)
     stands = robust(best)
-    for others in _learned(data, target) if isinstance(mixed.alpha, Mixer) else _fixed():
+    for others in _learned(data, target) if mixed.learns_alpha else _fixed():
         stands, best = max([(stands, best), *judged(others(best), data, target, robust)], key=itemgetter(0))
     return best
 

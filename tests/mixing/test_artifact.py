@@ -40,7 +40,9 @@ def mixtures() -> dict[str, MixedClassifier]:
         "network": MixedClassifier(G, H, network, **numbers),
         "second ending": MixedClassifier(G, H, ending, **numbers),
         "hardened": MixedClassifier(Hardmax(G), H, ending, **numbers),
-        "sharpened": MixedClassifier(G, Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), ending, **numbers),
+        "sharpened": MixedClassifier(
+            G, Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), ending, **numbers | {"alpha_range": (0.9, 0.9)}
+        ),
     }
 
 
@@ -62,11 +64,20 @@ def test_saved_loaded_and_dialled_again(tmp_path, kind, hold):
 @pytest.mark.parametrize(
     ("kind", "hold", "said"),
     [
-        ("fixed", False, ["one alpha for all images.", "| alpha | 0.85 |", "compact-robust, sha256 `"]),
+        ("fixed", False, ["which all images share one alpha.", "| alpha | 0.85 |", "compact-robust, sha256 `"]),
         ("fixed", True, ["standard.safetensors, in this folder"]),
         ("nonlinear", False, ["the robust one is transformed", "nonlinear of compact-robust, sha256 `"]),
         ("network", False, ["its own alpha", "a mixing network on", "mixer.safetensors`, ", "(0.5, 0.9)"]),
-        ("second ending", False, ["second ending of", "2.0 minutes on a GPU, code 1", "| val | 50 | 90.00 % |"]),
+        (
+            "sharpened",
+            False,
+            ["one alpha, and the robust one is transformed", "| alpha | 0.9; beside it a second ending"],
+        ),
+        (
+            "second ending",
+            False,
+            ["read off a second ending of", "2.0 minutes on a GPU, code 1", "| val | 50 | 90.00 % |"],
+        ),
     ],
 )
 def test_a_card_for_people(tmp_path, kind, hold, said):

@@ -10,7 +10,7 @@ from adaptive_smoothing.models import cards
 
 KINDS = {
     "network": "a mixing network on features of both classifiers",
-    "second-ending": "read off a second ending of the robust classifier, whose logits count as well",
+    "second-ending": "a second ending of the robust classifier, whose logits count as well",
 }
 
 
@@ -18,11 +18,11 @@ def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
     """The card of a mixture. Everything in it comes from its JSON."""
     facts, alpha, numbers = _known(description["card"]), description["alpha"], description["numbers"]
     learned = isinstance(alpha, Mapping)
-    lines = [f"# {name}", "", _purpose(description["robust"], learned), "", "| | |", "|---|---|"]
+    lines = [f"# {name}", "", _purpose(description), "", "| | |", "|---|---|"]
     rows = {
         "standard classifier": _base(description["standard"]),
         "robust classifier": _base(description["robust"]),
-        "alpha": KINDS[alpha["kind"]] if learned else f"{alpha:g}",
+        "alpha": _alpha(description),
         "file": f"`{weights.name}`, {weights.stat().st_size / 1e6:.1f} MB, weights in fp16" if learned else "",
         "sha256": f"`{alpha['sha256']}`" if learned else "",
         "numbers": ", ".join(f"{key} {_number(value)}" for key, value in numbers.items()),
@@ -46,11 +46,20 @@ def _known(card: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _purpose(robust: Mapping[str, Any], learned: bool) -> str:
-    if learned:
-        return "A mixture of an accurate and a robust classifier in which each image has its own alpha."
-    transformed = ", and the robust one is transformed" if "transform" in robust else ""
-    return f"A mixture of an accurate and a robust classifier: one alpha for all images{transformed}."
+def _purpose(description: Mapping[str, Any]) -> str:
+    low, high = description["numbers"]["alpha_range"]
+    own = isinstance(description["alpha"], Mapping) and low < high
+    alphas = "each image has its own alpha" if own else "all images share one alpha"
+    transformed = ", and the robust one is transformed" if "transform" in description["robust"] else ""
+    return f"A mixture of an accurate and a robust classifier in which {alphas}{transformed}."
+
+
+def _alpha(description: Mapping[str, Any]) -> str:
+    alpha, (low, high) = description["alpha"], description["numbers"]["alpha_range"]
+    if not isinstance(alpha, Mapping):
+        return f"{alpha:g}"
+    learned_by = KINDS[alpha["kind"]]
+    return f"read off {learned_by}" if low < high else f"{low:g}; beside it {learned_by}"
 
 
 def base_name(description: Mapping[str, Any]) -> str:
