@@ -68,11 +68,11 @@ def dial_accuracy(mixed: MixedClassifier, data: ImageData, **options: Any) -> Cl
     progress.
     """
     _check_dial(mixed)
-    if isinstance(mixed.alpha, Mixer) and not _turns_by_shift(mixed):
-        return shared_alpha_accuracy(mixed, data, **options)
     if not isinstance(mixed.alpha, Mixer):
         options |= {"standard_scale": mixed.standard_scale, "robust_scale": mixed.robust_scale}
         return clean_accuracy(mixed.standard, mixed.robust, data, **options)
+    if not mixed.learns_alpha:
+        return shared_alpha_accuracy(mixed, data, **options)
 
     def ends(batch: Batch) -> Tensor:
         return _shift_ends(*_what_was_mixed(mixed, batch.images), batch.labels, mixed)
@@ -93,22 +93,19 @@ def shared_alpha_accuracy(mixed: MixedClassifier, data: ImageData, **options: An
 def dial_setting(mixed: MixedClassifier) -> float:
     """Where the dial of a mixture stands: its alpha, or with a `Mixer` its alpha_shift."""
     _check_dial(mixed)
-    if _turns_by_shift(mixed):
+    if mixed.learns_alpha:
         return mixed.alpha_shift.item()
     return (mixed.alpha_range[0] if isinstance(mixed.alpha, nn.Module) else mixed.alpha).item()
 
 
 def turned(mixed: MixedClassifier, setting: float) -> MixedClassifier:
     """The view of a mixture with its dial at `setting`."""
-    if _turns_by_shift(mixed):
+    _check_dial(mixed)
+    if mixed.learns_alpha:
         return mixed.with_dial(mixed.alpha_scale, setting)
     if isinstance(mixed.alpha, Mixer):  # which has a say in what stands for h
         return mixed.with_alpha_range(setting, setting)
     return mixed.with_alpha_range(0, 1).with_alpha(setting)
-
-
-def _turns_by_shift(mixed: MixedClassifier) -> bool:
-    return isinstance(mixed.alpha, Mixer) and mixed.learns_alpha
 
 
 def _check_dial(mixed: MixedClassifier) -> None:

@@ -18,6 +18,7 @@ from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.dial_curves import clean_accuracy, dial_accuracy, dial_setting, turned
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
@@ -72,18 +73,16 @@ def mix(
     wanted = _wanted(mode, clean, robust_accuracy, alpha)
     of_adaptive = {"--recipe": recipe, "--set": change, "--resume": resume, "--compile": compiled is not None}
     _check_options(mode, of_adaptive, standard_scale)
-    if search and (mode is Mode.nonlinear or "clean_accuracy" not in wanted):
-        raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
+    _check_search(mode, search, wanted)
     folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
     _check_folder(folder, overwrite or resume)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     train, val = _images(data, data_root, download)
     check_classes({standard: g, robust: h}, val)
     scale = STANDARD_SCALE if standard_scale is None else standard_scale
-    settings = None
-    if mode is Mode.adaptive:
-        default = {"clean_accuracy": wanted.get("clean_accuracy", 0.0), "size": train.images.shape[-1]}
-        settings = _recipe(recipe, change, threat, standard_scale, f"mixing-{short(robust)}", default)
+    default = {"clean_accuracy": wanted.get("clean_accuracy", 0.0), "size": train.images.shape[-1]}
+    named = f"mixing-{short(robust)}"
+    settings = _recipe(recipe, change, threat, standard_scale, named, default) if mode is Mode.adaptive else None
     against = settings.attack.threat if settings else parse_threat(threat or THREAT)
     alone = clean_accuracy(g, h, val, standard_scale=scale)
     if "clean_accuracy" in wanted:
@@ -100,9 +99,7 @@ def mix(
     mixed = _dialled(mixed, val, against, wanted, search, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
     said = _store(mixed, val, folder, hold, asked | {"data": val.fingerprint()} | environment(where) | facts)
-    beside = f"{short(standard)} alone has {100 * alone(0):.2f} %, {short(robust)} {100 * alone(1):.2f} %."
-    then = f"What it keeps of {short(robust)}'s robustness: adaptive-smoothing evaluate {folder} --preset adaptive"
-    console.print(f"\n{said}; {beside}\nWritten to {folder}. {then}", soft_wrap=True)
+    console.print(f"\n{said}; {_beside(standard, robust, alone, folder)}", soft_wrap=True)
 
 
 def _store(mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any]) -> str:
@@ -113,6 +110,13 @@ def _store(mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, car
     accuracy.save(folder / VALIDATION)
     clean = f"{100 * accuracy(setting):.2f} % clean accuracy on {len(val):,} validation images"
     return f"{clean}, at {accuracy.dial} {setting:.4g}"
+
+
+def _beside(standard: str, robust: str, alone: CleanAccuracy, folder: Path) -> str:
+    """What both models have alone, and what to do next."""
+    clean = f"{short(standard)} alone has {100 * alone(0):.2f} %, {short(robust)} {100 * alone(1):.2f} %."
+    then = f"What it keeps of {short(robust)}'s robustness: adaptive-smoothing evaluate {folder} --preset adaptive"
+    return f"{clean}\nWritten to {folder}. {then}"
 
 
 def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> dict[str, float]:
@@ -167,6 +171,11 @@ def _check_options(mode: Mode, of_adaptive: dict[str, Any], standard_scale: floa
             raise ValueError(f"expected {name} with --mode adaptive, got --mode {mode}: it trains nothing")
     if standard_scale is not None and mode is Mode.nonlinear:
         raise ValueError("expected --standard-scale with --mode fixed or adaptive, got nonlinear: its g is always sure")
+
+
+def _check_search(mode: Mode, search: bool, wanted: dict[str, float]) -> None:
+    if search and (mode is Mode.nonlinear or "clean_accuracy" not in wanted):
+        raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
 
 
 def _trained(
