@@ -5,12 +5,12 @@
         "softer: resnet18-network-c scale=1"
 
 A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes, and a name
-before a colon if it should have one. With `search` the scales that serve it best are searched for, too; with `sharpen`
-a learned mixture is given a transform of h. Each is tuned to the wanted accuracies on the validation images, and
-attacked with presets on the first images of a split: validation images to choose by, test images to report on.
+before a colon if it should have one. With `search` its best scales are searched for, too. Each is tuned to
+the wanted accuracies on the validation images, and attacked with presets on the first images of a split: validation
+images to choose by, test images to report on.
 `--preset A:10000 C:1000` attacks with each on so many; what stands all of them is counted on those that all have seen.
 Without `--clean` a folder is attacked as it is. `result.json` and `rows.npz` in the folder `--out` grow with each
-mixture; `--keep FOLDER` keeps those that were trained or sharpened.
+mixture; `--keep FOLDER` keeps those that were trained.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting
 from adaptive_smoothing.evaluation.accuracy import evaluate as predict
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
-from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear, sharpen
+from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing import artifact
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.transforms import LogitTransform
@@ -45,7 +45,7 @@ from adaptive_smoothing.threat import parse_threat
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe
 from adaptive_smoothing.tuning import tune
 
-SEARCH, SHARPEN = "search", "sharpen"
+SEARCH = "search"
 
 
 class Bench:
@@ -76,17 +76,10 @@ class Bench:
                 mixed, setting = fit_nonlinear(self.g, self.h, self.val, self.threat, **options)
                 yield {"wanted": target, **vars(setting)}, mixed
             return
-        mixed = self._made(what, [change for change in changes if change not in (SEARCH, SHARPEN)], folder)
-        attacks = {"attacked": self.attacked, "say": print}
-        searched = {"threat": self.threat, **attacks} if SEARCH in changes else {}
+        mixed = self._made(what, [change for change in changes if change != SEARCH], folder)
+        searched = {"threat": self.threat, "attacked": self.attacked, "say": print} if SEARCH in changes else {}
         for target in targets:
-            if SHARPEN not in changes:
-                yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
-                continue
-            sharper = sharpen(mixed, self.val, self.threat, clean_accuracy=target, **attacks)
-            if self.options.keep:
-                sharper.save_pretrained(self.options.keep / f"{folder.name}-{target:g}")
-            yield {"wanted": target}, sharper
+            yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
         if not targets:
             yield {}, mixed
 
@@ -173,10 +166,6 @@ def main() -> None:
     options = parser.parse_args()
     if not options.clean and any(named(mixture)[1] in ("fixed", "nonlinear") for mixture in options.mixtures):
         parser.error("expected --clean for fixed and nonlinear mixtures: without it only what is trained has a setting")
-    for mixture in options.mixtures:
-        _, what, changes = named(mixture)
-        if SHARPEN in changes and (not options.clean or what in ("fixed", "nonlinear") or SEARCH in changes):
-            parser.error(f"expected --clean and a learned mixture, without search, to sharpen, got {mixture!r}")
     began = time.perf_counter()
     bench = Bench(options)
     facts = {

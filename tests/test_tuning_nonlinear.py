@@ -1,6 +1,4 @@
-from functools import partial
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,11 +6,7 @@ from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.data.datasets import from_tensors
-from adaptive_smoothing.dial_curves import shared_alpha_accuracy
-from adaptive_smoothing.fitting import sharpen
-from adaptive_smoothing.mixing.mixer import Advice, Mixer
-from adaptive_smoothing.mixing.transforms import inner, nonlinear
-from adaptive_smoothing.tuning import judge
+from adaptive_smoothing.mixing.transforms import nonlinear
 from adaptive_smoothing.tuning_nonlinear import ALPHAS, _pushed, _stands, search_nonlinear
 
 THREAT = ads.Linf(2 / 255)
@@ -125,89 +119,3 @@ def test_errors_name_what_does_not_fit(cached):
         search_nonlinear(g, h * torch.nan, labels, attacked, attacked_labels, clean_accuracy=0.9)
     with pytest.raises(ValueError, match=r"expected a clean accuracy in \(0, 1\], such as 0\.9, got 90"):
         search_nonlinear(*cached, clean_accuracy=90)
-
-
-# --- inside a learned mixture ---------------------------------------------------------------------------------------
-
-
-class Spread(Mixer):
-    """The surer h is, the more weight it gets; what stands for h is not what h says."""
-
-    def forward(self, evidence):
-        return Advice(evidence.h.std(1), evidence.h + 0.3 * evidence.h.flip(1))
-
-
-@pytest.fixture
-def learned(linear):
-    """Most images are labelled by g, a quarter by what stands for h, an eighth of all by nobody."""
-    robust = type(linear)(seed=1).eval()
-    pixels = torch.randint(0, 256, (80, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    mixed = ads.MixedClassifier(linear, robust, Spread(), standard_scale=3.0, alpha_scale=5.0, alpha_range=(0.5, 1))
-    labels = linear(pixels / 255).argmax(1)
-    labels[::4] = mixed.with_alpha_range(1, 1)(pixels[::4] / 255).argmax(1)
-    labels[1::8] = torch.arange(10) % 4
-    return mixed, from_tensors(pixels, labels)
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """h is attacked by PGD, which is enough to try out what comes after."""
-    monkeypatch.setattr("adaptive_smoothing.fitting.MinimumMargin", partial(ads.preset, "B"))
-
-
-def test_a_learned_mixture_is_sharpened_where_that_keeps_more(learned, short, monkeypatch):
-    mixed, data = learned
-    for prefers in (True, False):
-        tried = []
-
-        def evaluate(model, images, attack, prefers=prefers, tried=tried, **options):
-            tried.append(model)
-            return SimpleNamespace(robust=float(isinstance(model.robust, ads.Nonlinear) == prefers) - len(tried) / 100)
-
-        with monkeypatch.context() as patched:
-            patched.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
-            found = sharpen(mixed, data, THREAT, clean_accuracy=0.65, attacked=20, tried=2)
-        assert found is tried[1 if prefers else 0] and len(tried) == 3
-        assert ads.evaluate(found, data).clean == pytest.approx(0.65, abs=0.02)
-        assert torch.equal(found.mix(data.floats()).h, mixed.mix(data.floats()).h) != prefers
-        if prefers:
-            alpha = shared_alpha_accuracy(found, data).largest(0.65)
-            assert found.alpha_range.tolist() == pytest.approx([alpha, alpha])
-            again = sharpen(found, data, THREAT, clean_accuracy=0.6, attacked=20, tried=1)
-            assert not isinstance(inner(again.robust), ads.Nonlinear)  # one transform at a time
-
-
-def test_sharpened_keeps_its_clean_accuracy_and_no_less_than_before(learned, short):
-    mixed, data = learned
-    before = ads.tune(mixed, data, clean_accuracy=0.65)
-    said = []
-    after = sharpen(before, data, THREAT, attacked=20, tried=1, say=said.append)
-    assert ads.evaluate(after, data).clean == ads.evaluate(before, data).clean
-    stands = [judge(data.take(slice(20)), THREAT)(model) for model in (before, after)]
-    assert stands[0] <= stands[1]
-    assert said[0] == "attacking h on 20 validation images" and "65.00 % clean accuracy" in said[1]
-    assert sum("images stand at" in line for line in said) == 2
-
-
-def test_a_transform_is_found_where_h_alone_is_accurate_enough(learned, short, monkeypatch):
-    """An alpha of 1 does for all images; h's own scale is not the transform's."""
-    mixed, data = learned
-    tried = []
-
-    def evaluate(model, images, attack, **options):
-        tried.append(model)
-        return SimpleNamespace(robust=len(tried) / 10)
-
-    monkeypatch.setattr("adaptive_smoothing.tuning.evaluate", evaluate)
-    found = sharpen(mixed.with_scales(3.0, 10.0), data, THREAT, clean_accuracy=0.3, attacked=20)
-    assert isinstance(found.robust, ads.Nonlinear) and found.alpha_range.tolist() == [1, 1] and found.robust_scale == 1
-
-
-def test_what_cannot_be_sharpened(learned, short):
-    mixed, data = learned
-    with pytest.raises(TypeError, match=r"alpha is a Mixer, got Tensor: for one alpha .* take ads\.fit_nonlinear"):
-        sharpen(mixed.with_alpha(0.5), data, THREAT)
-    with pytest.raises(ValueError, match=r"clean accuracy this pair can reach, got 0\.99"):
-        sharpen(mixed, data, THREAT, clean_accuracy=0.99, attacked=4)
-    with pytest.raises(ValueError, match=r"clean accuracy in \(0, 1\], such as 0\.9, got 90"):
-        sharpen(mixed, data, THREAT, clean_accuracy=90)

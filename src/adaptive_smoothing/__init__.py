@@ -15,7 +15,7 @@ from adaptive_smoothing.evaluation.accuracy import Evaluation
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
-from adaptive_smoothing.fitting import fit_nonlinear, sharpen, train_mixing
+from adaptive_smoothing.fitting import fit_nonlinear, train_mixing
 from adaptive_smoothing.mixing.classifier import MixedClassifier, Mixture
 from adaptive_smoothing.mixing.formula import alpha_from_gamma, gamma_from_alpha
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
@@ -71,7 +71,6 @@ __all__ = [
     "oracle_mixture",
     "parse_threat",
     "preset",
-    "sharpen",
     "suggest_taps",
     "tradeoff",
     "train_mixing",

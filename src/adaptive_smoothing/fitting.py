@@ -6,7 +6,6 @@ Everything that is chosen here is chosen on validation images.
 
 from __future__ import annotations
 
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,13 @@ from adaptive_smoothing.attacks.engine import Engine
 from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.verdict import all_logits
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial import check_share
-from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.second_ending import SecondEnding
-from adaptive_smoothing.mixing.transforms import inner
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.mixing import MixingTrainer, untrained
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.watching import Watcher
-from adaptive_smoothing.tuning import Say, judge, judged, tune
+from adaptive_smoothing.tuning import Say, judge
 from adaptive_smoothing.tuning_nonlinear import NonlinearSetting, search_nonlinear
 
 # The paper multiplies g's logits by this: a g that is sure changes fewer predictions that h is sure of.
@@ -72,43 +67,6 @@ def fit_nonlinear(
             best = share, mixed, setting
     assert best is not None
     return best[1], best[2]
-
-
-def sharpen(
-    mixed: MixedClassifier,
-    val: ImageData,
-    threat: Threat,
-    *,
-    clean_accuracy: float | None = None,
-    attacked: int = ATTACKED,
-    tried: int = TRIED,
-    say: Say = lambda text: None,
-) -> MixedClassifier:
-    """A learned mixture with MixedNUTS's transform of what stands for h, or as it is where that keeps more.
-
-    Where h is sure the transform makes it surer, so that one alpha does for all images (an `alpha_range` without
-    width): beside a transform, an alpha of its own for each image would hide the gradient. Nothing is trained. The
-    clean accuracy stays, unless another is wanted.
-    """
-    if not isinstance(mixed.alpha, Mixer):
-        raise TypeError(
-            f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: for one alpha with a "
-            "transform take ads.fit_nonlinear"
-        )
-    data = val.to(mixed.alpha_shift.device)
-    few = data.take(slice(attacked))
-    target = dial_accuracy(mixed, data)(dial_setting(mixed)) if clean_accuracy is None else clean_accuracy
-    check_share(target, "clean accuracy")
-    own, scaled = inner(mixed.robust), mixed.with_scales(mixed.standard_scale, 1.0)  # a transform has its own scale
-    h_alone = mixed.with_robust(own).with_alpha_range(1, 1)
-    g_alone = (all_logits(mixed.standard, data.floats()).argmax(1) == data.labels).double().mean().item()
-    found = _promising(mixed.standard, h_alone, data, few, threat, min(target, g_alone), say)[:tried]
-    views = [mixed, *(scaled.with_robust(setting.transform(own)).with_alpha_range(1, 1) for setting in found)]
-    say(f"attacking {len(views)} mixtures with {100 * target:.2f} % clean accuracy")
-    stood = list(judged(views, data, target, judge(few, threat, say)))
-    if not stood:
-        return tune(mixed, data, clean_accuracy=target)  # an error, which says what can be had
-    return max(stood, key=itemgetter(0))[1]
 
 
 def _promising(
@@ -187,18 +145,9 @@ def fit_adaptive(
     train: ImageData,
     val: ImageData,
     recipe: MixingRecipe,
-    *,
-    clean_accuracy: float | None = None,
-    say: Say = lambda text: None,
     **options: Any,
 ) -> MixedClassifier:
-    """A mixing network, made, trained and sharpened as the recipe says; other options as `train_mixing` has them.
-
-    It is sharpened for this clean accuracy, or for the one that training has left it with.
-    """
+    """A mixing network, made and trained as the recipe says; options as `train_mixing` has them."""
     channels, height, width = train.images.shape[1:]
     mixed = untrained(recipe, standard, robust, (channels, height, width))
-    trained = train_mixing(mixed, train, val, recipe.attack.threat, recipe=recipe, **options)
-    if not recipe.sharpen:
-        return trained
-    return sharpen(trained, val, recipe.attack.threat, clean_accuracy=clean_accuracy, say=say)
+    return train_mixing(mixed, train, val, recipe.attack.threat, recipe=recipe, **options)

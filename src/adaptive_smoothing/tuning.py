@@ -95,11 +95,11 @@ def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust:
     best = _with_clean_accuracy(mixed, data, target)
     stands = robust(best)
     for others in _learned(data, target) if mixed.learns_alpha else _fixed():
-        stands, best = max([(stands, best), *judged(others(best), data, target, robust)], key=itemgetter(0))
+        stands, best = max([(stands, best), *_judged(others(best), data, target, robust)], key=itemgetter(0))
     return best
 
 
-def judged(
+def _judged(
     views: Iterable[MixedClassifier], data: ImageData, target: float, robust: Robust
 ) -> Iterator[tuple[float, MixedClassifier]]:
     """Each view with its dial at the clean accuracy, and what stands of it; without those that do not reach it."""

@@ -13,7 +13,6 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.second_ending import SecondEnding
-from adaptive_smoothing.mixing.transforms import Nonlinear
 from adaptive_smoothing.tuning import tune
 
 RECIPE = """
@@ -117,20 +116,6 @@ def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
     facts = json.loads(Path("runs/evaluate-mine-B/result.json").read_text())["models"]
     assert facts["alpha"]["kind"] == "second-ending" and facts["robust"]["name"] == ROBUST
     assert "mixture" in result.output
-
-
-def test_an_adaptive_mixture_is_sharpened_for_the_accuracy_that_is_wanted(monkeypatch):
-    def sharpened(mixed, val, threat, *, clean_accuracy, say):
-        say(f"for {clean_accuracy}")
-        return mixed.with_robust(Nonlinear(mixed.robust, scale=5.0, power=2.0, shift=0.0))
-
-    monkeypatch.setattr("adaptive_smoothing.fitting.sharpen", sharpened)
-    Path("tiny.toml").write_text(RECIPE)
-    said = mix("--recipe", "tiny.toml", "--set", "sharpen=true", "--clean-accuracy", "60", "--out", "mine")
-    mixed = MixedClassifier.from_pretrained("mine")
-    assert isinstance(mixed.robust, Nonlinear) and isinstance(mixed.alpha, SecondEnding) and "for 0.6" in said
-    found = evaluate(mixed, datasets.load("cifar10", "val")).clean
-    assert found == pytest.approx(card("mine")["figures"]["val"]["clean"], abs=1e-6) and found >= 0.6
 
 
 def test_a_nonlinear_mixture(monkeypatch):

@@ -40,13 +40,13 @@ def mixtures() -> dict[str, MixedClassifier]:
         "network": MixedClassifier(G, H, network, **numbers),
         "second ending": MixedClassifier(G, H, ending, **numbers),
         "hardened": MixedClassifier(Hardmax(G), H, ending, **numbers),
-        "sharpened": MixedClassifier(
+        "shared alpha": MixedClassifier(
             G, Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), ending, **numbers | {"alpha_range": (0.9, 0.9)}
         ),
     }
 
 
-@pytest.mark.parametrize("kind", ["fixed", "nonlinear", "network", "second ending", "hardened", "sharpened"])
+@pytest.mark.parametrize("kind", ["fixed", "nonlinear", "network", "second ending", "hardened", "shared alpha"])
 @pytest.mark.parametrize("hold", [False, True])
 def test_saved_loaded_and_dialled_again(tmp_path, kind, hold):
     mixed = mixtures()[kind]
@@ -69,7 +69,7 @@ def test_saved_loaded_and_dialled_again(tmp_path, kind, hold):
         ("nonlinear", False, ["the robust one is transformed", "nonlinear of compact-robust, sha256 `"]),
         ("network", False, ["its own alpha", "a mixing network on", "mixer.safetensors`, ", "(0.5, 0.9)"]),
         (
-            "sharpened",
+            "shared alpha",
             False,
             ["one alpha, and the robust one is transformed", "| alpha | 0.9; beside it a second ending"],
         ),

@@ -90,8 +90,8 @@ def mix(
     if overwrite and not resume:
         (folder / CHECKPOINT).unlink(missing_ok=True)
     if settings:
-        options = {"folder": folder, "device": where, "compiled": compiled, "resume": resume, "say": console.print}
-        mixed, facts = _trained(g, h, train, val, settings, clean_accuracy=wanted.get("clean_accuracy"), **options)
+        options = {"folder": folder, "device": where, "compiled": compiled, "resume": resume}
+        mixed, facts = _trained(g, h, train, val, settings, **options)
     elif mode is Mode.nonlinear:
         mixed, facts = _nonlinear(g, h, val, against, wanted["clean_accuracy"], console)
     else:

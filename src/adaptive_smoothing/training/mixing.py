@@ -48,7 +48,7 @@ class Lesson(NamedTuple):
 class MixingTrainer(Loop):
     """`MixingTrainer(recipe, mixed, train, val, folder).run()` -> the mixer of `mixed`, trained.
 
-    In training alpha has all of the range that the recipe gives it, so that attacks can make the most of it.
+    In training alpha has all of the range (low, 1) that the recipe gives it, so that attacks can make the most of it.
     """
 
     recipe: MixingRecipe
@@ -72,7 +72,7 @@ class MixingTrainer(Loop):
         dial = recipe.dial
         # One that was trained before has standard scores; alpha is as steep as ever in what it computes.
         steepness = dial.scale * (mixed.alpha.spread if isinstance(mixed.alpha, SecondEnding) else 1.0)
-        self.mixed = mixed.to(device).with_alpha_range(dial.low, dial.high).with_dial(steepness, dial.shift)
+        self.mixed = mixed.to(device).with_alpha_range(dial.low, 1).with_dial(steepness, dial.shift)
         super().__init__(recipe, cast(Mixer, mixed.alpha), train, val, folder, device=device, **options)
         self.adversary = WeightPerturbation(self.model, recipe.optimizer.weight_perturbation)
         compiled = self.cuda if compiled is None else compiled
@@ -96,8 +96,7 @@ class MixingTrainer(Loop):
         return groups
 
     def state(self) -> dict[str, Tensor]:
-        numbers = {name: getattr(self.mixed, f"alpha_{name}") for name in ("scale", "shift", "range")}
-        return numbers | {"slopes": self.price.slopes}
+        return {"scale": self.mixed.alpha_scale, "shift": self.mixed.alpha_shift, "slopes": self.price.slopes}
 
     def _identity(self) -> dict[str, Any]:
         sums = [weights_sum(base) for base in (self.mixed.standard, self.mixed.robust)]

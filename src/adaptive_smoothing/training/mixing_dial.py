@@ -27,8 +27,7 @@ class TrainingDial:
         self.mixed, self.evidence, self.labels, self.steepness = mixed, evidence, labels, settings.scale
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (evidence.h, evidence.g))
         self.target = settings.clean_accuracy or h + settings.recover * (g - h)
-        if mixed.learns_alpha:
-            mixed.alpha_range[0] = min(settings.low, self._alpha_with_room())
+        mixed.alpha_range[0] = min(settings.low, self._alpha_with_room())
 
     def turn(self) -> None:
         """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it.
@@ -40,24 +39,14 @@ class TrainingDial:
         if isinstance(mixer, SecondEnding):
             mixer.standardize(self.evidence)
             self.mixed.alpha_scale.copy_(self.steepness * mixer.spread)
-        advice = mixer(self.evidence)
-        if self.mixed.learns_alpha:
-            accuracy = shift_accuracy(self.evidence, advice, self.labels, self.mixed)
-            dial = self.mixed.alpha_shift
-        else:
-            accuracy = self._of_one_alpha(advice.h)
-            dial = self.mixed.alpha_range
-        dial.fill_(accuracy.largest(min(self.target, accuracy.best())))
+        accuracy = shift_accuracy(self.evidence, mixer(self.evidence), self.labels, self.mixed)
+        self.mixed.alpha_shift.fill_(accuracy.largest(min(self.target, accuracy.best())))
 
     def _alpha_with_room(self) -> float:
         """The largest alpha for all images with more clean accuracy than is wanted: half of what g has beyond."""
-        accuracy = self._of_one_alpha(self.evidence.h)
+        low, high = right_alphas(self.mixed, self.evidence.g, self.evidence.h, self.labels)
+        accuracy = CleanAccuracy(low.cpu().numpy(), high.cpu().numpy())
         return accuracy.largest((self.target + max(self.target, accuracy.best())) / 2)
-
-    def _of_one_alpha(self, h: Tensor) -> CleanAccuracy:
-        """At every alpha for all images, with these logits for h."""
-        low, high = right_alphas(self.mixed, self.evidence.g, h, self.labels)
-        return CleanAccuracy(low.cpu().numpy(), high.cpu().numpy())
 
 
 class Price:
@@ -74,10 +63,9 @@ class Price:
         """From the losses of as many clean images as attacked ones, in this order."""
         (slopes,) = torch.autograd.grad(losses.sum(), alpha, retain_graph=True)
         low, high = alpha_range
-        if low < high:
-            # Along the dial alpha has the slope of the sigmoid that it comes from; one for all is the dial itself.
-            slopes = slopes * (alpha.detach() - low) * (high - alpha.detach()) / (high - low)
-        found = torch.stack([half.mean() for half in slopes.chunk(2)])
+        # Along the dial alpha has the slope of the sigmoid that it comes from.
+        turning = slopes * (alpha.detach() - low) * (high - alpha.detach()) / (high - low)
+        found = torch.stack([half.mean() for half in turning.chunk(2)])
         self.slopes.copy_(torch.where(self.slopes == 0, found, torch.lerp(self.slopes, found, FOLLOW)))
         # Larger alphas cost clean images and help attacked ones; early on chance may have it otherwise.
         clean, attacked = self.slopes

@@ -99,27 +99,25 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class DialSettings:
-    """How the score is read in training: alpha = low + (high - low) sigmoid(scale * score + shift).
+    """How the score is read in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
 
-    `low` is less for a pair in which g would not win back enough with it. With low = high all images share one alpha,
-    and what stands for h is all that is learned.
+    `low` is less for a pair in which g would not win back enough with it.
 
-    With `recover` > 0 the shift, or the one alpha, is set again every `every` steps, so that on validation images the
-    mixture wins back that share of the clean accuracy that h loses to g; with `clean_accuracy` > 0, so that it has
-    that. The network learns where it will be used.
+    With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
+    that share of the clean accuracy that h loses to g; with `clean_accuracy` > 0, so that it has that. The network
+    learns where it will be used.
     """
 
     scale: float = 2.0
     shift: float = 0.4
     low: float = 0.0
-    high: float = 1.0
     recover: float = 0.0
     clean_accuracy: float = 0.0
     every: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high <= 1:
-            raise ValueError(f"expected alphas with 0 <= low <= high <= 1, got {self.low} and {self.high}")
+        if not 0 <= self.low < 1:
+            raise ValueError(f"expected low to be an alpha in [0, 1), got {self.low}")
         at_least("every", self.every, 1)
         if not 0 <= self.recover < 1:
             raise ValueError(f"expected recover to be a share in [0, 1), got {self.recover}")
@@ -154,10 +152,7 @@ class MixingOptimizer(OptimizerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MixingRecipe(CommonRecipe):
-    """Of a mixing network for two classifiers that stay as they are.
-
-    With `sharpen` a transform of h is looked for when training is over, by `mix` and `fit_adaptive`.
-    """
+    """Of a mixing network for two classifiers that stay as they are."""
 
     optimizer: MixingOptimizer = MixingOptimizer()
     mixer: MixerSettings = MixerSettings()
@@ -165,7 +160,6 @@ class MixingRecipe(CommonRecipe):
     loss: LossSettings = LossSettings()
     dial: DialSettings = DialSettings()
     standard_scale: float = 1.0
-    sharpen: bool = False
     evaluate_every: int = 1
 
     def __post_init__(self) -> None:
