@@ -119,10 +119,10 @@ class Bench:
             verdict = evaluate(mixed, data, attack, with_alarms=self.options.alarms)
             stands &= verdict.robust_correct[:shared]
             took = {name: took for name, took, _ in verdict.waterfall if took}
-            alarms = [alarm.name for alarm in verdict.alarms or ()]
-            name = attack.name
-            found["attacks"][name] = {"robust": verdict.robust, "images": len(data), "took": took, "alarms": alarms}
-            columns[name] = verdict.robust_correct.numpy()
+            known = {"robust": verdict.robust, "images": len(data), "took": took}
+            asked = {} if verdict.alarms is None else {"alarms": [alarm.name for alarm in verdict.alarms]}
+            found["attacks"][attack.name] = known | asked
+            columns[attack.name] = verdict.robust_correct.numpy()
         columns["clean"] = predict(mixed, self.measured).clean_correct.numpy()
         whole = {"clean": columns["clean"].mean().item(), "stands_all": stands.float().mean().item(), "of": shared}
         return found | whole, columns

@@ -8,8 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.views import Smooth
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
+from adaptive_smoothing.evaluation.judging import judge
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Advice
 from adaptive_smoothing.mixing.network import MixingNetwork
@@ -150,6 +154,20 @@ def test_a_mixing_network_is_seen_through(small, kind):
     mixed = MixedClassifier(small.g, small.h, mixer.requires_grad_(False))
     assert names(mixed, small.x) == ({"detached-alpha"} if kind is DetachedScore else set())
     assert "detached-alpha" in names(MixedClassifier(small.g, small.h, mixer).gray_box(), small.x)
+
+
+def test_an_alpha_that_is_a_switch_is_flat_and_not_detached(small):
+    """Saturated for most images; attacks that follow its score are an answer, others are not."""
+    torch.manual_seed(0)
+    taps = {"standard_taps": ("0", "2"), "robust_taps": ("0", "2"), "shape": (3, 16, 16)}
+    mixer = MixingNetwork.between(small.g, small.h, width=4, **taps).requires_grad_(False)
+    switch = MixedClassifier(small.g, small.h, mixer, alpha_scale=1e6)
+    assert names(switch, small.x) == {"flat-alpha"}
+    assert "detached-alpha" in names(switch.gray_box(), small.x)
+    data = datasets.from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
+    for source, answered in {None: False, Smooth(): True}.items():
+        attack = Cascade("one step", LINF, (Stage("pgd-1", PGD(LINF, steps=1), source),))
+        assert ("flat-alpha" in {alarm.name for alarm in judge(switch, data, attack).alarms}) != answered
 
 
 def test_a_mixture_inside_something_else_is_seen(small):

@@ -53,6 +53,7 @@ ADVICE = {
     "flat-steps": "attack a smooth stand-in for the rounded or detached part, and add a black-box attack",
     "hidden-mixture": "evaluate the mixture itself, so that the attacks that are made for mixtures are tried, too",
     "detached-alpha": "let gradients flow through the mixing network, or attack at both ends of alpha's range as well",
+    "flat-alpha": "attack past it as well: --preset fast or adaptive, whose attacks on a smooth mixture follow its score",
     "more-steps-do-not-help": "attack from many starts and without gradients: these seem to point nowhere",
     "unbounded-attack": "the attack is blind, not the model robust: look at the other alarms, then for a better attack",
     "fab-breaks": "the losses before it do not lead there: try others (for a mixture --preset adaptive, which turns g)",
@@ -173,12 +174,18 @@ def detached_alpha(sample: Sample) -> Alarm | None:
     """An attack that does not see alpha move attacks another mixture."""
     if not isinstance(sample.model, MixedClassifier):
         return None
-    moves = sample.alpha_moves()
-    without = share_zero(gradient_of(lambda images: sample.model.mix(images).alpha, sample.images))
+    moves, slopes = sample.alpha_moves(), _alpha_slopes(sample.model, sample.images)
+    without = share_zero(slopes)
     if moves < SAME_ALPHA or without <= MOST:
         return None
     saw = f"alpha varies by {moves:.2g} with the image, but has no gradient for {without:.0%} of the images"
-    return _alarm("detached-alpha", saw)
+    # Saturated, which an attacker can look past, or cut off.
+    flat = slopes is not None and share_zero(_alpha_slopes(sample.model.smooth(), sample.images)) <= MOST
+    return _alarm("flat-alpha" if flat else "detached-alpha", saw)
+
+
+def _alpha_slopes(mixed: MixedClassifier, images: Tensor) -> Tensor | None:
+    return gradient_of(lambda images: mixed.mix(images).alpha, images)
 
 
 # --- the attack ---------------------------------------------------------------------------------------

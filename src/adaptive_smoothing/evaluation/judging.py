@@ -22,6 +22,7 @@ from adaptive_smoothing.attacks.adaptive import PRESETS
 from adaptive_smoothing.attacks.arithmetic import frozen
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.engine import TRIED, Engine
+from adaptive_smoothing.attacks.views import Smooth
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation import accuracy, alarms
@@ -183,7 +184,10 @@ class Judging:
         rows = slice(0, PROBED.get(self.device.type, 32))
         batch, threat = self._batch(rows)
         with frozen(self.model):
-            return alarms.probe(self.model, batch.images, batch.labels, threat)
+            found = alarms.probe(self.model, batch.images, batch.labels, threat)
+        # Attacks on the smooth mixture are an answer to a flat alpha; if they find much, that is another alarm.
+        answered = any(isinstance(stage.source, Smooth) for stage in self.cascade.stages)
+        return [alarm for alarm in found if alarm.name != "flat-alpha" or not answered]
 
     def _late_alarms(self, columns: Columns) -> list[alarms.Alarm]:
         """What the order in which attacks succeeded says, in the cascade and in its audit."""
