@@ -364,30 +364,35 @@ def test_the_most_robust_mixture_with_a_clean_accuracy(known, monkeypatch):
     asked, said = [], []
     prefers({"standard_scale": 2.0, "robust_scale": 0.5})
     tuned = ads.tune(mixed, data, clean_accuracy=0.75, threat=THREAT, say=said.append)
-    assert (tuned.standard_scale.item(), tuned.robust_scale.item()) == (2.0, 0.5) and len(asked) == len(said) == 5
-    assert "100.00 % of 40 images stand at alpha=" in said[-2]
+    assert (tuned.standard_scale.item(), tuned.robust_scale.item()) == (2.0, 0.5) and len(asked) == len(said) == 7
+    assert sum("100.00 % of 40 images stand at alpha=" in line for line in said) == 1
     clean = {ads.evaluate(model, data).clean for model in asked}
     assert clean == {0.75}
+
+    asked.clear()  # further to the side that gains, for as long as it does
+    prefers({"standard_scale": 16.0, "robust_scale": 1.0})
+    assert ads.tune(mixed, data, clean_accuracy=0.75, threat=THREAT).standard_scale.item() == 16.0
+    assert [model.standard_scale.item() for model in asked] == [1.0, 0.5, 2.0, 4.0, 8.0, 16.0, 32.0, 16.0, 16.0]
 
     asked.clear()
     prefers({"alpha_scale": 2.0})
     tuned = ads.tune(mixed.with_alpha(Level()), data, clean_accuracy=0.75, threat=THREAT, attacked=10)
-    assert tuned.alpha_scale.item() == 2.0 and tuned.alpha_range.tolist() == [0, 1] and len(asked) == 5
+    assert tuned.alpha_scale.item() == 2.0 and tuned.alpha_range.tolist() == [0, 1] and len(asked) == 10
     alpha = ads.tune(mixed, data, clean_accuracy=0.75).alpha.item()
-    assert [model.alpha_range.tolist() for model in asked[3:]] == [
+    assert [model.alpha_range.tolist() for model in asked[-2:]] == [
         pytest.approx([(1 - freedom) * alpha, (1 - freedom) * alpha + freedom]) for freedom in FREEDOMS
     ]
 
     asked.clear()  # a range that the network learned with is drawn together, not given up
     ads.tune(mixed.with_alpha(Level()).with_alpha_range(0.1, 1), data, clean_accuracy=0.75, threat=THREAT, attacked=10)
-    for model, freedom in zip(asked[3:], FREEDOMS, strict=True):
+    for model, freedom in zip(asked[-2:], FREEDOMS, strict=True):
         low, high = model.alpha_range.tolist()
         assert high - low == pytest.approx(0.9 * freedom) and low <= alpha <= high and low >= 0.1 and high <= 1
 
     asked.clear()  # one alpha for all images, whatever learned it
     prefers({"standard_scale": 2.0, "robust_scale": 0.5})
     shared = ads.tune(mixed.with_alpha(Level()).with_alpha_range(0.5, 0.5), data, clean_accuracy=0.75, threat=THREAT)
-    assert (shared.standard_scale.item(), shared.robust_scale.item()) == (2.0, 0.5) and len(asked) == 5
+    assert (shared.standard_scale.item(), shared.robust_scale.item()) == (2.0, 0.5) and len(asked) == 7
     assert shared.alpha_range[0] == shared.alpha_range[1] and ads.evaluate(shared, data).clean == 0.75
 
 

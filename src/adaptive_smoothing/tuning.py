@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import cast
 
@@ -23,11 +24,13 @@ from adaptive_smoothing.threat import Threat
 
 # Attacks on the data that a search for a robust accuracy may take.
 EVALUATIONS = 7
-# What is tried beside alpha, or beside the shift of a learned alpha: scales times these, and shares of alpha's freedom.
+# What is tried beside alpha, or beside the shift of a learned alpha: scales times these, time and again, and shares of
+# alpha's freedom.
 FACTORS, FREEDOMS = (0.5, 2.0), (0.5, 0.25)
 
 Robust = Callable[[MixedClassifier], float]
-Others = Callable[[MixedClassifier], list[MixedClassifier]]
+Judged = tuple[float, MixedClassifier]
+Scaled = Callable[[MixedClassifier, float], MixedClassifier]
 Say = Callable[[str], None]
 
 
@@ -46,7 +49,8 @@ def tune(
 
     - `clean_accuracy`: the most robust setting that has it, which one pass tells exactly.
     - `clean_accuracy` and a `threat`, or an `attack`: scales, and the range of a learned alpha, are tried as well, and
-      the most robust mixture with that clean accuracy is returned. That takes five attacks.
+      the most robust mixture with that clean accuracy is returned. That takes five attacks, nine for a learned alpha,
+      and another for each further step that gains.
     - `robust_accuracy` and a `threat`, or an `attack`: the most accurate setting found to keep it, by seven attacks.
       This rests on robustness that rises with the dial, as it does up to the noise of attacks.
 
@@ -92,17 +96,27 @@ def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float)
 
 def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:
     """One number after the other: each is taken as it serves best with those before it."""
-    best = _with_clean_accuracy(mixed, data, target)
-    stands = robust(best)
-    for others in _learned(data, target) if mixed.learns_alpha else _fixed():
-        stands, best = max([(stands, best), *_judged(others(best), data, target, robust)], key=itemgetter(0))
+    judged = partial(_judged, data=data, target=target, robust=robust)
+    start = _with_clean_accuracy(mixed, data, target)
+    best = robust(start), start
+    for scaled in (_score_scaled, *LOGITS_SCALED) if mixed.learns_alpha else LOGITS_SCALED:
+        best = _climbed(best, scaled, judged)
+    others = _kept_close(best[1], data, target) if mixed.learns_alpha else ()
+    return max([best, *judged(others)], key=itemgetter(0))[1]
+
+
+def _climbed(best: Judged, scaled: Scaled, judged: Callable[..., Iterator[Judged]]) -> Judged:
+    """A step to each side, and on to the side that gains for as long as it does."""
+    firsts = [(found, factor) for factor in FACTORS for found in judged([scaled(best[1], factor)])]
+    for found, factor in firsts:
+        while found[0] > best[0]:
+            best = found
+            found = next(judged([scaled(best[1], factor)]), best)
     return best
 
 
-def _judged(
-    views: Iterable[MixedClassifier], data: ImageData, target: float, robust: Robust
-) -> Iterator[tuple[float, MixedClassifier]]:
-    """Each view with its dial at the clean accuracy, and what stands of it; without those that do not reach it."""
+def _judged(views: Iterable[MixedClassifier], data: ImageData, target: float, robust: Robust) -> Iterator[Judged]:
+    """What stands of each view with its dial at the clean accuracy; without those that do not reach it."""
     for view in views:
         accuracy = dial_accuracy(view, data)
         if len(accuracy.reaching(target)):
@@ -110,16 +124,19 @@ def _judged(
             yield robust(view), view
 
 
-def _fixed() -> Iterator[Others]:
-    """g surer or less sure, and h."""
-    yield lambda mixed: [mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale) for factor in FACTORS]
-    yield lambda mixed: [mixed.with_scales(mixed.standard_scale, factor * mixed.robust_scale) for factor in FACTORS]
+def _standard_scaled(mixed: MixedClassifier, factor: float) -> MixedClassifier:
+    return mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale)
 
 
-def _learned(data: ImageData, target: float) -> Iterator[Others]:
-    """A score that counts for more or less, and an alpha that is kept closer to the one that suits all images."""
-    yield lambda mixed: [mixed.with_dial(factor * mixed.alpha_scale, mixed.alpha_shift) for factor in FACTORS]
-    yield lambda mixed: _kept_close(mixed, data, target)
+def _robust_scaled(mixed: MixedClassifier, factor: float) -> MixedClassifier:
+    return mixed.with_scales(mixed.standard_scale, factor * mixed.robust_scale)
+
+
+def _score_scaled(mixed: MixedClassifier, factor: float) -> MixedClassifier:
+    return mixed.with_dial(factor * mixed.alpha_scale, mixed.alpha_shift)
+
+
+LOGITS_SCALED: tuple[Scaled, ...] = (_standard_scaled, _robust_scaled)
 
 
 def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:

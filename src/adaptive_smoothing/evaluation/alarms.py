@@ -53,7 +53,7 @@ ADVICE = {
     "flat-steps": "attack a smooth stand-in for the rounded or detached part, and add a black-box attack",
     "hidden-mixture": "evaluate the mixture itself, so that the attacks that are made for mixtures are tried, too",
     "detached-alpha": "let gradients flow through the mixing network, or attack at both ends of alpha's range as well",
-    "flat-alpha": "attack past it as well: --preset fast or adaptive, whose attacks on a smooth mixture follow its score",
+    "flat-alpha": "attack past it as well: --preset fast or adaptive have attacks that follow its score",
     "more-steps-do-not-help": "attack from many starts and without gradients: these seem to point nowhere",
     "unbounded-attack": "the attack is blind, not the model robust: look at the other alarms, then for a better attack",
     "fab-breaks": "the losses before it do not lead there: try others (for a mixture --preset adaptive, which turns g)",
