@@ -50,7 +50,7 @@ def test_each_objective_is_alone_and_beside_the_others(linear):
     data = from_tensors(pixels, model(pixels / 255).argmax(1))
     stages = objectives.contestants(Linf(0.01))
     short = {name: replace(stage, attack=replace(stage.attack, steps=3)) for name, stage in stages.items()}
-    *_, rows = objectives.measure(model, data, short, "cpu")
+    *_, (rows, _) = objectives.measure(model, data, short, "cpu")
     together = rows.pop("all of them")["stands"]
     assert {"APGD-CE", "FAB-T", "APGD-T, turning g", "APGD-T, turning g, 5 restarts"} < set(rows) < set(stages)
     assert all(round(20 * (row["stands"] - together)) == row["fell to another"] for row in rows.values())
@@ -80,12 +80,14 @@ def test_a_learned_alpha_meets_more_attacks(linear):
     data = from_tensors((images.detach() * 255).to(torch.uint8), linear(images).argmax(1))
     stages = objectives.contestants(Linf(0.001))
     short = {name: replace(stage, attack=replace(stage.attack, steps=1)) for name, stage in stages.items()}
-    *_, met = map(set, objectives.measure(model, data, short, "cpu"))
+    *_, (rows, stands) = objectives.measure(model, data, short, "cpu")
+    met = set(rows)
+    assert all(rows[name]["stands"] == stands[name].mean() for name in stands) and met - set(stands) == {"all of them"}
     for_transforms = {name for name in stages if name.endswith("h without its transform")}
     assert set(stages) - met == {"APGD-T, turning g, 5 restarts"} | for_transforms and len(for_transforms) == 5
     sharper = model.with_robust(Nonlinear(model.robust, scale=5.0, power=4.0, shift=-0.5))
-    *_, met = map(set, objectives.measure(sharper, data, short, "cpu"))
-    assert for_transforms <= met
+    *_, (rows, _) = objectives.measure(sharper, data, short, "cpu")
+    assert for_transforms <= set(rows)
     soft = objectives.less_steep_plain(sharper)
     assert (soft.alpha_scale.item(), soft.robust) == (1.0, model.robust)
 
