@@ -1,6 +1,7 @@
 """The stored runs and mixtures are of the stored models: retraining one without the others is noticed here."""
 
 import re
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,14 @@ from adaptive_smoothing.mixing import artifact, cards
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import model_facts
+from adaptive_smoothing.results import read_json
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe
 
-RESNET18 = Path(__file__).parents[1] / "results" / "resnet18"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
-@pytest.mark.parametrize("folder", [STORED, RESNET18], ids=["compact", "resnet18"])
+@pytest.mark.parametrize("folder", [STORED, RESULTS / "resnet18"], ids=["compact", "resnet18"])
 def test_the_run_is_of_the_models_that_are_stored(folder):
     models = load_facts(folder)["models"]
     assert {letter: model_facts(model["name"])["sha256"] for letter, model in models.items()} == {
@@ -99,3 +101,27 @@ def test_the_stored_comparison_is_of_the_mixture_in_the_package():
         with torch.no_grad():
             right = mixed(images.floats()).argmax(1) == images.labels
         np.testing.assert_array_equal(point.clean[images.index.numpy()], right.numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "row"),
+    [
+        ("compact-mixed", resources.files("adaptive_smoothing") / "report/stored/compact-mixed", "ours"),
+        ("resnet18-mixed", RESULTS / "mixtures" / "resnet18-frontier", "ours"),
+        ("resnet18-network-a", RESULTS / "mixtures" / "resnet18-settings-adaptive", "network, setting A"),
+        ("resnet18-network-b", RESULTS / "mixtures" / "resnet18-settings-adaptive", "network, setting B"),
+        ("resnet18-network-c", RESULTS / "mixtures" / "resnet18-frontier", "network, setting C"),
+    ],
+)
+def test_a_card_says_what_was_measured_of_the_mixture_as_it_is(name, run, row):
+    described, result = artifact.read(artifact.find(name)), read_json(run / "result.json")
+    (found,) = (one for one in result["mixtures"] if one["mixture"] == row and one["wanted"] == 0.9)
+    shift, scale = (found["numbers"][number] for number in ("alpha_shift", "alpha_scale"))
+    assert described["numbers"] == found["numbers"] | {"alpha_shift": pytest.approx(shift, abs=1e-5 * scale)}
+    attacked = found["attacks"]["adaptive"]
+    assert described["card"]["figures"]["test"] == {
+        "images": result["images"],
+        "clean": found["clean"],
+        "adaptive": attacked["robust"],
+        "attacked": attacked["images"],
+    }

@@ -76,13 +76,13 @@ def test_saved_loaded_and_dialled_again(tmp_path, kind, hold):
         (
             "second ending",
             False,
-            ["read off a second ending of", "2.0 minutes on a GPU, code 1", "| val | 50 | 90.00 % |"],
+            ["read off a second ending of", "2.0 minutes on a GPU, code 1", "| val | 50 | 90.00 % | – |"],
         ),
     ],
 )
 def test_a_card_for_people(tmp_path, kind, hold, said):
     facts = {"seconds": 120, "device": "a GPU", "adaptive-smoothing": "1"}
-    facts["figures"] = {"val": {"images": 50, "clean": 0.9}}
+    facts["figures"] = {"val": {"images": 50, "clean": 0.9}, "test": {"images": 9, "clean": 0.8, "adaptive": 0.5}}
     mixtures()[kind].save_pretrained(tmp_path / "mine", hold=hold, card=facts)
     text = (tmp_path / "mine" / "mixture.md").read_text()
     assert text.startswith("# mine\n") and all(part in text for part in said)

@@ -14,8 +14,11 @@ from adaptive_smoothing.report.tables import Table, rich_table
 
 COLUMNS = ("name", "from", "architecture", "weights", "clean", "PGD-20")
 NOTE = "Measured on test images after training; PGD-20 at the model's own threat, or Linf 8/255."
-MIXTURE_COLUMNS = ("name", "from", "g and h", "alpha", "clean")
-MIXTURE_NOTE = "On validation images, where the dial was set. `evaluate NAME` attacks one."
+MIXTURE_COLUMNS = ("name", "from", "g and h", "alpha", "clean", "adaptive")
+MIXTURE_NOTE = (
+    "Clean on test images, or where there are no figures of them on those that the dial was set on; under the attacks "
+    "of the preset adaptive on as many test images as the card says. `evaluate NAME` attacks one."
+)
 
 
 def models() -> None:
@@ -44,11 +47,12 @@ def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
     try:
         described = artifact.read(folder)
     except ValueError:
-        return name, _source(folder), "cannot be read", "–", "–"
-    alpha, figures = described["alpha"], described["card"].get("figures", {}).get("val", {})
+        return name, _source(folder), "cannot be read", "–", "–", "–"
+    alpha, figures = described["alpha"], described["card"].get("figures", {})
+    measured = figures.get("val", {}) | figures.get("test", {})
     bases = " and ".join(base_name(described[role]) for role in artifact.ROLES)
     kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
-    return name, _source(folder), bases, kind, _percent(figures.get("clean"))
+    return name, _source(folder), bases, kind, *(_percent(measured.get(name)) for name in ("clean", "adaptive"))
 
 
 def _source(path: Path) -> str:

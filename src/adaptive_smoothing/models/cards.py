@@ -141,7 +141,7 @@ def training_line(facts: Mapping[str, Any]) -> str:
 def figures_table(figures: Mapping[str, Any]) -> list[str]:
     if not figures:
         return []
-    columns = list(next(iter(figures.values())))
+    columns = list(dict.fromkeys(column for row in figures.values() for column in row))
     head = ["", f"| split | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     return head + [
         f"| {split} | {' | '.join(_number(row.get(column)) for column in columns)} |" for split, row in figures.items()
@@ -150,6 +150,8 @@ def figures_table(figures: Mapping[str, Any]) -> list[str]:
 
 def _number(value: Any) -> str:
     """Counts as they are, shares in percent."""
+    if value is None:
+        return "–"
     if isinstance(value, float):
         return f"{100 * value:.2f} %"
     return f"{value:,}" if isinstance(value, int) else str(value)
