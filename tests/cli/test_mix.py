@@ -1,18 +1,22 @@
 """`mix`: one folder out of two models, in three modes, with the accuracy that was asked for."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.cli import mix as verb
 from adaptive_smoothing.cli.demo import ROBUST, STANDARD
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning import tune
 
 RECIPE = """
@@ -60,6 +64,17 @@ def test_a_fixed_alpha_by_its_target():
     said_clean = card("mine")["figures"]["val"]["clean"]
     assert said_clean >= 0.6 and evaluate(mixed, data).clean == pytest.approx(said_clean) and mixed.standard_scale == 3
     assert "evaluate mine --preset adaptive" in said
+
+
+def test_what_a_clean_accuracy_costs_is_said(monkeypatch):
+    monkeypatch.setattr(verb, "FastAttack", partial(preset, "B"))
+    said = mix("--mode", "fixed", "--clean-accuracy", "60", "--attacked", "4", "--out", "mine")
+    few, attack = datasets.load("cifar10", "val").take(slice(4)), preset("B", Linf(8 / 255))
+    models = MixedClassifier.from_pretrained("mine"), zoo.load(ROBUST)
+    ours, alone = (evaluate(model, few, attack).robust for model in models)
+    figures = card("mine")["figures"]["val"]
+    assert (figures["fast"], figures["attacked"]) == (ours, 4)
+    assert f"it keeps {100 * ours:.2f} % of 4 images, {ROBUST} alone {100 * alone:.2f} %." in said
 
 
 def test_a_fixed_alpha_by_its_number():

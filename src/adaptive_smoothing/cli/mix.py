@@ -6,12 +6,13 @@ import time
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from torch import nn
 
+from adaptive_smoothing.attacks.autoattack import FastAttack
 from adaptive_smoothing.cli.choosing import VALIDATION, as_share
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, screen
@@ -20,6 +21,7 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.dial_curves import clean_accuracy, dial_accuracy, dial_setting, turned
+from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -58,6 +60,9 @@ def mix(
     search: Annotated[
         bool, typer.Option("--search", help="Attack other scales, too, and take the most robust")
     ] = False,
+    attacked: Annotated[
+        int | None, typer.Option(min=0, help="Validation images to attack in the end; default: 1,000 on CUDA, or none")
+    ] = None,
     data: Annotated[str, typer.Option(help="cifar10, cifar100, builtin, or a path")] = "cifar10",
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/mix-G-H-MODE")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Put G and H into the folder, too")] = False,
@@ -98,25 +103,51 @@ def mix(
         mixed, facts = fit_fixed(g, h, standard_scale=scale), {}
     mixed = _dialled(mixed, val, against, wanted, search, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
-    said = _store(mixed, val, folder, hold, asked | {"data": val.fingerprint()} | environment(where) | facts)
-    console.print(f"\n{said}; {_beside(standard, robust, alone, folder)}", soft_wrap=True)
+    first = attacked if attacked is not None else ATTACKED if where.startswith("cuda") else 0
+    kept = _kept(mixed, h, val.take(slice(first)), against, console) if first else None
+    card = asked | {"data": val.fingerprint()} | environment(where) | facts
+    said = _store(mixed, val, folder, hold, card, kept)
+    console.print(f"\n{said}; {_beside(standard, robust, alone, kept)}", soft_wrap=True)
+    then = f"adaptive-smoothing evaluate {folder} --preset adaptive"
+    console.print(f"Written to {folder}. What stands the strongest attacks: {then}", soft_wrap=True)
 
 
-def _store(mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any]) -> str:
+class Kept(NamedTuple):
+    """Shares of so many images that stand an attack."""
+
+    images: int
+    mixture: float
+    robust: float
+
+
+def _kept(mixed: MixedClassifier, h: nn.Module, few: ImageData, threat: Threat, console: Console) -> Kept:
+    """What the mixture and h alone keep under `fast`."""
+    attack = replace(FastAttack(threat), audit=())
+    with TimeBar(console) as bar:
+        bar.say(f"attacking {len(few):,} validation images", None)
+        return Kept(len(few), *(evaluate(model, few, attack, with_alarms=False).robust for model in (mixed, h)))
+
+
+def _store(
+    mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any], kept: Kept | None
+) -> str:
     """The mixture, its card, and the clean accuracy at every setting of its dial; says where that stands."""
     accuracy, setting = dial_accuracy(mixed, val), dial_setting(mixed)
-    figures = {"val": {"images": len(val), "clean": accuracy(setting)}}
-    mixed.save_pretrained(folder, hold=hold, card=card | {"figures": figures})
+    figures = {"images": len(val), "clean": accuracy(setting)}
+    figures |= {"fast": kept.mixture, "attacked": kept.images} if kept else {}
+    mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
     accuracy.save(folder / VALIDATION)
     clean = f"{100 * accuracy(setting):.2f} % clean accuracy on {len(val):,} validation images"
     return f"{clean}, at {accuracy.dial} {setting:.4g}"
 
 
-def _beside(standard: str, robust: str, alone: CleanAccuracy, folder: Path) -> str:
-    """What both models have alone, and what to do next."""
+def _beside(standard: str, robust: str, alone: CleanAccuracy, kept: Kept | None) -> str:
+    """What both models have alone, and what that costs under attack."""
     clean = f"{short(standard)} alone has {100 * alone(0):.2f} %, {short(robust)} {100 * alone(1):.2f} %."
-    then = f"What it keeps of {short(robust)}'s robustness: adaptive-smoothing evaluate {folder} --preset adaptive"
-    return f"{clean}\nWritten to {folder}. {then}"
+    if kept is None:
+        return clean
+    stands = f"{100 * kept.mixture:.2f} % of {kept.images:,} images, {short(robust)} alone {100 * kept.robust:.2f} %"
+    return f"{clean}\nUnder attack (fast) it keeps {stands}."
 
 
 def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> dict[str, float]:
