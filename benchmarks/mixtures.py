@@ -5,10 +5,10 @@
         "softer: resnet18-network-c scale=1"
 
 A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes, and a name
-before a colon if it should have one. With `search` its best scales are searched for, too. Each is tuned to
-the wanted accuracies on the validation images, and attacked with presets on the first images of a split: validation
-images to choose by, test images to report on.
-`--preset A:10000 C:1000` attacks with each on so many; what stands all of them is counted on those that all have seen.
+before a colon if it should have one. With `search` its best scales are searched for, too. Each is tuned to the wanted
+accuracies on the validation images, and attacked with presets on the first images of a split: validation images to
+choose by, test images to report on. `--preset A:10000 C:1000` attacks with each on so many; what stands all of them is
+counted on those that all have seen.
 Without `--clean` a folder is attacked as it is. `result.json` and `rows.npz` in the folder `--out` grow with each
 mixture; `--keep FOLDER` keeps those that were trained.
 """

@@ -5,11 +5,12 @@ A clean accuracy is met exactly, from one pass over validation images. Robust ac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import cast
+
+from torch import nn
 
 from adaptive_smoothing.attacks.autoattack import FastAttack
 from adaptive_smoothing.attacks.cascade import Cascade
@@ -19,7 +20,6 @@ from adaptive_smoothing.dial_curves import dial_accuracy, shared_alpha_accuracy,
 from adaptive_smoothing.evaluation.accuracy import Attack
 from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.threat import Threat
 
 # Attacks on the data that a search for a robust accuracy may take.
@@ -28,7 +28,7 @@ EVALUATIONS = 7
 # alpha's freedom.
 FACTORS, FREEDOMS = (0.5, 2.0), (0.5, 0.25)
 
-Robust = Callable[[MixedClassifier], float]
+Robust = Callable[[nn.Module], float]
 Judged = tuple[float, MixedClassifier]
 Scaled = Callable[[MixedClassifier, float], MixedClassifier]
 Say = Callable[[str], None]
@@ -77,14 +77,13 @@ def tune(
 
 
 def judge(data: ImageData, against: Threat | Cascade | Attack, say: Say = lambda text: None) -> Robust:
-    """How many of these images a mixture is right on under an attack; against a threat that is the preset `fast`."""
+    """How many of these images a model is right on under an attack; against a threat that is the preset `fast`."""
     attack = replace(FastAttack(against), audit=()) if isinstance(against, Threat) else against
     options = {"with_alarms": False} if isinstance(attack, Cascade) else {}
 
-    def robust(mixed: MixedClassifier) -> float:
-        found = evaluate(mixed, data, attack, **options)
-        transform = f", h with {mixed.robust.extra_repr()}" if isinstance(mixed.robust, LogitTransform) else ""
-        say(f"{100 * found.robust:.2f} % of {len(data):,} images stand at {mixed.extra_repr()}{transform}")
+    def robust(model: nn.Module) -> float:
+        found = evaluate(model, data, attack, **options)
+        say(f"{100 * found.robust:.2f} % of {len(data):,} images stand at {model.extra_repr()}")
         return found.robust
 
     return robust
@@ -96,32 +95,29 @@ def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float)
 
 def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:
     """One number after the other: each is taken as it serves best with those before it."""
-    judged = partial(_judged, data=data, target=target, robust=robust)
+
+    def judged(view: MixedClassifier) -> Judged:
+        """With its dial at the clean accuracy; less than nothing stands of one that does not reach it."""
+        accuracy = dial_accuracy(view, data)
+        if not len(accuracy.reaching(target)):
+            return -1.0, view
+        view = turned(view, accuracy.largest(target))
+        return robust(view), view
+
     start = _with_clean_accuracy(mixed, data, target)
     best = robust(start), start
     for scaled in (_score_scaled, *LOGITS_SCALED) if mixed.learns_alpha else LOGITS_SCALED:
         best = _climbed(best, scaled, judged)
     others = _kept_close(best[1], data, target) if mixed.learns_alpha else ()
-    return max([best, *judged(others)], key=itemgetter(0))[1]
+    return max([best, *map(judged, others)], key=itemgetter(0))[1]
 
 
-def _climbed(best: Judged, scaled: Scaled, judged: Callable[..., Iterator[Judged]]) -> Judged:
+def _climbed(best: Judged, scaled: Scaled, judged: Callable[[MixedClassifier], Judged]) -> Judged:
     """A step to each side, and on to the side that gains for as long as it does."""
-    firsts = [(found, factor) for factor in FACTORS for found in judged([scaled(best[1], factor)])]
-    for found, factor in firsts:
+    for found, factor in [(judged(scaled(best[1], factor)), factor) for factor in FACTORS]:
         while found[0] > best[0]:
-            best = found
-            found = next(judged([scaled(best[1], factor)]), best)
+            best, found = found, judged(scaled(found[1], factor))
     return best
-
-
-def _judged(views: Iterable[MixedClassifier], data: ImageData, target: float, robust: Robust) -> Iterator[Judged]:
-    """What stands of each view with its dial at the clean accuracy; without those that do not reach it."""
-    for view in views:
-        accuracy = dial_accuracy(view, data)
-        if len(accuracy.reaching(target)):
-            view = turned(view, accuracy.largest(target))
-            yield robust(view), view
 
 
 def _standard_scaled(mixed: MixedClassifier, factor: float) -> MixedClassifier:

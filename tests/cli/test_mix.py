@@ -67,7 +67,7 @@ def test_a_fixed_alpha_by_its_target():
 
 
 def test_what_a_clean_accuracy_costs_is_said(monkeypatch):
-    monkeypatch.setattr(verb, "FastAttack", partial(preset, "B"))
+    monkeypatch.setattr("adaptive_smoothing.tuning.FastAttack", partial(preset, "B"))
     said = mix("--mode", "fixed", "--clean-accuracy", "60", "--attacked", "4", "--out", "mine")
     few, attack = datasets.load("cifar10", "val").take(slice(4)), preset("B", Linf(8 / 255))
     models = MixedClassifier.from_pretrained("mine"), zoo.load(ROBUST)

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from adaptive_smoothing.attacks.autoattack import FastAttack
 from adaptive_smoothing.cli.choosing import VALIDATION, as_share
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.printing import TimeBar, screen
@@ -21,7 +20,6 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import CleanAccuracy
 from adaptive_smoothing.dial_curves import clean_accuracy, dial_accuracy, dial_setting, turned
-from adaptive_smoothing.evaluation.judging import evaluate
 from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
 from adaptive_smoothing.mixing.artifact import FILE
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -31,7 +29,7 @@ from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.loop import CHECKPOINT
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
-from adaptive_smoothing.tuning import tune
+from adaptive_smoothing.tuning import judge, tune
 
 THREAT = "Linf:8/255"
 
@@ -81,35 +79,45 @@ def mix(
     _check_search(mode, search, wanted)
     folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
     _check_folder(folder, overwrite or resume)
-    g, h = (zoo.load(name, device=where) for name in (standard, robust))
-    train, val = _images(data, data_root, download)
-    check_classes({standard: g, robust: h}, val)
+    pair = _pair(standard, robust, where, data, data_root, download)
     scale = STANDARD_SCALE if standard_scale is None else standard_scale
-    default = {"clean_accuracy": wanted.get("clean_accuracy", 0.0), "size": train.images.shape[-1]}
-    named = f"mixing-{short(robust)}"
-    settings = _recipe(recipe, change, threat, standard_scale, named, default) if mode is Mode.adaptive else None
+    settings = _recipe(recipe, change, threat, standard_scale, pair, wanted) if mode is Mode.adaptive else None
     against = settings.attack.threat if settings else parse_threat(threat or THREAT)
-    alone = clean_accuracy(g, h, val, standard_scale=scale)
+    alone = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
     if "clean_accuracy" in wanted:
         alone.largest(wanted["clean_accuracy"])  # or an error, before anything is trained
     if overwrite and not resume:
         (folder / CHECKPOINT).unlink(missing_ok=True)
     if settings:
-        options = {"folder": folder, "device": where, "compiled": compiled, "resume": resume}
-        mixed, facts = _trained(g, h, train, val, settings, **options)
+        mixed, facts = _trained(pair, settings, folder=folder, device=where, compiled=compiled, resume=resume)
     elif mode is Mode.nonlinear:
-        mixed, facts = _nonlinear(g, h, val, against, wanted["clean_accuracy"], console)
+        mixed, facts = _nonlinear(pair, against, wanted["clean_accuracy"], console)
     else:
-        mixed, facts = fit_fixed(g, h, standard_scale=scale), {}
-    mixed = _dialled(mixed, val, against, wanted, search, console)
+        mixed, facts = fit_fixed(pair.g, pair.h, standard_scale=scale), {}
+    mixed = _dialled(mixed, pair.val, against, wanted, search, console)
+    kept = _kept(mixed, pair, against, _attacked(attacked, where), console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
-    first = attacked if attacked is not None else ATTACKED if where.startswith("cuda") else 0
-    kept = _kept(mixed, h, val.take(slice(first)), against, console) if first else None
-    card = asked | {"data": val.fingerprint()} | environment(where) | facts
-    said = _store(mixed, val, folder, hold, card, kept)
-    console.print(f"\n{said}; {_beside(standard, robust, alone, kept)}", soft_wrap=True)
-    then = f"adaptive-smoothing evaluate {folder} --preset adaptive"
-    console.print(f"Written to {folder}. What stands the strongest attacks: {then}", soft_wrap=True)
+    card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
+    said = _store(mixed, pair.val, folder, hold, card, kept)
+    console.print(f"\n{said}; {_beside(pair, alone, kept)}\n{_then(folder)}", soft_wrap=True)
+
+
+class Pair(NamedTuple):
+    """Two models with their short names, the images to learn from, and those to set the dial on."""
+
+    standard: str
+    robust: str
+    g: nn.Module
+    h: nn.Module
+    train: ImageData
+    val: ImageData
+
+
+def _pair(standard: str, robust: str, device: str, data: str, root: Path | None, download: bool) -> Pair:
+    g, h = (zoo.load(name, device=device) for name in (standard, robust))
+    train, val = _images(data, root, download)
+    check_classes({standard: g, robust: h}, val)
+    return Pair(short(standard), short(robust), g, h, train, val)
 
 
 class Kept(NamedTuple):
@@ -120,12 +128,20 @@ class Kept(NamedTuple):
     robust: float
 
 
-def _kept(mixed: MixedClassifier, h: nn.Module, few: ImageData, threat: Threat, console: Console) -> Kept:
-    """What the mixture and h alone keep under `fast`."""
-    attack = replace(FastAttack(threat), audit=())
+def _attacked(asked: int | None, device: str) -> int:
+    """Attacks on a CPU take too long for somebody who has not asked for them."""
+    return asked if asked is not None else ATTACKED if device.startswith("cuda") else 0
+
+
+def _kept(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, console: Console) -> Kept | None:
+    """What the mixture and h alone keep of the first validation images under `fast`."""
+    if not images:
+        return None
+    few = pair.val.take(slice(images))
+    stands = judge(few, threat)
     with TimeBar(console) as bar:
         bar.say(f"attacking {len(few):,} validation images", None)
-        return Kept(len(few), *(evaluate(model, few, attack, with_alarms=False).robust for model in (mixed, h)))
+        return Kept(len(few), stands(mixed), stands(pair.h))
 
 
 def _store(
@@ -141,13 +157,18 @@ def _store(
     return f"{clean}, at {accuracy.dial} {setting:.4g}"
 
 
-def _beside(standard: str, robust: str, alone: CleanAccuracy, kept: Kept | None) -> str:
+def _beside(pair: Pair, alone: CleanAccuracy, kept: Kept | None) -> str:
     """What both models have alone, and what that costs under attack."""
-    clean = f"{short(standard)} alone has {100 * alone(0):.2f} %, {short(robust)} {100 * alone(1):.2f} %."
+    clean = f"{pair.standard} alone has {100 * alone(0):.2f} %, {pair.robust} {100 * alone(1):.2f} %."
     if kept is None:
         return clean
-    stands = f"{100 * kept.mixture:.2f} % of {kept.images:,} images, {short(robust)} alone {100 * kept.robust:.2f} %"
+    stands = f"{100 * kept.mixture:.2f} % of {kept.images:,} images, {pair.robust} alone {100 * kept.robust:.2f} %"
     return f"{clean}\nUnder attack (fast) it keeps {stands}."
+
+
+def _then(folder: Path) -> str:
+    attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
+    return f"Written to {folder}. What stands the strongest attacks: {attack}"
 
 
 def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> dict[str, float]:
@@ -181,14 +202,16 @@ def _recipe(
     changes: list[str],
     threat: str | None,
     scale: float | None,
-    name: str,
-    default: dict[str, Any],
+    pair: Pair,
+    wanted: dict[str, float],
 ) -> MixingRecipe:
     """The one that is named, or the default one. What is asked for by an option goes before either."""
     if path is not None:
         recipe = read_toml(path, MixingRecipe, changes)
     else:
-        recipe = changed(default_recipe(parse_threat(THREAT), name, **default), changes)
+        size = pair.train.images.shape[-1]
+        default: dict[str, Any] = {"clean_accuracy": wanted.get("clean_accuracy", 0.0), "size": size}
+        recipe = changed(default_recipe(parse_threat(THREAT), f"mixing-{pair.robust}", **default), changes)
     if threat is not None:
         against = parse_threat(threat)
         recipe = changed(recipe, [f"attack.norm={against.norm}", f"attack.eps={against.eps}"])
@@ -209,20 +232,17 @@ def _check_search(mode: Mode, search: bool, wanted: dict[str, float]) -> None:
         raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
 
 
-def _trained(
-    g: nn.Module, h: nn.Module, train: ImageData, val: ImageData, settings: MixingRecipe, **options: Any
-) -> tuple[MixedClassifier, dict[str, Any]]:
+def _trained(pair: Pair, settings: MixingRecipe, **options: Any) -> tuple[MixedClassifier, dict[str, Any]]:
     began = time.perf_counter()
-    mixed = fit_adaptive(g, h, train, val, settings, **options)
-    facts = training_facts(settings, len(train), time.perf_counter() - began, options["device"])
+    mixed = fit_adaptive(pair.g, pair.h, pair.train, pair.val, settings, **options)
+    facts = training_facts(settings, len(pair.train), time.perf_counter() - began, options["device"])
     return mixed, facts | {"resumed": options["resume"]}
 
 
-def _nonlinear(
-    g: nn.Module, h: nn.Module, val: ImageData, threat: Threat, target: float, console: Console
-) -> tuple[MixedClassifier, dict[str, Any]]:
+def _nonlinear(pair: Pair, threat: Threat, target: float, console: Console) -> tuple[MixedClassifier, dict[str, Any]]:
     with TimeBar(console) as bar:
-        mixed, setting = fit_nonlinear(g, h, val, threat, clean_accuracy=target, say=lambda text: bar.say(text, None))
+        options: dict[str, Any] = {"clean_accuracy": target, "say": lambda text: bar.say(text, None)}
+        mixed, setting = fit_nonlinear(pair.g, pair.h, pair.val, threat, **options)
     return mixed, {"transform": asdict(setting)}
 
 
