@@ -46,6 +46,8 @@ def _contest(row: dict[str, float]) -> tuple[str, ...]:
 def _subject(models: dict[str, Any]) -> str:
     if "model" in models:
         return models["model"]["name"]
+    if "mixture" in models:
+        return models["mixture"]
     return f"{models['g']['name']} and {models['h']['name']}, α = {models['alpha']:g}"
 
 
