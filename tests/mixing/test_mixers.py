@@ -355,3 +355,18 @@ def test_nonlinear_as_a_base():
     assert mixed.mix(IMAGES).h.shape == (6, 10) and "power=4" in repr(wide)
     with pytest.raises(ValueError, match="positive scale and power, got 0"):
         Nonlinear(H, scale=0.0, power=1.0, shift=0.0)
+
+
+class Rows(nn.Sequential):
+    """A network without feature maps."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 10))
+
+
+def test_layers_that_give_rows_of_numbers_can_be_named():
+    g, h = Rows().eval(), Rows().eval()
+    network = MixingNetwork.between(g, h, standard_taps=["2", "4"], robust_taps=["1", "3"])
+    assert network.channels == (16, 12)
+    for mixer in (network, SecondEnding.of(h, "2")):
+        assert MixedClassifier(g, h, mixer)(IMAGES).shape == (len(IMAGES), 10)

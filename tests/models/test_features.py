@@ -201,3 +201,10 @@ def test_torchvision():
     models = pytest.importorskip("torchvision.models")
     assert suggest_taps(models.resnet18(num_classes=3), (3, 64, 64)) == ["layer1", "layer2"]
     assert suggest_taps(models.mobilenet_v2(num_classes=3), (3, 64, 64)) == ["features.1", "features.3"]
+
+
+def test_a_model_of_other_images_is_told_apart_from_one_without_layers():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 12 * 12, 5))
+    with pytest.raises(ValueError, match=r"to take images of 3 x 32 x 32, and it does not \(.+\): pass shape="):
+        suggest_taps(model)
+    assert suggest_taps(model, (3, 16, 16)) == ["1", "2"]

@@ -1,8 +1,11 @@
 """Tails: what a classifier does after one of its layers, found and checked by its logits."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.features import FeatureTaps, suggest_branch
@@ -55,23 +58,51 @@ def test_a_tail_inside_a_wrapped_model():
     torch.testing.assert_close(tail_after(model, "model.1")(features["model.1"])[0], logits)
 
 
-class Shortcut(nn.Module):
-    """What it does after `a` is not what it holds after `a`."""
+class Functional(nn.Module):
+    """What it does after a layer is in its code alone; with `past` it goes back to what was before `a`."""
 
-    def __init__(self):
+    def __init__(self, past=False):
         super().__init__()
-        self.a, self.b, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 5)
+        self.first, self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.head, self.past = nn.Linear(4, 5), past
 
     def forward(self, images):
-        features = self.a(images)
-        return self.head((features + self.b(features)).mean((2, 3)))
+        before = F.relu(self.first(images))
+        features = self.a(before)
+        features = F.relu(features + self.b(features)) + (before if self.past else 0.0)
+        return self.head(F.adaptive_avg_pool2d(features, 1).flatten(1))
 
 
-def test_what_is_no_chain_is_refused():
-    with pytest.raises(ValueError, match="to be its layers in their order"):
-        tail_after(Shortcut().eval(), "a")
-    with pytest.raises(ValueError, match="a linear layer in Shortcut after 'head'"):
-        tail_after(Shortcut().eval(), "head")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_tail_that_is_in_the_code_alone(wrapped):
+    model, layer = Functional().eval(), "a"
+    if wrapped:
+        model, layer = wrap(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)), "model.a"
+    logits, features = FeatureTaps(model, [layer])(IMAGES)
+    tail = tail_after(model, layer)
+    found, pooled = copy.deepcopy(tail)(features[layer])
+    torch.testing.assert_close(found, logits)
+    assert pooled.shape == (len(IMAGES), 4)
+    assert {name.split(".")[-2] for name, _ in tail.named_parameters()} == {"b", "head"}
+    assert not {*map(id, tail.parameters())} & {*map(id, model.parameters())}
+
+
+class Branching(Functional):
+    """A way through that depends on the images cannot be traced."""
+
+    def forward(self, images):
+        return super().forward(images) if images.mean() > 0 else super().forward(-images)
+
+
+@pytest.mark.parametrize("model", [Functional(past=True), Branching()])
+def test_a_tail_that_needs_more_than_the_layer_is_refused(model):
+    with pytest.raises(ValueError, match="of what 'a' gives it and of nothing else.*MixingNetwork"):
+        tail_after(model.eval(), "a")
+
+
+def test_layers_that_are_not_there():
+    with pytest.raises(ValueError, match="a linear layer in Functional after 'head'"):
+        tail_after(Functional().eval(), "head")
     with pytest.raises(ValueError, match="did you mean 'stage1'"):
         tail_after(network(), "stag1")
 

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
 from adaptive_smoothing.mixing.transforms import inner
-from adaptive_smoothing.models.features import FeatureTaps, as_map, suggest_taps
+from adaptive_smoothing.models.features import FeatureTaps, as_map, dry_run, suggest_taps
 from adaptive_smoothing.models.resnet import PreActBlock, full, initialize
-from adaptive_smoothing.noise import generator
 
 STAGES = 3
 # The output's statistics move slowly: they are those of thousands of images.
@@ -104,10 +103,7 @@ class MixingNetwork(Mixer):
 
 
 def _channels(model: nn.Module, taps: Sequence[str], shape: tuple[int, int, int]) -> list[int]:
-    weight = next(model.parameters())
-    images = torch.rand(1, *shape, generator=generator(0, "probe", *shape)).to(weight.device, weight.dtype)
-    with torch.no_grad():
-        _, features = FeatureTaps(model, taps)(images)
+    _, features = dry_run(FeatureTaps(model, taps), model, shape)
     return [as_map(features[name]).shape[1] for name in taps]
 
 

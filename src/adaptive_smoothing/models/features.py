@@ -127,7 +127,7 @@ def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), co
     """Names of `count` early layers at successive resolutions: the ends of the first stages of a
     convolutional network, or blocks at even distances in the first half of a transformer.
     """
-    families = _families(_dry_run(model, shape))
+    families = _families(_outputs(model, shape))
     for ends in _stage_ends(families):
         if len(ends) >= count:
             return ends[:count]
@@ -138,7 +138,7 @@ def suggest_branch(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) 
     """The layer after which a second ending could grow: the end of the last stage but one, or of the third quarter of a
     network that keeps its resolution.
     """
-    families = _families(_dry_run(model, shape))
+    families = _families(_outputs(model, shape))
     if ends := next((ends for ends in _stage_ends(families) if len(ends) >= 2), None):
         return ends[-2]
     row = _longest_row(families, 2)
@@ -188,10 +188,23 @@ def _longest_row(families: list[list[_Output]], count: int) -> list[_Output]:
     return chosen
 
 
-def _dry_run(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
-    """Layers that ran once and returned a feature map or tokens, in the order in which they finished."""
-    images = torch.rand(1, *shape, generator=generator(0, "probe", *shape))
+def dry_run(run: Callable[[Tensor], Any], model: nn.Module, shape: tuple[int, int, int], count: int = 1) -> Any:
+    """What `run` makes of random images that `model` should be able to take."""
+    images = torch.rand(count, *shape, generator=generator(0, "probe", *shape))
     weight = next(model.parameters(), images)
+    try:
+        with torch.no_grad():
+            return run(images.to(weight.device, weight.dtype))
+    except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(
+            f"expected {type(model).__name__} to take images of {' x '.join(map(str, shape))}, and it does not ({why}): "
+            "pass shape=(channels, height, width) of images that it takes"
+        ) from error
+
+
+def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
+    """Layers that ran once and returned a feature map or tokens, in the order in which they finished."""
     finished: list[tuple[str, nn.Module, Any]] = []
     handles = [
         module.register_forward_hook(lambda module, _, out, name=name: finished.append((name, module, out)))
@@ -200,8 +213,7 @@ def _dry_run(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
     ]
     modes = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad():
-            model.eval()(images.to(weight.device, weight.dtype))
+        dry_run(model.eval(), model, shape)
     finally:
         for handle in handles:
             handle.remove()
@@ -231,7 +243,10 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def as_map(features: Tensor) -> Tensor:
-    """Features of any form as (N, C, H, W): tokens become the square they stand for, without a class token."""
+    """Features of any form as (N, C, H, W): tokens become the square they stand for, without a class token, and rows of
+    numbers one place."""
+    if features.dim() == 2:
+        return features[:, :, None, None]
     if features.dim() == 3:
         side = math.isqrt(features.shape[1])
         return features[:, features.shape[1] - side**2 :].transpose(1, 2).unflatten(2, (side, side))

@@ -1,7 +1,7 @@
 """The part of a classifier after one of its layers, as a network of its own: features -> pooled features -> logits.
 
 Most networks are a chain of layers with a pooling somewhere, but say so only in code. A tail is guessed from the order
-of the layers and believed when it gives the classifier's own logits.
+of the layers, or else traced, and believed when it gives the classifier's own logits.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from adaptive_smoothing.models.features import FeatureTaps, find_layer
+from adaptive_smoothing.models.features import FeatureTaps, dry_run, find_layer
 from adaptive_smoothing.models.resnet import full
-from adaptive_smoothing.noise import generator
 
 # Ways to make one row of numbers of what the last linear layer is given.
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,23 +43,21 @@ class Tail(nn.Module):
 def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 32, 32)) -> Tail:
     """A copy of what `model` does after `layer`; its logits are compared with the model's on random images."""
     find_layer(model, layer)
-    layers = _layers_after(model, layer)
-    if not layers:
+    if not _layers_after(model, layer):
         raise ValueError(
             f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: choose an earlier one"
         )
-    head = cast(nn.Linear, layers.pop())
-    weight = head.weight
-    images = torch.rand(2, *shape, generator=generator(0, "probe", *shape)).to(weight.device, weight.dtype)
-    with torch.no_grad():
-        logits, features = FeatureTaps(model, [layer])(images)
-        for pooling in POOLINGS:
-            tail = Tail(layers, head, pooling)
+    logits, features = dry_run(FeatureTaps(model, [layer]), model, shape, 2)
+    for way in (_layers_after, _traced_after):
+        layers = way(model, layer)
+        for pooling in POOLINGS if layers else ():
+            tail = Tail(layers[:-1], cast(nn.Linear, layers[-1]), pooling)
             if _agrees(tail, features[layer], logits):
                 return copy.deepcopy(tail)
     raise ValueError(
-        f"expected what {type(model).__name__} does after {layer!r} to be its layers in their order, and it is not: "
-        "pass a Tail of your own, or choose a later layer"
+        f"expected {type(model).__name__} to make its logits of what {layer!r} gives it and of nothing else, and it "
+        "does not, or not in a way that can be traced: choose a later layer, or the paper's network, which needs none of "
+        "that (ads.MixingNetwork.between(g, h), or mix --set mixer.kind=network)"
     )
 
 
@@ -78,9 +75,51 @@ def _layers_after(model: nn.Module, layer: str) -> list[nn.Module]:
     return layers
 
 
+def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
+    """What the model's own code does between `layer` and the last linear layer, as one module, and that layer; nothing
+    where the code cannot be traced, or uses more than the layer's output.
+    """
+    try:
+        graph = _Tracer(layer).trace(model)
+    except Exception:  # whatever a forward does that a tracer cannot follow; what it wraps may be traced
+        outer, _, rest = layer.partition(".")
+        return _traced_after(model.get_submodule(outer), rest) if rest else []
+    cut, known, pooled, head = fx.Graph(), {}, None, None
+    for node in graph.nodes:
+        if node.op == "call_module" and node.target == layer:
+            known[node] = cut.placeholder("features")
+        elif node.op in ("placeholder", "output") or any(source not in known for source in node.all_input_nodes):
+            continue
+        elif node.op == "call_module" and isinstance(linear := model.get_submodule(node.target), nn.Linear):
+            pooled, head = known[node.args[0]], linear
+            known[node] = cut.node_copy(node, known.__getitem__)
+        else:
+            known[node] = cut.node_copy(node, known.__getitem__)
+    if pooled is None or head is None:
+        return []
+    cut.output(pooled)
+    traced = fx.GraphModule(model, cut)
+    cut.eliminate_dead_code()
+    traced.delete_all_unused_submodules()
+    traced.recompile()
+    return [traced, head]
+
+
+class _Tracer(fx.Tracer):
+    """One that does not look into the layer after which it will be cut."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return name == self.layer or super().is_leaf_module(module, name)
+
+
 def _agrees(tail: Tail, features: Tensor, logits: Tensor) -> bool:
     try:
-        found, _ = tail(features)
+        with torch.no_grad():
+            found, _ = tail(features)
     except (RuntimeError, IndexError, TypeError):  # shapes that do not fit: another pooling
         return False
     return found.shape == logits.shape and torch.allclose(found, logits, rtol=1e-3, atol=1e-4)
