@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from adaptive_smoothing.cli import devices
 from adaptive_smoothing.cli import main as main_file
 from adaptive_smoothing.cli.main import VERBS, app, load, main
+from adaptive_smoothing.training.loop import Stopped
 from adaptive_smoothing.version import VERSION
 
 
@@ -53,13 +54,20 @@ def test_ctrl_c_while_a_verb_is_read(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "stopped: there is no result yet" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("stop", "said"), [(Stopped, "the same command with --resume goes on"), (KeyboardInterrupt, "nothing new was saved")]
+)
+def test_ctrl_c_while_training(
+    stop: type[KeyboardInterrupt], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only what has left a checkpoint can be resumed."""
+
     def train() -> None:
-        raise KeyboardInterrupt
+        raise stop
 
     monkeypatch.setattr(main_file, "import_module", lambda name: SimpleNamespace(train=train))
     assert run_main(monkeypatch, "train") == 130
-    assert "the same command with --resume goes on from here" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_a_terminal_without_greek(monkeypatch: pytest.MonkeyPatch) -> None:

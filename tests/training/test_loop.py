@@ -11,7 +11,7 @@ from adaptive_smoothing import checkpoints
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, statistics_kept
-from adaptive_smoothing.training.loop import DivergedError
+from adaptive_smoothing.training.loop import DivergedError, Stopped
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.trainer import Trainer
 from adaptive_smoothing.training.watching import Watcher
@@ -60,13 +60,13 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method):
     assert torch.equal(weights(second.run()), weights(whole))
 
 
-def stop_after(run, steps):
+def stop_after(run, steps, by=signal.SIGINT):
     """Ctrl-C in the middle of a run, at a known step."""
     original = run.train_step
 
     def step(batch):
         if run.step == steps - 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), by)
         return original(batch)
 
     run.train_step = step
@@ -107,11 +107,15 @@ def test_checkpoints_are_made_as_often_as_asked_and_at_both_ends(tmp_path):
     assert saves == [3, 12]
 
 
-def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path, by):
+    """By Ctrl-C, or by a batch system that is about to kill it."""
+    before = signal.getsignal(by)
     first = trainer(tmp_path, recipe(epochs=4), save_every=3600.0)
-    stop_after(first, steps=6)
-    with pytest.raises(KeyboardInterrupt):
+    stop_after(first, steps=6, by=by)
+    with pytest.raises(Stopped):
         first.run()
+    assert signal.getsignal(by) is before
     second = trainer(tmp_path, recipe(epochs=4))
     assert second.resume() and second.step == 6
 

@@ -42,8 +42,8 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            _errors().print(f"[yellow]stopped[/]: {_after_stop(ctx.invoked_subcommand)}")
+        except KeyboardInterrupt as stop:
+            _errors().print(f"[yellow]stopped[/]: {_after_stop(ctx.invoked_subcommand, stop)}")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -99,11 +99,14 @@ def _errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def _after_stop(verb: str | None) -> str:
+def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
     if verb == "evaluate":
         return "the same command goes on from here"
     if verb in ("train", "mix"):
-        return "the same command with --resume goes on from here"
+        from adaptive_smoothing.training.loop import Stopped
+
+        saved = isinstance(stop, Stopped)
+        return "the same command with --resume goes on from here" if saved else "nothing new was saved"
     return "there is no result yet"
 
 

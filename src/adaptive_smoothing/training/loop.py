@@ -108,7 +108,7 @@ class Loop(ABC):
                 self._epoch(interrupt)
                 if interrupt.raised:
                     self.save()
-                    raise KeyboardInterrupt
+                    raise Stopped
         return self.finish()
 
     @property
@@ -258,26 +258,36 @@ def make_optimizer(groups: list[dict[str, Any]], settings: OptimizerSettings, *,
     return torch.optim.SGD(groups, lr=lr, weight_decay=decay, momentum=momentum, nesterov=momentum > 0, fused=fused)
 
 
+class Stopped(KeyboardInterrupt):
+    """Training has ended early and left a checkpoint."""
+
+
 class _Interrupt:
     raised = False
 
 
 @contextmanager
 def _interrupts() -> Iterator[_Interrupt]:
-    """The first Ctrl-C lets the step finish, so that what is saved is whole; a second one stops at once."""
+    """The first Ctrl-C, or what a batch system sends before it kills, lets the step finish, so that what is saved is
+    whole; a second one stops at once."""
     interrupt = _Interrupt()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def handler(number: int, frame: Any) -> None:
+        interrupt.raised = True
+        restore()
+
     try:
-        previous = signal.getsignal(signal.SIGINT)
-
-        def handler(number: int, frame: Any) -> None:
-            interrupt.raised = True
-            signal.signal(signal.SIGINT, previous)
-
-        signal.signal(signal.SIGINT, handler)
+        for number in previous:
+            signal.signal(number, handler)
     except ValueError:  # not in the main thread: signals are somebody else's
         yield interrupt
         return
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()
