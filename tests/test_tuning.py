@@ -143,6 +143,32 @@ def test_tune_reaches_the_wanted_accuracy(linear, robust):
         assert curve(at) == pytest.approx(ads.evaluate(mixed.with_alpha(at), data).clean)
 
 
+def test_a_clean_accuracy_is_met_within_a_twentieth_of_a_point():
+    """On 5,000 images, wherever it lies between those of the two classifiers."""
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (5000,), generator=rng)
+    own = 4 * torch.nn.functional.one_hot(labels, 10)
+    g, h = ((share * own + 2 * torch.randn(5000, 10, generator=rng)).softmax(1).double() for share in (1.5, 1.0))
+    curve = CleanAccuracy(*(end.numpy() for end in right_interval(g, h, labels)))
+    assert curve(0) - curve(1) > 0.1
+    for target in np.linspace(curve(1), curve(0), 40):
+        assert 0 <= curve(curve.largest(target)) - target < 5e-4
+
+
+def test_tune_says_what_a_clean_accuracy_costs(linear, robust):
+    pixels = torch.randint(0, 256, (300, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    data, said = from_tensors(pixels, linear(pixels / 255).argmax(1)), []
+    mixed = ads.MixedClassifier(linear, robust, 0.5, standard_scale=2.0)
+    tuned = ads.tune(mixed, data, clean_accuracy=0.8, say=said.append)
+    found, end = (100 * ads.evaluate(model, data).clean for model in (tuned, robust))
+    (line,) = said
+    assert f"on 300 images by alpha: {found:.2f} % at" in line and line.endswith(
+        f"of 100.00 % at 0 to {end:.2f} % at 1"
+    )
+    with pytest.warns(UserWarning, match=rf"1 % clean accuracy was asked for, and there are {end:.2f} % even"):
+        ads.tune(mixed, data, clean_accuracy=0.01)
+
+
 # --- the shift of a learned alpha -------------------------------------------------------------------
 
 
@@ -199,7 +225,7 @@ def test_the_ends_of_a_shift_are_those_of_the_range(linear, robust, data):
 def test_one_pass_serves(linear, robust, data):
     calls = []
     robust.register_forward_hook(lambda *_: calls.append(1))
-    ads.tune(ads.MixedClassifier(linear, robust, Scored()), data, clean_accuracy=0.3)
+    ads.tune(ads.MixedClassifier(linear, robust, Scored()), data, clean_accuracy=0.5)
     assert len(calls) == 1
 
 

@@ -5,6 +5,7 @@ A clean accuracy is met exactly, from one pass over validation images. Robust ac
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
@@ -55,7 +56,8 @@ def tune(
       This rests on robustness that rises with the dial, as it does up to the noise of attacks.
 
     The attack is the preset `fast` against `threat`, or one of your own, on all images or on the first `attacked`. Give
-    it validation images: what is tuned on the test set cannot be reported on it. `say` hears what each attack left.
+    it validation images: what is tuned on the test set cannot be reported on it. `say` hears what each attack left, and
+    what the clean accuracy is at the setting and at both ends of the dial (`say=print`).
     """
     wishes = {"clean_accuracy": clean_accuracy, "robust_accuracy": robust_accuracy, "threat": threat, "attack": attack}
     given = [name for name, wish in wishes.items() if wish is not None]
@@ -67,7 +69,7 @@ def tune(
             "tune(mixed, data, clean_accuracy=0.9) or tune(mixed, data, robust_accuracy=0.4, threat=ads.Linf(8 / 255))"
         )
     if clean_accuracy is not None and len(given) == 1:
-        return _with_clean_accuracy(mixed, data, clean_accuracy)
+        return _with_clean_accuracy(mixed, data, clean_accuracy, say)
     robust = judge(data.take(slice(attacked)), attack or cast(Threat, threat), say)
     if clean_accuracy is not None:
         return _most_robust(mixed, data, clean_accuracy, robust)
@@ -89,8 +91,19 @@ def judge(data: ImageData, against: Threat | Cascade | Attack, say: Say = lambda
     return robust
 
 
-def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float) -> MixedClassifier:
-    return turned(mixed, dial_accuracy(mixed, data).largest(target))
+def _with_clean_accuracy(
+    mixed: MixedClassifier, data: ImageData, target: float, say: Say = lambda text: None
+) -> MixedClassifier:
+    accuracy = dial_accuracy(mixed, data)
+    setting = accuracy.largest(target)
+    say(accuracy.told(setting))
+    if setting == accuracy.span[1] and accuracy(setting) - target > 1 / len(data):
+        warnings.warn(
+            f"{100 * target:.4g} % clean accuracy was asked for, and there are {100 * accuracy(setting):.2f} % even at "
+            f"the most robust end of the dial",
+            stacklevel=3,
+        )
+    return turned(mixed, setting)
 
 
 def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:

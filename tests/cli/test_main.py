@@ -55,7 +55,8 @@ def test_ctrl_c_while_a_verb_is_read(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("stop", "said"), [(Stopped, "the same command with --resume goes on"), (KeyboardInterrupt, "nothing new was saved")]
+    ("stop", "said"),
+    [(Stopped, "the same command with --resume goes on"), (KeyboardInterrupt, "nothing new was saved")],
 )
 def test_ctrl_c_while_training(
     stop: type[KeyboardInterrupt], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

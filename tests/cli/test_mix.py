@@ -144,7 +144,43 @@ def test_a_nonlinear_mixture(monkeypatch):
 def small_search(g, h, val, threat, **options):
     from adaptive_smoothing.fitting import fit_nonlinear
 
-    return fit_nonlinear(g, h, val, threat, attacked=2, tried=1, **options)
+    assert options["attacked"] == verb.FEW  # on a CPU
+    return fit_nonlinear(g, h, val, threat, **options | {"attacked": 2, "tried": 1})
+
+
+def test_a_card_names_the_images_it_was_trained_on(monkeypatch):
+    """Those of --data, or of the recipe."""
+    both = datasets.load("cifar10", "val")
+    monkeypatch.setattr(datasets, "load", lambda *arguments, **options: both)
+    Path("tiny.toml").write_text(RECIPE + '[data]\nname = "cifar100"\n')
+    for number, (arguments, line) in enumerate(
+        (
+            ((), "24 images of cifar100; validation images held out"),
+            (("--data", "builtin"), "12 of the validation images in the package; the others held out"),
+        )
+    ):
+        mix("--recipe", "tiny.toml", "--clean-accuracy", "60", "--out", f"mine-{number}", *arguments)
+        assert f"| trained on | {line} |" in Path(f"mine-{number}/mixture.md").read_text()
+
+
+def test_a_dial_that_turns_in_training_turns_to_what_is_wanted():
+    Path("tiny.toml").write_text(RECIPE + "[dial]\nrecover = 0.5\n")
+    mix("--recipe", "tiny.toml", "--clean-accuracy", "60", "--out", "mine")
+    assert card("mine")["recipe"]["dial"]["clean_accuracy"] == 0.6
+
+
+def test_resuming_replaces_no_other_mixture():
+    """One that was not trained there has left no checkpoint."""
+    mix("--mode", "fixed", "--alpha", "0.25", "--out", "mine")
+    assert "which holds one" in error("--resume", "--out", "mine")
+    assert MixedClassifier.from_pretrained("mine").alpha == 0.25
+
+
+def test_models_in_the_wrong_order(monkeypatch):
+    swapped = ["mix", ROBUST, STANDARD, "--device", "cpu", "--mode", "fixed"]
+    monkeypatch.setattr(verb, "clean_accuracy", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
+    with pytest.raises(ValueError, match=r"a G that is more accurate than H, got .* with 80.00 % .* with 90.00 %"):
+        CliRunner().invoke(app, swapped, catch_exceptions=False)
 
 
 def test_what_cannot_be_meant():
@@ -153,6 +189,8 @@ def test_what_cannot_be_meant():
     assert "it searches for that" in error("--mode", "nonlinear", "--robust-accuracy", "0.4")
     assert "expected --set with --mode adaptive" in error("--mode", "fixed", "--set", "optimizer.epochs=1")
     assert "expected --resume with --mode adaptive" in error("--mode", "fixed", "--resume")
+    for scale in ("0", "-3"):
+        assert "a positive --standard-scale, got" in error("--mode", "fixed", "--standard-scale", scale)
     assert "its g is always sure" in error("--mode", "nonlinear", "--standard-scale", "2")
     assert "unknown key 'epoch'" in error("--set", "optimizer.epoch=1")
     assert "expected a threat such as Linf:8/255" in error("--threat", "Linf")

@@ -96,7 +96,7 @@ class Branching(Functional):
 
 @pytest.mark.parametrize("model", [Functional(past=True), Branching()])
 def test_a_tail_that_needs_more_than_the_layer_is_refused(model):
-    with pytest.raises(ValueError, match="of what 'a' gives it and of nothing else.*MixingNetwork"):
+    with pytest.raises(ValueError, match=r"of what 'a' gives it and of nothing else.*MixingNetwork"):
         tail_after(model.eval(), "a")
 
 

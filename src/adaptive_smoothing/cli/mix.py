@@ -31,7 +31,9 @@ from adaptive_smoothing.training.loop import CHECKPOINT
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.tuning import judge, tune
 
-THREAT = "Linf:8/255"
+THREAT, DATA = "Linf:8/255", "cifar10"
+# Images that a search attacks on a CPU.
+FEW = 100
 
 
 class Mode(StrEnum):
@@ -59,9 +61,16 @@ def mix(
         bool, typer.Option("--search", help="Attack other scales, too, and take the most robust")
     ] = False,
     attacked: Annotated[
-        int | None, typer.Option(min=0, help="Validation images to attack in the end; default: 1,000 on CUDA, or none")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Validation images to attack, in a search and in the end; default: 1,000; on a CPU 100 in a search, "
+            "none in the end",
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="cifar10, cifar100, builtin, or a path")] = "cifar10",
+    data: Annotated[
+        str | None, typer.Option(help="cifar10, cifar100, builtin, or a path; default: the recipe's, or cifar10")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/mix-G-H-MODE")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Put G and H into the folder, too")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted training")] = False,
@@ -78,24 +87,30 @@ def mix(
     _check_options(mode, of_adaptive, standard_scale)
     _check_search(mode, search, wanted)
     folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
-    _check_folder(folder, overwrite or resume)
+    _check_folder(folder, overwrite or (resume and (folder / CHECKPOINT).exists()))
+    named = read_toml(recipe, MixingRecipe, change) if recipe else None
+    data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, data, data_root, download)
     scale = STANDARD_SCALE if standard_scale is None else standard_scale
-    settings = _recipe(recipe, change, threat, standard_scale, pair, wanted) if mode is Mode.adaptive else None
+    settings = None
+    if mode is Mode.adaptive:
+        settings = _recipe(named or _default_recipe(change, pair), threat, standard_scale, data, wanted)
     against = settings.attack.threat if settings else parse_threat(threat or THREAT)
     alone = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
+    _check_bases(pair, alone)
     if "clean_accuracy" in wanted:
         alone.largest(wanted["clean_accuracy"])  # or an error, before anything is trained
+    searched, in_the_end = _attacked(attacked, where)
     if overwrite and not resume:
         (folder / CHECKPOINT).unlink(missing_ok=True)
     if settings:
         mixed, facts = _trained(pair, settings, folder=folder, device=where, compiled=compiled, resume=resume)
     elif mode is Mode.nonlinear:
-        mixed, facts = _nonlinear(pair, against, wanted["clean_accuracy"], console)
+        mixed, facts = _nonlinear(pair, against, wanted["clean_accuracy"], searched, console)
     else:
         mixed, facts = fit_fixed(pair.g, pair.h, standard_scale=scale), {}
-    mixed = _dialled(mixed, pair.val, against, wanted, search, console)
-    kept = _kept(mixed, pair, against, _attacked(attacked, where), console)
+    mixed = _dialled(mixed, pair.val, against, wanted, search, searched, console)
+    kept = _kept(mixed, pair, against, in_the_end, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
     said = _store(mixed, pair.val, folder, hold, card, kept)
@@ -128,9 +143,11 @@ class Kept(NamedTuple):
     robust: float
 
 
-def _attacked(asked: int | None, device: str) -> int:
-    """Attacks on a CPU take too long for somebody who has not asked for them."""
-    return asked if asked is not None else ATTACKED if device.startswith("cuda") else 0
+def _attacked(asked: int | None, device: str) -> tuple[int, int]:
+    """How many images are attacked in a search, and in the end. On a CPU attacks take too long for somebody who has not
+    asked for them."""
+    searched, in_the_end = (ATTACKED, ATTACKED) if device.startswith("cuda") else (FEW, 0)
+    return asked or searched, in_the_end if asked is None else asked
 
 
 def _kept(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, console: Console) -> Kept | None:
@@ -161,7 +178,7 @@ def _beside(pair: Pair, alone: CleanAccuracy, kept: Kept | None) -> str:
     """What both models have alone, and what that costs under attack."""
     clean = f"{pair.standard} alone has {100 * alone(0):.2f} %, {pair.robust} {100 * alone(1):.2f} %."
     if kept is None:
-        return clean
+        return f"{clean}\nIt was not attacked: --attacked {FEW} says what this costs under attack."
     stands = f"{100 * kept.mixture:.2f} % of {kept.images:,} images, {pair.robust} alone {100 * kept.robust:.2f} %"
     return f"{clean}\nUnder attack (fast) it keeps {stands}."
 
@@ -197,21 +214,18 @@ def _images(data: str, root: Path | None, download: bool) -> tuple[ImageData, Im
     return train, val
 
 
+def _default_recipe(changes: list[str], pair: Pair) -> MixingRecipe:
+    size = pair.train.images.shape[-1]
+    return changed(default_recipe(parse_threat(THREAT), f"mixing-{pair.robust}", size=size), changes)
+
+
 def _recipe(
-    path: Path | None,
-    changes: list[str],
-    threat: str | None,
-    scale: float | None,
-    pair: Pair,
-    wanted: dict[str, float],
+    recipe: MixingRecipe, threat: str | None, scale: float | None, data: str, wanted: dict[str, float]
 ) -> MixingRecipe:
-    """The one that is named, or the default one. What is asked for by an option goes before either."""
-    if path is not None:
-        recipe = read_toml(path, MixingRecipe, changes)
-    else:
-        size = pair.train.images.shape[-1]
-        default: dict[str, Any] = {"clean_accuracy": wanted.get("clean_accuracy", 0.0), "size": size}
-        recipe = changed(default_recipe(parse_threat(THREAT), f"mixing-{pair.robust}", **default), changes)
+    """With what is asked for by options. A dial that turns in training turns to the clean accuracy that is wanted."""
+    recipe = replace(recipe, data=replace(recipe.data, name=data))
+    if recipe.dial.turns and not recipe.dial.clean_accuracy:
+        recipe = replace(recipe, dial=replace(recipe.dial, clean_accuracy=wanted.get("clean_accuracy", 0.0)))
     if threat is not None:
         against = parse_threat(threat)
         recipe = changed(recipe, [f"attack.norm={against.norm}", f"attack.eps={against.eps}"])
@@ -223,8 +237,20 @@ def _check_options(mode: Mode, of_adaptive: dict[str, Any], standard_scale: floa
     for name, given in of_adaptive.items():
         if given and mode is not Mode.adaptive:
             raise ValueError(f"expected {name} with --mode adaptive, got --mode {mode}: it trains nothing")
+    if standard_scale is not None and standard_scale <= 0:
+        raise ValueError(
+            f"expected a positive --standard-scale, got {standard_scale:g}: G's logits are multiplied by it"
+        )
     if standard_scale is not None and mode is Mode.nonlinear:
         raise ValueError("expected --standard-scale with --mode fixed or adaptive, got nonlinear: its g is always sure")
+
+
+def _check_bases(pair: Pair, alone: CleanAccuracy) -> None:
+    if alone(0) <= alone(1):
+        raise ValueError(
+            f"expected a G that is more accurate than H, got {pair.standard} with {100 * alone(0):.2f} % and "
+            f"{pair.robust} with {100 * alone(1):.2f} % on validation images: G first, then H; or take H alone"
+        )
 
 
 def _check_search(mode: Mode, search: bool, wanted: dict[str, float]) -> None:
@@ -239,23 +265,32 @@ def _trained(pair: Pair, settings: MixingRecipe, **options: Any) -> tuple[MixedC
     return mixed, facts | {"resumed": options["resume"]}
 
 
-def _nonlinear(pair: Pair, threat: Threat, target: float, console: Console) -> tuple[MixedClassifier, dict[str, Any]]:
+def _nonlinear(
+    pair: Pair, threat: Threat, target: float, attacked: int, console: Console
+) -> tuple[MixedClassifier, dict[str, Any]]:
     with TimeBar(console) as bar:
-        options: dict[str, Any] = {"clean_accuracy": target, "say": lambda text: bar.say(text, None)}
+        options: dict[str, Any] = {"clean_accuracy": target, "attacked": attacked}
+        options["say"] = lambda text: bar.say(text, None)
         mixed, setting = fit_nonlinear(pair.g, pair.h, pair.val, threat, **options)
     return mixed, {"transform": asdict(setting)}
 
 
 def _dialled(
-    mixed: MixedClassifier, val: ImageData, threat: Threat, wanted: dict[str, float], search: bool, console: Console
+    mixed: MixedClassifier,
+    val: ImageData,
+    threat: Threat,
+    wanted: dict[str, float],
+    search: bool,
+    attacked: int,
+    console: Console,
 ) -> MixedClassifier:
     if "alpha" in wanted:
         return turned(mixed, wanted["alpha"])
     if "clean_accuracy" in wanted and not search:
         return tune(mixed, val, clean_accuracy=wanted["clean_accuracy"])
     with TimeBar(console) as bar:
-        bar.say(f"attacking {min(len(val), ATTACKED):,} validation images, again and again", None)
-        options: dict[str, Any] = {"threat": threat, "attacked": ATTACKED, "say": console.print}
+        bar.say(f"attacking {min(len(val), attacked):,} validation images, again and again", None)
+        options: dict[str, Any] = {"threat": threat, "attacked": attacked, "say": console.print}
         return tune(mixed, val, **options | wanted)
 
 

@@ -117,7 +117,10 @@ def _purpose(recipe: Mapping[str, Any]) -> str:
 def trained_on(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
     if "train_images" not in facts:
         return ""
-    return f"{facts['train_images']:,} images of {recipe.get('data', {}).get('name', '?')}; validation images held out"
+    name = recipe.get("data", {}).get("name", "?")
+    if name == "builtin":
+        return f"{facts['train_images']:,} of the validation images in the package; the others held out"
+    return f"{facts['train_images']:,} images of {name}; validation images held out"
 
 
 def recipe_line(recipe: Mapping[str, Any]) -> str:

@@ -198,8 +198,8 @@ def dry_run(run: Callable[[Tensor], Any], model: nn.Module, shape: tuple[int, in
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(
-            f"expected {type(model).__name__} to take images of {' x '.join(map(str, shape))}, and it does not ({why}): "
-            "pass shape=(channels, height, width) of images that it takes"
+            f"expected {type(model).__name__} to take images of {' x '.join(map(str, shape))}, and it does not ({why}):"
+            " pass shape=(channels, height, width) of images that it takes"
         ) from error
 
 

@@ -56,8 +56,8 @@ def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 3
                 return copy.deepcopy(tail)
     raise ValueError(
         f"expected {type(model).__name__} to make its logits of what {layer!r} gives it and of nothing else, and it "
-        "does not, or not in a way that can be traced: choose a later layer, or the paper's network, which needs none of "
-        "that (ads.MixingNetwork.between(g, h), or mix --set mixer.kind=network)"
+        "does not, or not in a way that can be traced: choose a later layer, or the paper's network, which needs none "
+        "of that (ads.MixingNetwork.between(g, h), or mix --set mixer.kind=network)"
     )
 
 
