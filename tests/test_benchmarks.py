@@ -85,7 +85,8 @@ def test_a_learned_alpha_meets_more_attacks(linear):
     assert all(rows[name]["stands"] == stands[name].mean() for name in stands) and met - set(stands) == {"all of them"}
     for_transforms = {name for name in stages if name.endswith("h without its transform")}
     assert set(stages) - met == {"APGD-T, turning g, 5 restarts"} | for_transforms and len(for_transforms) == 5
-    sharper = model.with_robust(Nonlinear(model.robust, scale=5.0, power=4.0, shift=-0.5))
+    transformed = Nonlinear(model.robust, scale=5.0, power=4.0, shift=-0.5)
+    sharper = MixedClassifier(linear, transformed, Gap(), alpha_scale=1000.0, alpha_shift=-1000.0)
     *_, (rows, _) = objectives.measure(sharper, data, short, "cpu")
     assert for_transforms <= set(rows)
     soft = objectives.less_steep_plain(sharper)

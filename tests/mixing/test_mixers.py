@@ -211,11 +211,8 @@ def test_a_mixer_does_not_see_the_transform_of_what_it_makes_of_h():
     for mixer in mixers():
         plain = MixedClassifier(G, H, mixer, robust_scale=2.0)
         mixture = MixedClassifier(G, Nonlinear(H, **how), mixer, robust_scale=2.0).mix(IMAGES)
-        sharper = plain.with_robust(Nonlinear(H, **how)).mix(IMAGES)
-        assert all(torch.equal(one, other) for one, other in zip(mixture, sharper, strict=True))
         assert torch.equal(mixture.alpha, plain.mix(IMAGES).alpha)
         torch.testing.assert_close(mixture.h, 2 * nonlinear(plain.mix(IMAGES).h / 2, *how.values()))
-    assert torch.equal(plain.with_robust(H)(IMAGES), plain(IMAGES))
 
 
 class Given(nn.Module):

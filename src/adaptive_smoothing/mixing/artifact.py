@@ -35,7 +35,8 @@ def save(
 ) -> Path:
     """Write `mixed`; with `hold` the base classifiers as well, so that the folder needs nothing else.
 
-    `card` is kept as it is: how it was trained, what it was measured to be.
+    `card` is kept as it is: how it was trained, what it was measured to be. By default it is that of the folder which
+    the mixture was read from, without figures if its dial was turned.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ def save(
         description[role] = _describe_base(getattr(mixed, role), folder / f"{role}.safetensors" if hold else None)
     description["alpha"] = _describe_alpha(mixed.alpha, folder)
     description["numbers"] = {name: getattr(mixed, name).tolist() for name in NUMBERS}
-    description["card"] = dict(card or {})
+    description["card"] = dict(mixed.card if card is None else card)
     text = cards.markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
     (folder / FILE).with_suffix(".md").write_text(text)
@@ -65,7 +66,9 @@ def load(
     bases = {role: _restore_base(role, description[role], given[role], folder, device) for role in ROLES}
     alpha = _restore_alpha(description["alpha"], bases["robust"], folder)
     numbers = _tuples(description["numbers"])
-    return MixedClassifier(bases["standard"], bases["robust"], alpha, **numbers).to(device)
+    mixed = MixedClassifier(bases["standard"], bases["robust"], alpha, **numbers).to(device)
+    mixed.card = description["card"]
+    return mixed
 
 
 def find(name: Path | str) -> Path:

@@ -16,6 +16,8 @@ from adaptive_smoothing.mixing.straight_through import StraightThrough, follow
 from adaptive_smoothing.mixing.transforms import Hardmax, inner
 
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
+# What a card says of one setting of the dial, and not of the networks.
+OF_ONE_SETTING = ("figures", "wanted")
 
 
 class Mixture(NamedTuple):
@@ -35,7 +37,7 @@ class MixedClassifier(BaseClassifiers):
     `alpha` is a number, a tensor with one number per image, a module from images to one number per image, all in
     [0, 1], or a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift); `alpha_range` turns alpha
     into low + (high - low) * alpha. A scale multiplies a base classifier's logits. The `with_...` methods return views:
-    other mixtures of the same networks.
+    other mixtures of the same networks. `card` is what is known of a mixture that was read from a folder.
     """
 
     alpha: Tensor | nn.Module
@@ -58,6 +60,7 @@ class MixedClassifier(BaseClassifiers):
         alpha_shift: float | Tensor = 0.0,
     ) -> None:
         super().__init__(standard, robust)
+        self.card: dict[str, Any] = {}
         numbers = (alpha_range, alpha_scale, alpha_shift, standard_scale, robust_scale)
         for name, number in zip(NUMBERS, numbers, strict=True):
             self.register_buffer(name, self.settle(number, name))
@@ -123,12 +126,9 @@ class MixedClassifier(BaseClassifiers):
         """A view with another g."""
         return self._view(standard=standard)
 
-    def with_robust(self, robust: nn.Module) -> MixedClassifier:
-        """A view with another h: a `Nonlinear` of the same, say, which a `Mixer` does not see."""
-        return self._view(robust=robust)
-
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
-        """Write a folder that `from_pretrained` reads; with `hold` the base classifiers are inside."""
+        """Write a folder that `from_pretrained` reads; with `hold` the base classifiers are inside. `card` is what is
+        known of it; by default what was known when it was read."""
         from adaptive_smoothing.mixing import artifact  # which needs this class
 
         return artifact.save(self, folder, hold=hold, card=card)
@@ -160,7 +160,10 @@ class MixedClassifier(BaseClassifiers):
 
     def _view(self, kind: type[MixedClassifier] | None = None, **changes: Any) -> MixedClassifier:
         names = ("standard", "robust", "alpha", *NUMBERS)
-        return (kind or type(self))(**{name: getattr(self, name) for name in names} | changes)
+        view = (kind or type(self))(**{name: getattr(self, name) for name in names} | changes)
+        if [*map(id, view.children())] == [*map(id, self.children())]:
+            view.card = {name: fact for name, fact in self.card.items() if name not in OF_ONE_SETTING}
+        return view
 
     def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """Alpha inside its range, one per image, and the logits that stand for h."""
