@@ -174,6 +174,8 @@ def main() -> None:
         "images": len(bench.measured),
         **environment(options.device),
     }
+    # With each mixture, so that runs can be put together.
+    when = {name: facts[name] for name in ("date", "adaptive-smoothing")}
     results: list[dict[str, Any]] = []
     rows = {"index": bench.measured.index.cpu().numpy(), "label": bench.measured.labels.cpu().numpy()}
     for number, mixture in enumerate(options.mixtures):
@@ -188,7 +190,7 @@ def main() -> None:
             found, columns = bench.measure(mixed)
             took = {"seconds_made": round(made - start, 1), "seconds_attacked": round(time.perf_counter() - made, 1)}
             rows |= {f"{len(results)}.{column}": values for column, values in columns.items()}
-            results.append({"mixture": name, "made from": " ".join([what, *changes]), **known, **found, **took})
+            results.append({"mixture": name, "made from": " ".join([what, *changes]), **known, **found, **took, **when})
             write_rows(options.out / ROWS, rows)
             write_json(options.out / RESULT, facts | {"mixtures": results})
             stood = ", ".join(f"{name} {100 * attack['robust']:.2f}" for name, attack in found["attacks"].items())
