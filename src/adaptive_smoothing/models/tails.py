@@ -90,11 +90,10 @@ def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
             known[node] = cut.placeholder("features")
         elif node.op in ("placeholder", "output") or any(source not in known for source in node.all_input_nodes):
             continue
-        elif node.op == "call_module" and isinstance(linear := model.get_submodule(node.target), nn.Linear):
-            pooled, head = known[node.args[0]], linear
-            known[node] = cut.node_copy(node, known.__getitem__)
         else:
             known[node] = cut.node_copy(node, known.__getitem__)
+            if node.op == "call_module" and isinstance(linear := model.get_submodule(node.target), nn.Linear):
+                pooled, head = known[node.all_input_nodes[0]], linear
     if pooled is None or head is None:
         return []
     cut.output(pooled)
