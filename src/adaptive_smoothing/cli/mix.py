@@ -96,10 +96,7 @@ def mix(
     if mode is Mode.adaptive:
         settings = _recipe(named or _default_recipe(change, pair), threat, standard_scale, data, wanted)
     against = settings.attack.threat if settings else parse_threat(threat or THREAT)
-    alone = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
-    _check_bases(pair, alone)
-    if "clean_accuracy" in wanted:
-        alone.largest(wanted["clean_accuracy"])  # or an error, before anything is trained
+    alone = _alone(pair, scale, wanted)
     searched, in_the_end = _attacked(attacked, where)
     if overwrite and not resume:
         (folder / CHECKPOINT).unlink(missing_ok=True)
@@ -133,6 +130,19 @@ def _pair(standard: str, robust: str, device: str, data: str, root: Path | None,
     train, val = _images(data, root, download)
     check_classes({standard: g, robust: h}, val)
     return Pair(short(standard), short(robust), g, h, train, val)
+
+
+def _alone(pair: Pair, scale: float, wanted: dict[str, float]) -> CleanAccuracy:
+    """What both have alone and mixed with one alpha, or an error, before anything is trained."""
+    alone = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
+    if alone(0) <= alone(1):
+        raise ValueError(
+            f"expected a G that is more accurate than H, got {pair.standard} with {100 * alone(0):.2f} % and "
+            f"{pair.robust} with {100 * alone(1):.2f} % on validation images: G first, then H; or take H alone"
+        )
+    if "clean_accuracy" in wanted:
+        alone.largest(wanted["clean_accuracy"])
+    return alone
 
 
 class Kept(NamedTuple):
@@ -243,14 +253,6 @@ def _check_options(mode: Mode, of_adaptive: dict[str, Any], standard_scale: floa
         )
     if standard_scale is not None and mode is Mode.nonlinear:
         raise ValueError("expected --standard-scale with --mode fixed or adaptive, got nonlinear: its g is always sure")
-
-
-def _check_bases(pair: Pair, alone: CleanAccuracy) -> None:
-    if alone(0) <= alone(1):
-        raise ValueError(
-            f"expected a G that is more accurate than H, got {pair.standard} with {100 * alone(0):.2f} % and "
-            f"{pair.robust} with {100 * alone(1):.2f} % on validation images: G first, then H; or take H alone"
-        )
 
 
 def _check_search(mode: Mode, search: bool, wanted: dict[str, float]) -> None:
