@@ -43,8 +43,8 @@ def train(
         test_images=test_images,
     )
     console = Console(highlight=False)
+    words = {"clean": "clean", "pgd20": "PGD-20", "smoothed": "smoothed"}
     for split, row in card["figures"].items():
-        console.print(
-            f"{split:5} {row['images']:6} images   clean {100 * row['clean']:.2f} %   PGD-20 {100 * row['pgd20']:.2f} %"
-        )
+        shown = "   ".join(f"{word} {100 * row[key]:.2f} %" for key, word in words.items() if key in row)
+        console.print(f"{split:5} {row['images']:6} images   {shown}")
     console.print(f"{card['seconds']:.0f} s of training; everything is in {folder}")

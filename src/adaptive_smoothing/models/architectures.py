@@ -1,12 +1,13 @@
 """Architectures by name, so that a recipe or a weights file can say what it is in one word and a few numbers."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
 from torch import nn
 
+from adaptive_smoothing.models.lipschitz import LipschitzNet
 from adaptive_smoothing.models.resnet import PreActBlock, PreActBottleneck, PreActResNet
 
 
@@ -30,12 +31,26 @@ def wide_resnet(depth: int = 28, width: int = 10, **options: Any) -> PreActResNe
     return PreActResNet([(depth - 4) // 6] * 3, widths, stem=16, **options)
 
 
+def lipschitz_net(
+    width: int = 64,
+    blocks: Sequence[int] = (4, 4, 4),
+    hidden: int = 512,
+    scale: float = 16.0,
+    size: int = 32,
+    num_classes: int = 10,
+) -> LipschitzNet:
+    """1-Lipschitz but for `scale`: stages of so many residual convolutions, each of twice the width and half the size."""
+    widths = [width * 2**i for i in range(len(blocks))]
+    return LipschitzNet(widths, blocks, hidden=hidden, scale=scale, size=size, num_classes=num_classes)
+
+
 def _resnet(blocks: tuple[int, ...], width: int, block: type[PreActBlock], **options: Any) -> PreActResNet:
     return PreActResNet(blocks, [width * 2**i for i in range(4)], stem=width, block=block, **options)
 
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    function.__name__: function for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet)
+    function.__name__: function
+    for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet, lipschitz_net)
 }
 
 
@@ -53,6 +68,9 @@ def build(arch: str, **options: Any) -> nn.Module:
 
 def _options(arch: str) -> list[str]:
     """Its own, and those that it hands on to the network."""
-    parameters = [*signature(ARCHITECTURES[arch]).parameters.values(), *signature(PreActResNet).parameters.values()]
+    own = signature(ARCHITECTURES[arch]).parameters.values()
+    names = [part.name for part in own if part.kind != Parameter.VAR_KEYWORD]
+    if len(names) == len(own):
+        return names
     decided = ("blocks", "widths", "stem", "block")
-    return [part.name for part in parameters if part.kind != Parameter.VAR_KEYWORD and part.name not in decided]
+    return names + [name for name in signature(PreActResNet).parameters if name not in decided]

@@ -6,9 +6,10 @@ that an adversary in weight space can look at the loss twice while the attack on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,16 +40,22 @@ class Method(Protocol):
 
 @dataclass(kw_only=True)
 class Standard:
-    """Empirical risk on the images as they are."""
+    """Empirical risk on the images as they are; `logit_margin` is taken from the logit of the right class."""
 
     label_smoothing: float = 0.0
+    logit_margin: float = 0.0
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
         return batch.images
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
         logits = network(examples).float()
-        return F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing), logits
+        return self.risk(logits, batch.labels), logits
+
+    def risk(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.logit_margin:
+            logits = logits - self.logit_margin * F.one_hot(labels, logits.shape[1])
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
         return examples
@@ -59,14 +66,32 @@ class Standard:
 
 @dataclass(kw_only=True)
 class Gaussian(Standard):
-    """Noise of the standard deviation that randomized smoothing will use (Cohen et al. 2019)."""
+    """Noise of the standard deviation that randomized smoothing will use (Cohen et al. 2019).
+
+    With several noisy copies of an image, `consistency` times the mean KL divergence of their probabilities from the
+    average of these, and `SHARPNESS` times the entropy of the average (Jeong and Shin 2020): a smoothed classifier is as
+    sure as its base agrees with itself.
+    """
+
+    SHARPNESS: ClassVar[float] = 0.5
 
     sigma: float = 0.25
+    copies: int = 1
+    consistency: float = 0.0
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
-        images = batch.images
+        images = torch.cat([batch.images] * self.copies)
         noise = torch.randn(images.shape, generator=batch.noise, device=images.device, dtype=images.dtype)
         return images + self.sigma * noise
+
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        logits = network(examples).float()
+        risk, copies = self.risk(logits, batch.labels.repeat(self.copies)), logits.unflatten(0, (self.copies, -1))
+        if self.consistency:
+            average = copies.log_softmax(-1).logsumexp(0) - math.log(self.copies)
+            apart = torch.stack([kl_divergence(average, copy) for copy in copies]).mean()
+            risk = risk + self.consistency * apart - self.SHARPNESS * (average.exp() * average).sum(1).mean()
+        return risk, copies[0]
 
 
 @dataclass(kw_only=True)
@@ -93,7 +118,7 @@ class Trades(AdversarialTraining):
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
         clean, attacked = network(self.inputs(batch, examples)).float().chunk(2)
-        natural = F.cross_entropy(clean, batch.labels, label_smoothing=self.label_smoothing)
+        natural = self.risk(clean, batch.labels)
         return natural + self.beta * kl_divergence(clean, attacked).mean(), attacked
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
@@ -146,18 +171,18 @@ class InstanceAdaptive(AdversarialTraining):
 
 def make_method(settings: MethodSettings, images: int, device: torch.device) -> Method:
     """The method a recipe names, for a training set of so many images."""
-    smoothing = settings.label_smoothing
+    risk = {"label_smoothing": settings.label_smoothing, "logit_margin": settings.logit_margin}
     if settings.name == "standard":
-        return Standard(label_smoothing=smoothing)
+        return Standard(**risk)
     if settings.name == "gaussian":
-        return Gaussian(label_smoothing=smoothing, sigma=settings.sigma)
+        return Gaussian(**risk, sigma=settings.sigma, copies=settings.copies, consistency=settings.consistency)
     attack = PGD(settings.threat, steps=settings.steps, step_size=settings.attack_step, random_start=True)
     if settings.name == "at":
-        return AdversarialTraining(label_smoothing=smoothing, attack=attack)
+        return AdversarialTraining(**risk, attack=attack)
     if settings.name == "trades":
-        return Trades(label_smoothing=smoothing, attack=attack, beta=settings.beta)
+        return Trades(**risk, attack=attack, beta=settings.beta)
     return InstanceAdaptive(
-        label_smoothing=smoothing,
+        **risk,
         attack=attack,
         radius=torch.full((images,), settings.eps, device=device),
         step=settings.radius_step,

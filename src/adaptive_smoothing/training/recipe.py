@@ -59,7 +59,9 @@ class MethodSettings:
 
     The default step of the attack is 2.5 * eps / steps: 2/255 for ten steps at 8/255.
     `at` trains on PGD examples, `trades` adds beta * KL(clean || attacked), `iaat` gives every training image
-    a radius of its own, `gaussian` trains on noisy images for randomized smoothing.
+    a radius of its own, `gaussian` trains on so many noisy `copies` of each image for randomized smoothing, which
+    `consistency` makes agree. `logit_margin` is taken from the logit of the right class, which teaches the network to be
+    ahead by it: for networks with a Lipschitz constant.
     """
 
     name: str = "standard"
@@ -69,10 +71,13 @@ class MethodSettings:
     step_size: float | None = None
     beta: float = 6.0
     sigma: float = 0.25
+    copies: int = 1
+    consistency: float = 0.0
     radius_step: float = 1.9 / 255
     radius_smoothing: float = 0.1
     radius_warmup: int = 5
     label_smoothing: float = 0.0
+    logit_margin: float = 0.0
     weight_perturbation: float = 0.0
     perturbation_warmup: float = 0.0
 
@@ -80,7 +85,10 @@ class MethodSettings:
         among("method", self.name, METHODS)
         among("norm", self.norm, NORMS)
         at_least("steps", self.steps, 1)
-        for name in ("eps", "beta", "sigma", "weight_perturbation"):
+        at_least("copies", self.copies, 1)
+        if self.consistency and self.copies < 2:
+            raise ValueError(f"expected at least 2 copies that can agree, got {self.copies}: set method.copies")
+        for name in ("eps", "beta", "sigma", "consistency", "logit_margin", "weight_perturbation"):
             at_least(name, getattr(self, name), 0)
 
     @property

@@ -13,6 +13,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.models import architectures
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.training.averaging import measure_statistics, statistics_kept
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
@@ -81,13 +82,17 @@ class Trainer(Loop):
         return self.method.state()
 
     def validate(self, images: int = 1000) -> dict[str, float]:
-        """Clean and PGD-10 accuracy of the averaged weights on validation images."""
+        """Clean accuracy of the averaged weights on validation images, and that under the attack, or the noise, of the
+        training."""
         with statistics_kept(self.model), self.average.swapped_in():
             self.measure(batches=40)
             self.model.eval()
             data = self.val_data.take(slice(images))
             clean = evaluate(self.model, self.val_data).clean
-            if self.recipe.method.name in ("standard", "gaussian"):
+            if self.recipe.method.name == "gaussian":
+                smooth = SmoothedClassifier(self.model, self.recipe.method.sigma, samples=8, batch=4096)
+                return {"val_clean": clean, "val_smoothed": evaluate(smooth, data).clean}
+            if self.recipe.method.name == "standard":
                 return {"val_clean": clean}
             robust = evaluate(self.model, data, PGD(self.recipe.method.threat, steps=10, stop_when_fooled=True))
             return {"val_clean": clean, "val_pgd10": robust.robust}

@@ -1,0 +1,151 @@
+"""Randomized smoothing with a guarantee: choose a class, bound its probability on other samples, turn it into a radius."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adaptive_smoothing.certification import bounds, radius
+from adaptive_smoothing.certification.bounds import Betting
+from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
+
+THEOREMS: dict[str, Callable[..., np.ndarray]] = {
+    "margin": radius.smoothing_margin_radius,
+    "paper": radius.smoothing_radius,
+}
+BOUNDS = ("clopper-pearson", "betting", "bernstein")
+RUNNERS_UP = ("complement", "split")
+# Halvings of [0, 1/2] in search of the doubt that a radius allows.
+HALVINGS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoothing:
+    """How images are certified by sampling; what they are certified with is the sampler's.
+
+    `selection` samples choose the class that h says, `samples` others bound its probability. `bound` is clopper-pearson
+    for votes and betting or bernstein for probabilities. The runner-up is what is left of 1 (`complement`), or every class
+    has a bound and an equal part of the failure probability (`split`), which is better for an unsure h. With `wanted`
+    a radius, sampling ends as soon as it is decided, or given up with a chance of `give_up` of being wrong, and after
+    `samples` in any case.
+    """
+
+    sampler: Sampler
+    alpha: float = 1.0
+    samples: int = 10_000
+    selection: int = BLOCK
+    failure_probability: float = 0.001
+    bound: str | None = None
+    runner_up: str = "complement"
+    theorem: str = "margin"
+    wanted: float | None = None
+    give_up: float = 0.01
+
+    def __post_init__(self) -> None:
+        radius.needed_margin(self.alpha)
+        bounds.check_samples(self.samples)
+        bounds.check_samples(self.selection)
+        for chance in (self.failure_probability, self.give_up):
+            bounds.check_failure_probability(chance)
+        for what, value, known in (
+            ("bound", self.bound or BOUNDS[0], BOUNDS),
+            ("runner-up", self.runner_up, RUNNERS_UP),
+            ("theorem", self.theorem, THEOREMS),
+        ):
+            if value not in known:
+                raise ValueError(f"expected a {what} among {', '.join(known)}, got {value!r}")
+        if self.bound == "clopper-pearson" and not self.sampler.hard:
+            raise ValueError(
+                "expected betting or bernstein for means of probabilities, got clopper-pearson, which holds for votes "
+                "only: choose another bound, or hard votes"
+            )
+        if self.wanted is not None and not (self.wanted >= 0 and np.isfinite(self.wanted)):
+            raise ValueError(f"expected a wanted radius of at least 0, got {self.wanted}")
+        if self.wanted is not None and (self.runner_up != "complement" or self.bound not in (None, "betting")):
+            raise ValueError("expected betting on the complement with a wanted radius: others do not allow to stop early")
+
+    def certify(self, images: Tensor, index: Tensor) -> dict[str, np.ndarray]:
+        """Columns of one entry per image: h's class, the bounds, radius, plug-in estimate, samples, mean probabilities."""
+        chosen = self._choose(images, index)
+        others = chosen.argsort(descending=True, stable=True)
+        classes = others if self.runner_up == "split" else others[:, :1]
+        tally = Tally(classes, chosen.shape[1], self.sampler.values)
+        if self.wanted is None:
+            self._sample(tally, images, index, torch.arange(len(images), device=images.device), 0, self.samples)
+            top_doubt, runner_up = self._bounds(tally)
+        else:
+            self._decide(tally, images, index)
+            top_doubt = runner_up = Betting().upper(tally.counts(), self.failure_probability, self.sampler.values)
+        mean = tally.mean()
+        two = -np.sort(-mean, axis=1)[:, :2]
+        return {
+            "robust_class": classes[:, 0].cpu().numpy(),
+            "lower": 1 - top_doubt,
+            "upper": runner_up,
+            "radius": self._radius(1 - top_doubt, runner_up),
+            "estimate": self._radius(two[:, 0], two[:, 1]),
+            "samples": tally.samples() + self.selection,
+            "probabilities": mean.astype(np.float32),
+        }
+
+    def _choose(self, images: Tensor, index: Tensor) -> Tensor:
+        """[N, C] sums of probabilities over samples of their own: the guarantee is about a class that was given."""
+        sums: Tensor | None = None
+        for rows, answers in self.sampler.draw(images, index, "selection", 0, self.selection):
+            if sums is None:
+                sums = torch.zeros(len(images), answers.shape[1], dtype=torch.float64, device=images.device)
+            sums.index_add_(0, rows, answers.double())
+        assert sums is not None  # there is at least one sample of at least one image
+        return sums
+
+    def _sample(self, tally: Tally, images: Tensor, index: Tensor, which: Tensor, first: int, last: int) -> None:
+        for rows, answers in self.sampler.draw(images[which], index[which], "estimation", first, last):
+            tally.add(which[rows], answers)
+
+    def _bounds(self, tally: Tally) -> tuple[np.ndarray, np.ndarray]:
+        """Of the doubt about h's class, and of the probability of the class after it."""
+        asked = tally.classes.shape[1]
+        shares = [self._upper(tally.counts(each), self.failure_probability / asked) for each in range(asked)]
+        runner_up = np.minimum(np.max(shares[1:], axis=0), shares[0]) if asked > 1 else shares[0]
+        return shares[0], runner_up
+
+    def _upper(self, counts: np.ndarray, failure_probability: float) -> np.ndarray:
+        values, samples = self.sampler.values, self.samples
+        bound = self.bound or ("clopper-pearson" if self.sampler.hard else "betting")
+        if bound == "clopper-pearson":
+            return bounds.clopper_pearson(counts[:, -1], samples, failure_probability)
+        if bound == "betting":
+            return Betting().upper(counts, failure_probability, values)
+        mean = counts @ values / samples
+        variance = (counts @ values**2 - samples * mean**2) / max(samples - 1, 1)
+        return bounds.empirical_bernstein(mean, np.maximum(variance, 0), samples, failure_probability)
+
+    def _decide(self, tally: Tally, images: Tensor, index: Tensor) -> None:
+        """Sample every image until its wanted radius is certain or unlikely."""
+        allowed, values = self._allowed_doubt(), self.sampler.values
+        active, done = torch.arange(len(images), device=images.device), 0
+        while len(active) and done < self.samples and allowed > 0:
+            # To look after a quarter more samples costs a few percent over looking after each.
+            following = min(self.samples, done + max(BLOCK, done // 4))
+            self._sample(tally, images, index, active, done, following)
+            done = following
+            counts = tally.counts()[active.cpu().numpy()]
+            certain = Betting().log_capital(counts, allowed, values) >= -np.log(self.failure_probability)
+            unlikely = Betting().log_capital_above(counts, allowed, values) >= -np.log(self.give_up)
+            active = active[torch.from_numpy(~(certain | unlikely)).to(active.device)]
+
+    def _allowed_doubt(self) -> float:
+        """The largest doubt with which h's class has the wanted radius; 0 where none is small enough."""
+        low, high = 0.0, 0.5
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            enough = self._radius(np.array(1 - middle), np.array(middle)) >= self.wanted
+            low, high = (middle, high) if enough else (low, middle)
+        return low
+
+    def _radius(self, top: np.ndarray, runner_up: np.ndarray) -> np.ndarray:
+        return THEOREMS[self.theorem](top, np.minimum(runner_up, 1), self.sampler.sigma, self.alpha)

@@ -1,0 +1,190 @@
+"""A residual network that is 1-Lipschitz in L2 by construction, whatever its weights are.
+
+Every layer is rescaled by a bound on its norm that needs no iteration: the norm of a symmetric matrix is at most its
+largest row sum of magnitudes. Convolutions are residual layers of the form x - 2 W T^-1 relu(W^T x + b) with a
+diagonal T >= W^T W (Araujo et al. 2023), layers that change the number of channels divide each row by the root of its
+row sum of |W W^T| (Prach and Lampert 2022), images get smaller by moving pixels into channels, which changes no length.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adaptive_smoothing.models.contract import check_image_form, guard_images
+from adaptive_smoothing.models.resnet import CIFAR10_MEAN
+
+TINY = 1e-12
+
+
+class LipschitzLayer(nn.Module, ABC):
+    """A layer with a bound on its L2 Lipschitz constant, which is 1 but for rounding."""
+
+    @abstractmethod
+    def lipschitz(self) -> float:
+        """The bound of the layer as it is computed in float32, found in float64."""
+
+
+class ResidualConv(LipschitzLayer):
+    """x - 2 W T^-1 relu(W^T x + b), where W^T is a convolution and T_i is the i-th row sum of |W^T W|, weighted by q.
+
+    If T were too small by a factor t > 1, the layer would be (1 - t) x + t (a 1-Lipschitz function of x): its constant
+    is at most 2 t - 1.
+    """
+
+    def __init__(self, channels: int, kernel: int = 3) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, channels, kernel, kernel))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.log_q = nn.Parameter(torch.zeros(channels))
+        nn.init.xavier_normal_(self.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        padding = self.weight.shape[-1] // 2
+        hidden = F.relu(F.conv2d(features, self.weight, self.bias, padding=padding))
+        scale = (2 / self._row_sums()).to(hidden.dtype)
+        return features - F.conv_transpose2d(hidden * scale.view(1, -1, 1, 1), self.weight, padding=padding)
+
+    def _row_sums(self) -> Tensor:
+        return weighted_row_sums(self.weight, self.log_q)
+
+    def lipschitz(self) -> float:
+        exact = weighted_row_sums(self.weight.double(), self.log_q.double())
+        short = (exact / self._row_sums().double()).max().item()
+        return 2 * max(short, 1.0) - 1
+
+
+class Contraction(LipschitzLayer):
+    """A linear map of the channels of every pixel, or of a vector: W with rows, or with columns if those are fewer,
+    divided by the roots of the row sums of |W W^T|, or of |W^T W|."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        nn.init.orthogonal_(self.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        weight = self.contracted()
+        if features.dim() == 4:
+            return F.conv2d(features, weight[:, :, None, None], self.bias)
+        return F.linear(features, weight, self.bias)
+
+    def contracted(self) -> Tensor:
+        """The weights that are used."""
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return self._by_row(self._by_row(self.weight) * self._row_sums().rsqrt())
+
+    def _by_row(self, weight: Tensor) -> Tensor:
+        """Transposed where columns are fewer than rows; twice is not at all."""
+        outputs, inputs = self.weight.shape
+        return weight if outputs <= inputs else weight.T
+
+    def _row_sums(self) -> Tensor:
+        rows = self._by_row(self.weight)
+        return (rows @ rows.T).abs().sum(1, keepdim=True) + TINY
+
+    def lipschitz(self) -> float:
+        """Row sums weighted by what the rows were divided by, which would all be 1 without rounding."""
+        used, q = self._by_row(self.contracted()).double(), self._row_sums().double().sqrt().squeeze(1)
+        return (((used @ used.T).abs() @ q) / q).max().sqrt().item()
+
+
+class PixelsToChannels(LipschitzLayer):
+    """Each square of pixels becomes one pixel of so many times the channels: nothing is lost, no length changes."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.pixel_unshuffle(features, self.side)
+
+    def lipschitz(self) -> float:
+        return 1.0
+
+
+class Flatten(LipschitzLayer):
+    def forward(self, features: Tensor) -> Tensor:
+        return features.flatten(1)
+
+    def lipschitz(self) -> float:
+        return 1.0
+
+
+class FoldedMax(LipschitzLayer):
+    """Sorts pairs of channels: an activation that keeps every length (Anil et al. 2019)."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        one, other = features.chunk(2, 1)
+        return torch.cat([torch.maximum(one, other), torch.minimum(one, other)], 1)
+
+    def lipschitz(self) -> float:
+        return 1.0
+
+
+class LipschitzNet(nn.Module):
+    """Images in [0, 1] -> `scale` times the logits of a network that is 1-Lipschitz in L2.
+
+    `scale` is a part of the logits and so of the Lipschitz constant: see `pairwise_lipschitz`.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        *,
+        hidden: int,
+        scale: float = 16.0,
+        size: int = 32,
+        num_classes: int = 10,
+        mean: Sequence[float] = CIFAR10_MEAN,
+    ) -> None:
+        super().__init__()
+        if not scale > 0:
+            raise ValueError(f"expected a positive scale, got {scale}")
+        if len(widths) != len(blocks) or size % 2 ** len(widths):
+            raise ValueError(
+                f"expected as many widths as blocks, and images that can be halved as often, got {list(widths)}, "
+                f"{list(blocks)} and size {size}"
+            )
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+        self.scale, self.size, self.num_classes = scale, size, num_classes
+        layers: list[nn.Module] = []
+        channels = len(mean)
+        for width, count in zip(widths, blocks, strict=True):
+            # An image has few channels: more are gained from its pixels than a narrow layer would keep.
+            layers += [PixelsToChannels(2), Contraction(4 * channels, width)]
+            layers += [ResidualConv(width) for _ in range(count)]
+            channels = width
+        layers += [Flatten(), Contraction(channels * (size // 2 ** len(widths)) ** 2, hidden), FoldedMax()]
+        layers += [Contraction(hidden, hidden), FoldedMax()]
+        self.layers = nn.Sequential(*layers)
+        self.head = Contraction(hidden, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        (check_image_form if self.training else guard_images)(images)
+        features = self.layers(images - self.mean)
+        with torch.autocast(images.device.type, enabled=False):
+            return self.scale * self.head(features.to(self.head.weight.dtype))
+
+    @torch.no_grad()
+    def pairwise_lipschitz(self) -> Tensor:
+        """[C, C] in float64: a bound on the L2 Lipschitz constant of logit i minus logit j."""
+        constant = self.scale
+        for layer in self.layers:
+            constant *= layer.lipschitz()
+        rows = self.head.contracted().double()
+        return constant * (rows[:, None] - rows[None]).norm(dim=2)
+
+
+def weighted_row_sums(weight: Tensor, log_q: Tensor) -> Tensor:
+    """sum_j |W^T W|_ij q_j / q_i of a convolution, over channels j and all shifts at which kernels overlap."""
+    with torch.autocast(weight.device.type, enabled=False):
+        overlaps = F.conv2d(weight, weight, padding=weight.shape[-1] - 1).abs().sum((2, 3))
+        q = log_q.exp()
+        return (overlaps * q).sum(1) / q + TINY
