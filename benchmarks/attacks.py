@@ -87,7 +87,10 @@ def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> 
 
     def work() -> Verdict:
         engine.passes.forward = engine.passes.backward = 0
-        return Judging(model, data, cascade, device, Journal(), with_alarms=False).run(engine=engine)
+        judging = Judging(
+            model=model, data=data, cascade=cascade, device=device, journal=Journal(), with_alarms=False, engine=engine
+        )
+        return judging.run()
 
     first = {"first": clocked(work)[1]} if compiled else {}
     verdict, row = timed(work)

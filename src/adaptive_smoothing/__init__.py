@@ -9,6 +9,8 @@ x_adv = ads.PGD(ads.Linf(8 / 255), steps=20)(mixed, x, y)
 from adaptive_smoothing.attacks.adaptive import AdaptiveAttack, preset
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.certifying import certify
 from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
 from adaptive_smoothing.data.datasets import load as load_data
 from adaptive_smoothing.evaluation.accuracy import Evaluation
@@ -39,6 +41,7 @@ __all__ = [
     "PGD",
     "AdaptiveAttack",
     "AutoAttack",
+    "Certificates",
     "Classifier",
     "Evaluation",
     "FastAttack",
@@ -61,6 +64,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "alpha_from_gamma",
+    "certify",
     "evaluate",
     "fit_nonlinear",
     "from_dataset",

@@ -121,7 +121,7 @@ PLANTED = {
     "zero-gradient": lambda model: lambda x: model((x * 15).round() / 15),
     "flat-steps": lambda model: lambda x: model((x * 15).round() / 15),
     "unbounded-attack": lambda model: lambda x: model((x * 15).round() / 15),
-    "more-steps-do-not-help": lambda model: lambda x: model(x + 0.01 * torch.sin(2000 * x)),
+    "more-steps-do-not-help": lambda model: lambda x: model(x + 0.02 * torch.sin(5000 * x)),
 }
 
 

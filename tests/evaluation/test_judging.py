@@ -323,7 +323,7 @@ def test_any_other_attack_is_another_attack(model, data, tmp_path, change):
     journal = Journal(tmp_path)
 
     def judging(cascade):
-        return Judging(model, data, cascade, torch.device("cpu"), journal)
+        return Judging(model=model, data=data, cascade=cascade, device=torch.device("cpu"), journal=journal)
 
     journal.bind(judging(brief()).binding)
     journal.bind(judging(brief()).binding)

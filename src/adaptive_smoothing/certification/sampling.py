@@ -58,7 +58,9 @@ class Sampler:
         """What a doubt can be."""
         return VOTES if self.hard else PROBABILITIES
 
-    def draw(self, images: Tensor, index: Tensor, stream: str, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def draw(
+        self, images: Tensor, index: Tensor, stream: str, first: int, last: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples `first` to `last` of every image: which image each is of, and its probabilities [samples, C]."""
         size = self.batch_size or BATCH.get(images.device.type, 1024)
         with torch.no_grad(), self._arithmetic(images.device.type):

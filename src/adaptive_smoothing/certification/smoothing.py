@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.certification import bounds, radius
+from adaptive_smoothing.certification import bounds
+from adaptive_smoothing.certification import radius as radii
 from adaptive_smoothing.certification.bounds import Betting
 from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
+from adaptive_smoothing.certification.telling import Tell, nothing
 
 THEOREMS: dict[str, Callable[..., np.ndarray]] = {
-    "margin": radius.smoothing_margin_radius,
-    "paper": radius.smoothing_radius,
+    "margin": radii.smoothing_margin_radius,
+    "paper": radii.smoothing_radius,
 }
 BOUNDS = ("clopper-pearson", "betting", "bernstein")
 RUNNERS_UP = ("complement", "split")
@@ -29,8 +32,8 @@ class Smoothing:
 
     `selection` samples choose the class that h says, `samples` others bound its probability. `bound` is clopper-pearson
     for votes and betting or bernstein for probabilities. The runner-up is what is left of 1 (`complement`), or every class
-    has a bound and an equal part of the failure probability (`split`), which is better for an unsure h. With `wanted`
-    a radius, sampling ends as soon as it is decided, or given up with a chance of `give_up` of being wrong, and after
+    has a bound and an equal part of the failure probability (`split`), which is better for an unsure h. With a
+    `radius`, sampling ends as soon as it is decided, or given up with a chance of `give_up` of being wrong, and after
     `samples` in any case.
     """
 
@@ -42,11 +45,11 @@ class Smoothing:
     bound: str | None = None
     runner_up: str = "complement"
     theorem: str = "margin"
-    wanted: float | None = None
+    radius: float | None = None
     give_up: float = 0.01
 
     def __post_init__(self) -> None:
-        radius.needed_margin(self.alpha)
+        radii.needed_margin(self.alpha)
         bounds.check_samples(self.samples)
         bounds.check_samples(self.selection)
         for chance in (self.failure_probability, self.give_up):
@@ -63,22 +66,57 @@ class Smoothing:
                 "expected betting or bernstein for means of probabilities, got clopper-pearson, which holds for votes "
                 "only: choose another bound, or hard votes"
             )
-        if self.wanted is not None and not (self.wanted >= 0 and np.isfinite(self.wanted)):
-            raise ValueError(f"expected a wanted radius of at least 0, got {self.wanted}")
-        if self.wanted is not None and (self.runner_up != "complement" or self.bound not in (None, "betting")):
-            raise ValueError("expected betting on the complement with a wanted radius: others do not allow to stop early")
+        if self.radius is not None and not (self.radius >= 0 and np.isfinite(self.radius)):
+            raise ValueError(f"expected a wanted radius of at least 0, got {self.radius}")
+        if self.radius is not None and (self.runner_up != "complement" or self.bound not in (None, "betting")):
+            raise ValueError(
+                "expected betting on the complement with a wanted radius: others do not allow to stop early"
+            )
 
-    def certify(self, images: Tensor, index: Tensor) -> dict[str, np.ndarray]:
-        """Columns of one entry per image: h's class, the bounds, radius, plug-in estimate, samples, mean probabilities."""
+    @property
+    def name(self) -> str:
+        return "smoothing"
+
+    @property
+    def norm(self) -> str:
+        return "L2"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "method": self.name,
+            "sigma": self.sampler.sigma,
+            "votes": "hard" if self.sampler.hard else "soft",
+            "theorem": self.theorem,
+            "bound": self._bound,
+            "runner-up": self.runner_up,
+            "samples": self.samples,
+            "selection": self.selection,
+            "failure probability": self.failure_probability,
+            "wanted radius": self.radius,
+            "give up": self.give_up,
+            "precision": self.sampler.precision,
+            "seed": self.sampler.seed,
+        }
+
+    @property
+    def _bound(self) -> str:
+        if self.radius is not None:
+            return "betting"
+        return self.bound or ("clopper-pearson" if self.sampler.hard else "betting")
+
+    def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
+        """See `Method`."""
         chosen = self._choose(images, index)
         others = chosen.argsort(descending=True, stable=True)
         classes = others if self.runner_up == "split" else others[:, :1]
         tally = Tally(classes, chosen.shape[1], self.sampler.values)
-        if self.wanted is None:
-            self._sample(tally, images, index, torch.arange(len(images), device=images.device), 0, self.samples)
+        if self.radius is None:
+            everything = torch.arange(len(images), device=images.device)
+            self._sample(tally, images, index, everything, 0, self.samples, tell)
             top_doubt, runner_up = self._bounds(tally)
         else:
-            self._decide(tally, images, index)
+            self._decide(tally, images, index, tell)
             top_doubt = runner_up = Betting().upper(tally.counts(), self.failure_probability, self.sampler.values)
         mean = tally.mean()
         two = -np.sort(-mean, axis=1)[:, :2]
@@ -102,9 +140,14 @@ class Smoothing:
         assert sums is not None  # there is at least one sample of at least one image
         return sums
 
-    def _sample(self, tally: Tally, images: Tensor, index: Tensor, which: Tensor, first: int, last: int) -> None:
+    def _sample(
+        self, tally: Tally, images: Tensor, index: Tensor, which: Tensor, first: int, last: int, tell: Tell = nothing
+    ) -> None:
+        done, total = 0, len(which) * (last - first)
         for rows, answers in self.sampler.draw(images[which], index[which], "estimation", first, last):
             tally.add(which[rows], answers)
+            done += len(rows)
+            tell(done / total)
 
     def _bounds(self, tally: Tally) -> tuple[np.ndarray, np.ndarray]:
         """Of the doubt about h's class, and of the probability of the class after it."""
@@ -115,16 +158,15 @@ class Smoothing:
 
     def _upper(self, counts: np.ndarray, failure_probability: float) -> np.ndarray:
         values, samples = self.sampler.values, self.samples
-        bound = self.bound or ("clopper-pearson" if self.sampler.hard else "betting")
-        if bound == "clopper-pearson":
+        if self._bound == "clopper-pearson":
             return bounds.clopper_pearson(counts[:, -1], samples, failure_probability)
-        if bound == "betting":
+        if self._bound == "betting":
             return Betting().upper(counts, failure_probability, values)
         mean = counts @ values / samples
         variance = (counts @ values**2 - samples * mean**2) / max(samples - 1, 1)
         return bounds.empirical_bernstein(mean, np.maximum(variance, 0), samples, failure_probability)
 
-    def _decide(self, tally: Tally, images: Tensor, index: Tensor) -> None:
+    def _decide(self, tally: Tally, images: Tensor, index: Tensor, tell: Tell) -> None:
         """Sample every image until its wanted radius is certain or unlikely."""
         allowed, values = self._allowed_doubt(), self.sampler.values
         active, done = torch.arange(len(images), device=images.device), 0
@@ -137,13 +179,14 @@ class Smoothing:
             certain = Betting().log_capital(counts, allowed, values) >= -np.log(self.failure_probability)
             unlikely = Betting().log_capital_above(counts, allowed, values) >= -np.log(self.give_up)
             active = active[torch.from_numpy(~(certain | unlikely)).to(active.device)]
+            tell(1 - len(active) / len(images))
 
     def _allowed_doubt(self) -> float:
         """The largest doubt with which h's class has the wanted radius; 0 where none is small enough."""
         low, high = 0.0, 0.5
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            enough = self._radius(np.array(1 - middle), np.array(middle)) >= self.wanted
+            enough = self._radius(np.array(1 - middle), np.array(middle)) >= self.radius
             low, high = (middle, high) if enough else (low, middle)
         return low
 

@@ -22,7 +22,8 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
 from adaptive_smoothing.evaluation.journal import BINDING, Journal, room_for
-from adaptive_smoothing.evaluation.judging import Progress, judge
+from adaptive_smoothing.evaluation.judging import judge
+from adaptive_smoothing.evaluation.sharded import Progress
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing import artifact
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -71,7 +72,7 @@ def evaluate(
     check_classes(subject.parts, everything)
     suited = cascade.for_model(subject.model)
     chosen = everything.take(min(images or len(everything), len(everything)))
-    folder = _folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite)
+    folder = run_folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite)
     console, started = screen(), time.perf_counter()
     with TimeBar(console) as bar:
         verdict = judge(
@@ -142,9 +143,10 @@ class Subject:
 
 @dataclass
 class Watching:
-    """Images left, robust accuracy so far, and the time left as the pace of this process has it."""
+    """Images left, the accuracy so far, and the time left as the pace of this process has it."""
 
     bar: TimeBar
+    word: str = "robust"
     began: float | None = None
     start: float = field(default_factory=time.perf_counter)
     working: bool = False
@@ -156,7 +158,7 @@ class Watching:
             self.began, self.start = progress.finished, time.perf_counter()
         gone, left = progress.finished - self.began, progress.images - progress.finished
         rest = (time.perf_counter() - self.start) / gone * left if gone else None
-        so_far = "" if progress.robust is None else f", robust so far {100 * progress.robust:.1f} %"
+        so_far = "" if progress.robust is None else f", {self.word} so far {100 * progress.robust:.1f} %"
         doing = f", {progress.stage}" if progress.stage else ""
         self.bar.say(f"{int(left + 0.999):,} images left{so_far}{doing}", rest)
 
@@ -191,7 +193,7 @@ def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: s
     return {"attack": attack, **found.__dict__, "passed": found.passed}
 
 
-def _folder(folder: Path, overwrite: bool) -> Path:
+def run_folder(folder: Path, overwrite: bool) -> Path:
     """The run folder, new or one to go on in: a run is over when its journal is gone."""
     unfinished = (folder / JOURNAL / BINDING).is_file()
     return folder if unfinished and not overwrite else make_folder(folder, overwrite=overwrite)

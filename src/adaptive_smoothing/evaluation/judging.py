@@ -1,16 +1,11 @@
-"""A cascade of attacks on a whole data set: shards, the audit of what was left, one verdict at the end.
-
-Only one shard at a time is in floats or on the device. What a shard becomes does not depend on the others, so shards
-can be done by several processes, and again after a crash, with the same result.
-"""
+"""A cascade of attacks on a whole data set: shards, the audit of what was left, one verdict at the end."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -23,83 +18,52 @@ from adaptive_smoothing.attacks.arithmetic import frozen
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.engine import TRIED, Engine
 from adaptive_smoothing.attacks.views import Smooth
-from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation import accuracy, alarms
 from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
-from adaptive_smoothing.evaluation.describing import describe, model_digest
+from adaptive_smoothing.evaluation.describing import describe
 from adaptive_smoothing.evaluation.journal import Columns, Journal
-from adaptive_smoothing.evaluation.shards import DONE, Shard
+from adaptive_smoothing.evaluation.sharded import Progress, Sharded, ShardWatch, Watch
+from adaptive_smoothing.evaluation.shards import Shard
 from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
-from adaptive_smoothing.evaluation.workers import spread
 from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.version import code_version
 
-# Images that go through all stages together, and are journalled together.
-SHARD = {"cuda": 1000, "cpu": 32}
 # From this many images on, the minute that compiling takes on a GPU is won back.
 WORTH_COMPILING = 5000
 # Images that the alarms are tried on.
 PROBED = {"cuda": 32, "cpu": 12}
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far an evaluation is: images' worth of work, and what is known of those seen so far."""
-
-    images: int
-    finished: float
-    seen: int
-    standing: int
-    stage: str
-
-    @property
-    def robust(self) -> float | None:
-        return self.standing / self.seen if self.seen else None
-
-    def during(self, stage: str, share: float, images: int, left: int) -> Progress:
-        """Later: some of the work on a shard of so many images is done, and so many of them are left standing."""
-        return Progress(self.images, self.finished + share * images, self.seen + images, self.standing + left, stage)
-
-
-@dataclass(frozen=True)
-class Judging:
+@dataclass(frozen=True, kw_only=True)
+class Judging(Sharded):
     """Everything that decides what an evaluation computes, and how it is spread over the machine."""
 
-    model: nn.Module
-    data: ImageData
     cascade: Cascade
-    device: torch.device
-    journal: Journal
     batch_size: int | None = None
-    shard_size: int | None = None
     compiled: bool | None = None
     precise: bool = False
     with_alarms: bool = True
+    # One that somebody has already; by default a new one.
+    engine: Engine | None = None
 
-    def run(
-        self,
-        devices: Sequence[str] = (),
-        watch: Callable[[Progress], None] | None = None,
-        engine: Engine | None = None,
-    ) -> Verdict:
+    def run(self, devices: Sequence[str] = (), watch: Watch | None = None) -> Verdict:
         self.journal.bind(self.binding)
         early = self.probe() if self.with_alarms else []
         watch = watch or (lambda progress: None)
-        if len(devices) > 1:
-            spread(self, devices, watch)
-        engine = engine or self.engine()
-        # What several processes did has been told already.
-        tell = watch if len(devices) <= 1 else lambda progress: None
-        parts = [part for _, part in self.shards(engine, tell)]
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != DONE}
-        audit = self._audit(engine, columns, watch) if self.cascade.audit else None
+        columns = self.columns(watch, devices)
+        audit = self._audit(columns, watch) if self.cascade.audit else None
         late = self._late_alarms(columns) if self.with_alarms else []
         return self._verdict(columns, audit, (*early, *late) if self.with_alarms else None)
 
-    def engine(self) -> Engine:
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"attack": describe(self.cascade), "precise": self.precise}
+
+    def make_tool(self) -> Engine:
+        if self.engine is not None:
+            return self.engine
         compiled = self.compiled
         if compiled is None:
             compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
@@ -107,51 +71,26 @@ class Judging:
 
     def _examples(self) -> Tensor:
         """The same in every process and after every crash."""
-        return self._batch(slice(0, TRIED))[0].images
+        return self.batch(slice(0, TRIED)).images
 
-    def shards(
-        self, engine: Engine, watch: Callable[[Progress], None], *, every: int = 1, first: int = 0
-    ) -> Iterator[tuple[int, Columns]]:
-        """The shards in order, or every so many of them from the first on."""
-        so_far = Progress(len(self.data), 0, 0, 0, "")
-        for number, start in enumerate(range(0, len(self.data), self.images_per_shard)):
-            if number % every != first:
-                continue
-            shard = self._shard(f"shard-{number:06}", slice(start, start + self.images_per_shard), self.cascade.stages)
-            columns = shard.run(engine, lambda *told, so_far=so_far: watch(so_far.during(*told)))
-            so_far = so_far.during("", 1.0, len(columns["label"]), int((columns["fooled_by"] == STANDS).sum()))
-            watch(so_far)
-            yield number, columns
+    def shard(self, name: str, rows: slice, watch: ShardWatch) -> Columns:
+        return self._shard(name, rows, self.cascade.stages).run(self.tool, watch)
 
-    @property
-    def images_per_shard(self) -> int:
-        return self.shard_size or SHARD.get(self.device.type, 256)
+    def standing(self, columns: Columns) -> int:
+        return int((columns["fooled_by"] == STANDS).sum())
 
     def _shard(self, name: str, rows: slice | np.ndarray, stages: tuple[Stage, ...], first_stage: int = 0) -> Shard:
-        return Shard(name, *self._batch(rows), stages, self.journal, first_stage)
+        return Shard(name, self.batch(rows), self._threat(rows), stages, self.journal, first_stage)
 
-    def _batch(self, rows: slice | np.ndarray) -> tuple[Batch, Threat]:
-        """Some images as floats on the device, with their radii."""
-        data, threat = self.data.take(rows), self.cascade.threat
+    def _threat(self, rows: slice | np.ndarray) -> Threat:
+        """That of some of the images: with their radii."""
+        threat = self.cascade.threat
         if isinstance(threat.eps, Tensor) and threat.eps.dim():
             which = rows if isinstance(rows, slice) else torch.from_numpy(rows)
             threat = threat.with_eps(threat.eps.cpu()[which].to(self.device))
-        return next(iter(batches(data, len(data), device=self.device))), threat
+        return threat
 
-    @cached_property
-    def binding(self) -> dict[str, Any]:
-        """What the result depends on; hashing a large model takes a while."""
-        return {
-            "model": model_digest(self.model),
-            "data": self.data.fingerprint(),
-            "attack": describe(self.cascade),
-            "shard size": self.images_per_shard,
-            "precise": self.precise,
-            "code": code_version(),
-            "torch": torch.__version__,
-        }
-
-    def _audit(self, engine: Engine, columns: Columns, watch: Callable[[Progress], None]) -> Audit:
+    def _audit(self, columns: Columns, watch: Watch) -> Audit:
         """Full attacks on some survivors: those that came closest, and some of the others at random."""
         survivors = np.flatnonzero(columns["fooled_by"] == STANDS)
         some, near = self.cascade.audit_sizes(len(survivors))
@@ -162,18 +101,16 @@ class Judging:
         random = others[np.argsort(chance, kind="stable")][:some]
         chosen = np.sort(np.concatenate([closest, random]))
         if len(chosen):
-            self._audit_shard(engine, columns, chosen, watch)
+            self._audit_shard(columns, chosen, watch)
         fell = columns["fooled_by"] >= len(self.cascade.stages)
         return Audit(len(survivors), len(random), int(fell[random].sum()), len(closest), int(fell[closest].sum()))
 
-    def _audit_shard(
-        self, engine: Engine, columns: Columns, chosen: np.ndarray, watch: Callable[[Progress], None]
-    ) -> None:
+    def _audit_shard(self, columns: Columns, chosen: np.ndarray, watch: Watch) -> None:
         def tell(stage: str, share: float, images: int, left: int) -> None:
             watch(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
 
         first = len(self.cascade.stages)
-        found = self._shard("audit", chosen, self.cascade.audit, first).run(engine, tell)
+        found = self._shard("audit", chosen, self.cascade.audit, first).run(self.tool, tell)
         closer = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
         for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
             columns[name][chosen[closer]] = found[name][closer]
@@ -182,7 +119,7 @@ class Judging:
     def probe(self) -> list[alarms.Alarm]:
         """What is suspicious about the model itself, before any time is spent on attacks."""
         rows = slice(0, PROBED.get(self.device.type, 32))
-        batch, threat = self._batch(rows)
+        batch, threat = self.batch(rows), self._threat(rows)
         with frozen(self.model):
             found = alarms.probe(self.model, batch.images, batch.labels, threat)
         # Attacks on the smooth mixture are an answer to a flat alpha; if they find much, that is another alarm.
@@ -246,7 +183,7 @@ def judge(
     journal: str | Path | None = None,
     overwrite: bool = False,
     devices: Sequence[str] = (),
-    watch: Callable[[Progress], None] | None = None,
+    watch: Watch | None = None,
     batch_size: int | None = None,
     shard_size: int | None = None,
     compiled: bool | None = None,
@@ -264,6 +201,15 @@ def judge(
         kept = Journal(None if folder is None else Path(folder), overwrite)
         suited = cascade.for_model(model)
         judging = Judging(
-            model, data, suited, where, kept, batch_size, shard_size, compiled, precise, with_alarms=with_alarms
+            model=model,
+            data=data,
+            cascade=suited,
+            device=where,
+            journal=kept,
+            batch_size=batch_size,
+            shard_size=shard_size,
+            compiled=compiled,
+            precise=precise,
+            with_alarms=with_alarms,
         )
         return judging.run(devices, watch)

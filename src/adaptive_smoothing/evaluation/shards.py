@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +15,13 @@ from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.verdict import all_logits, verdict
 from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.evaluation.journal import Columns, Journal
+from adaptive_smoothing.evaluation.sharded import ShardWatch
 from adaptive_smoothing.evaluation.verdict import WRONG, top_gap
 from adaptive_smoothing.models.contract import check_labels
 from adaptive_smoothing.threat import Threat
 
 DONE = "done"
 KEPT = ("fooled_by", "worst", "margin", "logits", "queries")
-
-# Told the stage, the share of the work on the shard that is done, its images, and how many of them stand.
-Watch = Callable[[str, float, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Shard:
     journal: Journal
     first_stage: int = 0
 
-    def run(self, engine: Engine, watch: Watch) -> Columns:
+    def run(self, engine: Engine, watch: ShardWatch) -> Columns:
         """The columns of the shard."""
         saved = self.journal.read(self.name)
         if saved is not None and saved[DONE] >= len(self.stages):
@@ -57,7 +54,7 @@ class Shard:
         self.journal.write(self.name, columns)
         return columns
 
-    def _attack(self, number: int, engine: Engine, shot: Shot, standing: Standing, watch: Watch) -> None:
+    def _attack(self, number: int, engine: Engine, shot: Shot, standing: Standing, watch: ShardWatch) -> None:
         stage, left = self.stages[number], len(standing.left())
         costs = [stage.cost for stage in self.stages]
 

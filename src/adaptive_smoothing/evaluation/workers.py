@@ -10,16 +10,16 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 if TYPE_CHECKING:
-    from adaptive_smoothing.evaluation.judging import Judging, Progress
+    from adaptive_smoothing.evaluation.sharded import Progress, Sharded
 
 
-def spread(judging: Judging, devices: Sequence[str], watch: Callable[[Progress], None]) -> None:
+def spread(run: Sharded, devices: Sequence[str], watch: Callable[[Progress], None]) -> None:
     """Do every shard, number k on device k modulo their count; afterwards the journal has them all."""
     threads = max(1, torch.get_num_threads() // len(devices))
-    home = judging.device
+    home = run.device
     # With the size of the shards, as a device of another kind would cut others.
-    size = judging.images_per_shard
-    portable = dataclasses.replace(judging, model=judging.model.cpu(), data=judging.data.to("cpu"), shard_size=size)
+    size = run.images_per_shard
+    portable = dataclasses.replace(run, model=run.model.cpu(), data=run.data.to("cpu"), shard_size=size)
     told = multiprocessing.get_context("spawn").Queue()
     arguments = (portable, list(devices), threads, told)
     context = multiprocessing.start_processes(
@@ -41,7 +41,7 @@ def spread(judging: Judging, devices: Sequence[str], watch: Callable[[Progress],
         # After Ctrl-C some may be at work, and Python would wait for them.
         for process in context.processes:
             process.terminate()
-        judging.model.to(home)
+        run.model.to(home)
 
 
 def _pass_on(told: Any, latest: dict[int, Progress], watch: Callable[[Progress], None]) -> None:
@@ -54,10 +54,10 @@ def _pass_on(told: Any, latest: dict[int, Progress], watch: Callable[[Progress],
         watch(dataclasses.replace(progress, **sums))
 
 
-def _work(rank: int, judging: Judging, devices: list[str], threads: int, told: Any) -> None:
+def _work(rank: int, run: Sharded, devices: list[str], threads: int, told: Any) -> None:
     device = torch.device(devices[rank])
     if device.type == "cpu":
         torch.set_num_threads(threads)
-    mine = dataclasses.replace(judging, model=judging.model.to(device), device=device)
-    for _ in mine.shards(mine.engine(), lambda so_far: told.put((rank, so_far)), every=len(devices), first=rank):
+    mine = dataclasses.replace(run, model=run.model.to(device), device=device)
+    for _ in mine.shards(lambda so_far: told.put((rank, so_far)), every=len(devices), first=rank):
         pass

@@ -126,6 +126,10 @@ class MixedClassifier(BaseClassifiers):
         """A view with another g."""
         return self._view(standard=standard)
 
+    def with_robust(self, robust: nn.Module) -> MixedClassifier:
+        """A view with another h."""
+        return self._view(robust=robust)
+
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
         """Write a folder that `from_pretrained` reads; with `hold` the base classifiers are inside. `card` is what is
         known of it; by default what was known when it was read."""

@@ -1,0 +1,127 @@
+"""`certify`: a whole data set, shard by shard, journalled as an evaluation is."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.methods import Method, make_method
+from adaptive_smoothing.certification.parts import Parts
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation import accuracy
+from adaptive_smoothing.evaluation.describing import describe
+from adaptive_smoothing.evaluation.journal import Columns, Journal
+from adaptive_smoothing.evaluation.sharded import Sharded, ShardWatch, Watch
+from adaptive_smoothing.models.contract import check_eval, check_labels
+from adaptive_smoothing.threat import NORMS
+
+# More than float64 is off by where a radius is divided by a root.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certifying(Sharded):
+    """Everything that decides what a certification computes, and how it is spread over the machine."""
+
+    SHARD: ClassVar[dict[str, int]] = {"cuda": 500, "cpu": 4}
+
+    parts: Parts
+    method: Method
+    norm: str = "L2"
+
+    def run(self, devices: Sequence[str] = (), watch: Watch | None = None) -> Certificates:
+        self.journal.bind(self.binding)
+        columns = self.columns(watch or (lambda progress: None), devices)
+        facts = {**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]}
+        return Certificates(columns, facts)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return describe({"norm": self.norm, "alpha": self.parts.alpha, **self.method.facts})
+
+    def make_tool(self) -> Method:
+        return self.method
+
+    def shard(self, name: str, rows: slice, watch: ShardWatch) -> Columns:
+        saved = self.journal.read(name)
+        if saved is not None:
+            return saved
+        batch = self.batch(rows)
+        found = self.tool.certify(
+            batch.images, batch.index, lambda share: watch(self.method.name, share, len(batch.labels), 0)
+        )
+        h = torch.from_numpy(found["probabilities"]).to(batch.images.device)
+        check_labels(batch.labels, batch.images, h.shape[1])
+        mixture, standard = (said.cpu().numpy() for said in self.parts.predictions(batch.images, h))
+        certified = found["radius"] > 0
+        columns = {
+            "index": batch.index.cpu().numpy(),
+            "label": batch.labels.cpu().numpy(),
+            # Where there is a certificate it says what the mixture says; elsewhere this is what it seems to say.
+            "prediction": np.where(certified, found["robust_class"], mixture),
+            "standard_prediction": standard,
+            "certified": certified,
+            **found,
+            **{name: self._in_norm(found[name], batch.images[0].numel()) for name in ("radius", "estimate")},
+        }
+        self.journal.write(name, columns)
+        return columns
+
+    def _in_norm(self, radius: np.ndarray, pixels: int) -> np.ndarray:
+        """The cube inside an L2 ball of so many dimensions has sides that are shorter by their root."""
+        if self.norm == self.method.norm:
+            return radius
+        return radius / math.sqrt(pixels) * (1 - ROUNDING)
+
+    def standing(self, columns: Columns) -> int:
+        return int((columns["certified"] & (columns["prediction"] == columns["label"])).sum())
+
+
+def certify(
+    model: nn.Module,
+    data: ImageData,
+    *,
+    method: str | None = None,
+    norm: str | None = None,
+    device: torch.device | str | None = None,
+    devices: Sequence[str] = (),
+    journal: str | Path | None = None,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+    shard_size: int | None = None,
+    **options: Any,
+) -> Certificates:
+    """How far each image of `data` can be moved, in `norm`, without another answer of `model`.
+
+    `model` is a classifier h or a `MixedClassifier` with it, whose g may be anything. `method` follows from h: "smoothing"
+    for a `SmoothedClassifier` (see `Smoothing` and `Sampler` for options), "lipschitz" for a network with a proven constant
+    (see `Lipschitz`); "local" is an estimate for any network and certifies nothing (see `LocalEstimate`). What is proven in
+    L2 is turned into Linf if that is the `norm`. See `evaluate` for `journal`, `devices` and the others.
+    """
+    accuracy.check_data(data)
+    check_eval(model)
+    parts = Parts.of(model)
+    how = make_method(parts, method, norm, options)
+    where = torch.device(device or next(iter(model.parameters()), data.images).device)
+    with tempfile.TemporaryDirectory() if journal is None and len(devices) > 1 else nullcontext(journal) as folder:
+        run = Certifying(
+            model=model,
+            data=data,
+            device=where,
+            journal=Journal(None if folder is None else Path(folder), overwrite),
+            shard_size=shard_size,
+            parts=parts,
+            method=how,
+            norm=norm or how.norm,
+        )
+        return run.run(devices, watch)

@@ -1,0 +1,95 @@
+"""A classifier taken apart into what its certificate is about: h, the smallest alpha, and g, which may be anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.verdict import all_logits
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.formula import log_probabilities, mix_log_probabilities
+from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
+from adaptive_smoothing.mixing.mixer import Mixer
+from adaptive_smoothing.mixing.network import MixingNetwork
+from adaptive_smoothing.mixing.transforms import LogitTransform
+
+# A mixture is computed in float32: by this its alpha could as well be smaller.
+ROUNDING = 1e-6
+
+
+class RefusedError(ValueError):
+    """What was asked for cannot be certified, and why."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """h, whose logits are multiplied by `scale`, and the smallest weight it has; alone it has all of it."""
+
+    model: nn.Module
+    robust: nn.Module
+    alpha: float = 1.0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Parts:
+        """Refuses what no theorem is about."""
+        if isinstance(model, GradientMixedClassifier):
+            raise RefusedError(
+                "expected a mixture of probabilities with an alpha, got one with gradients or logits in it: logits are "
+                "not bounded, so g can outweigh any h; use MixedClassifier"
+            )
+        if not isinstance(model, MixedClassifier):
+            return cls(model, model)
+        if isinstance(model.robust, LogitTransform):
+            raise RefusedError(
+                f"expected a robust classifier as it was trained, got its {type(model.robust).__name__}: the transform is "
+                "not in the Lipschitz constant, nor in the mean over the noise; mix the classifier itself"
+            )
+        return cls(model, model.robust, _smallest_alpha(model), model.robust_scale.item())
+
+    @property
+    def standard(self) -> nn.Module | None:
+        return self.model.standard if isinstance(self.model, MixedClassifier) else None
+
+    def predictions(self, images: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """What the mixture says if h's probabilities are these, and what g says: without g, both are what h says."""
+        if not isinstance(self.model, MixedClassifier):
+            return h.argmax(1), h.argmax(1)
+        g = all_logits(self.model.standard, images)
+        alpha = self.model.mix(images).alpha if self.model.learns_alpha else _fixed_alpha(self.model)
+        log_h = h.clamp_min(torch.finfo(h.dtype).tiny).log()
+        mixed = mix_log_probabilities(log_probabilities(self.model.standard_scale * g), log_h, alpha)
+        return mixed.argmax(1), g.argmax(1)
+
+
+def _smallest_alpha(model: MixedClassifier) -> float:
+    if isinstance(model.alpha, Mixer) and not isinstance(model.alpha, MixingNetwork):
+        raise RefusedError(
+            f"expected an alpha that mixes g with h itself, got a {type(model.alpha).__name__}, which puts logits of its own "
+            "in the place of h's: nothing is known of how these change; certify model.with_alpha(0.9)"
+        )
+    if isinstance(model.alpha, nn.Module):
+        smallest = model.alpha_range[0].item()
+        if smallest < 0.5:
+            raise RefusedError(
+                f"expected a learned alpha with an enforced range from at least 1/2 on, got one from {smallest:g} on: an "
+                "attack may choose the smallest; certify model.with_alpha_range(0.5 or more, 1)"
+            )
+    else:
+        smallest = _fixed_alpha(model).min().item()
+        if model.alpha.dim():
+            raise RefusedError("expected one alpha for all images, got one per image of a batch: use with_alpha(number)")
+        if smallest < 0.5:
+            raise RefusedError(
+                f"expected alpha in [1/2, 1], got {smallest:g}: below 1/2 the weight of g outvotes the surest h, and "
+                "nothing can be certified"
+            )
+    return max(smallest - ROUNDING, 0.5) if smallest < 1 else 1.0
+
+
+def _fixed_alpha(model: MixedClassifier) -> Tensor:
+    assert isinstance(model.alpha, Tensor)
+    low, high = model.alpha_range
+    return torch.lerp(low, high, model.alpha.to(low))

@@ -1,0 +1,127 @@
+"""A certification as sentences, a table, a figure, and the files of its run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.evaluation.stored import RESULT, ROWS
+from adaptive_smoothing.report.figures import png, side_by_side
+from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.style import LIGHT, Style
+from adaptive_smoothing.report.tables import Table
+from adaptive_smoothing.report.verdicts import FACTS
+from adaptive_smoothing.results import atomic, read_json, read_rows, write_json, write_rows
+
+FIGURE = "certified.png"
+WRITTEN = (RESULT, ROWS, FACTS, FIGURE)
+
+
+def write_certificates(
+    folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]
+) -> None:
+    """rows.npz, a figure, facts.json, and last result.json: the same bytes for the same images, model and method."""
+    write_rows(folder / ROWS, certificates.rows)
+    with atomic(folder / FIGURE) as partial:
+        partial.write_bytes(png(certified_figure(certificates)))
+    write_json(folder / FACTS, facts)
+    write_json(folder / RESULT, {**certificates.summary(), "models": models})
+
+
+def read_certificates(folder: Path) -> Certificates:
+    """What `write_certificates` wrote."""
+    return Certificates(read_rows(folder / ROWS), read_json(folder / RESULT)["settings"])
+
+
+def certified_sentences(certificates: Certificates) -> list[str]:
+    """The result in words."""
+    settings, images = certificates.settings, len(certificates.correct)
+    found = [f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images, of the model as {_subject(settings)}."]
+    if settings["method"] == "local":
+        holds = certificates.accuracy(settings["eps"], estimated=True)
+        mean = certificates.rows["constants"].mean()
+        found.append(
+            f"Estimated, not certified: the local Lipschitz constant in {settings['norm']} is {mean:.3f} on average over "
+            f"classes and images, and for {100 * holds:.2f} % of the images it lets the right answer stand at radius "
+            f"{settings['eps']:.4g}."
+        )
+        return found
+    radius = np.where(certificates.correct, certificates.rows["radius"], 0.0)
+    found.append(
+        f"{certificates.certified.sum():,} images are certified, {(certificates.certified & certificates.correct).sum():,} of "
+        f"them right; the mean {settings['norm']} radius, 0 where wrong, is {radius.mean():.3f}. {_guarantee(settings)}"
+    )
+    return found
+
+
+def _subject(settings: Mapping[str, Any]) -> str:
+    alpha = "h alone" if settings["alpha"] == 1 else f"a mixture with an alpha of at least {settings['alpha']:.4g}"
+    if settings["method"] != "smoothing":
+        return alpha
+    return f"{alpha}, h smoothed with sigma {settings['sigma']:g} ({settings['votes']} votes)"
+
+
+def _guarantee(settings: Mapping[str, Any]) -> str:
+    if settings["method"] == "lipschitz":
+        return f"Nothing is left to chance: the Lipschitz constant, softmax and scale in it, is {settings['constant']:.4g}."
+    return (
+        f"Each certificate is wrong with a probability of at most {settings['failure probability']:g}, and about the "
+        f"classifier in {settings['precision']}."
+    )
+
+
+def certified_table(certificates: Certificates) -> Table:
+    """Certified accuracy against the radius, beside what the paper's plug-in estimate would say."""
+    norm, estimated = certificates.settings["norm"], certificates.settings["method"] == "smoothing"
+    largest = max(certificates.rows["radius"].max(), certificates.rows["estimate"].max())
+    rows = []
+    for row in certificates.table(_radii(largest)):
+        shown = [f"{row['radius']:.4g}", f"{100 * row['certified']:.2f} %"]
+        shown.append(f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
+        rows.append((*shown, *([f"{100 * row['estimate']:.2f} %"] if estimated else [])))
+    columns = (f"{norm} radius", "certified accuracy", "95 % interval", *(["plug-in estimate"] if estimated else []))
+    note = "The plug-in estimate takes what was sampled for the truth: it is no certificate." if estimated else ""
+    return Table("Certified accuracy", columns, tuple(rows), note)
+
+
+def _radii(largest: float) -> list[float]:
+    """Eight or so round numbers from 0 to where nothing is certified any more."""
+    step = next((s for s in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0) if largest / s <= 9), 5.0)
+    return [step * k for k in range(int(largest / step) + 2)]
+
+
+def certified_figure(certificates: Certificates, *, style: Style = LIGHT) -> Figure:
+    return side_by_side([certified_panel({"": certificates}, style)], style)
+
+
+def certified_panel(runs: Mapping[str, Certificates], style: Style = LIGHT) -> Panel:
+    """Certified accuracy against the radius, and thinner the plug-in estimate, of one or several runs."""
+    colours = (style.clean, style.mix, style.rob, style.std)
+
+    def draw(axes: Axes) -> None:
+        for (name, run), colour in zip(runs.items(), colours, strict=False):
+            label = f"{name}: " if name else ""
+            sampled, local = run.settings["method"] == "smoothing", run.settings["method"] == "local"
+            if not local:
+                axes.step(*run.curve(), where="pre", color=colour, label=f"{label}certified")
+            if sampled or local:
+                curve = run.curve(estimated=True)
+                axes.step(*curve, where="pre", color=colour, linewidth=1, linestyle=":", label=f"{label}estimate")
+            axes.plot(0, run.clean, "o", color=colour, clip_on=False, label=f"{label}clean accuracy")
+        norms = {run.settings["norm"] for run in runs.values()}
+        axes.set_xlabel(f"{' or '.join(sorted(norms))} radius")
+        axes.set_ylabel("accuracy")
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_title("Right, and certified to stay so")
+        axes.legend()
+
+    return draw
