@@ -75,9 +75,9 @@ def lipschitz_margin_radius(gap: Numbers, logit_constant: Numbers, alpha: Number
     margin, gap, constant = needed_margin(alpha), _probabilities(gap, "gap"), _checked(logit_constant, "constant")
     if not ((constant > 0) & np.isfinite(constant)).all():
         raise ValueError(f"expected a positive, finite Lipschitz constant, got {_range(constant)}")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Both are infinite at alpha = 1/2 with an h that has no doubt, which float64 cannot have.
-        ahead = np.nan_to_num(np.arctanh(_below_one(gap)) - np.arctanh(margin), nan=0.0)
+    with np.errstate(divide="ignore"):
+        # At alpha = 1/2 nothing is enough.
+        ahead = np.arctanh(_below_one(gap)) - np.arctanh(margin)
     return _down(2 * ahead / constant)
 
 

@@ -145,7 +145,8 @@ class Tally:
         doubts = probabilities.gather(1, classes)
         # Not 1 minus the first: a doubt of 1e-9 has its digits in the others.
         doubts[:, 0] = probabilities.scatter(1, classes[:, :1], 0.0).sum(1)
-        bins = torch.bucketize((doubts * (1 + ROUNDING)).clamp(0, 1), self.values)
+        # A NaN would have no place, and on a GPU take the process with it: it is refused when the counts are read.
+        bins = torch.bucketize((doubts * (1 + ROUNDING)).nan_to_num(nan=1.0).clamp(0, 1), self.values)
         _, asked, values = self.seen.shape
         which = rows[:, None] * asked + torch.arange(asked, device=rows.device)
         places = (which * values + bins).flatten()

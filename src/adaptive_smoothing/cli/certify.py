@@ -12,6 +12,7 @@ from torch import nn
 from adaptive_smoothing.certification import certifying
 from adaptive_smoothing.certification.deterministic import LipschitzLogits
 from adaptive_smoothing.certification.methods import METHODS
+from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.certification.sampling import PRECISIONS
 from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP, THEOREMS
 from adaptive_smoothing.cli.devices import pick_device
@@ -73,7 +74,7 @@ def certify(
         options |= {"failure_probability": failure_probability, "runner_up": runner_up, "precision": precision}
         options |= {"batch_size": batch_size}
     elif kind == "local":
-        options = {"eps": parse_number(eps), "steps": steps, "seed": seed, "batch_size": batch_size}
+        options = {"eps": parse_number(eps), "steps": steps, "batch_size": batch_size}
     certified = _prepared(subject.model, kind, sigma, votes, hardmax, robust or model).to(devices[0])
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes(subject.parts, everything)
@@ -139,6 +140,7 @@ def _prepared(
     if not noise > 0:
         raise ValueError(f"expected --sigma above 0, got {noise:g}: without noise there is nothing to certify with")
     if isinstance(model, MixedClassifier):
+        Parts.of(model)  # what cannot be certified cannot be smoothed either
         return model.with_robust(SmoothedClassifier(model.robust, noise, hard=votes == "hard"))
     return SmoothedClassifier(model, noise, hard=votes == "hard")
 

@@ -1,0 +1,60 @@
+"""Classifiers whose smoothed probabilities and distances to the boundary are known exactly."""
+
+import math
+
+import torch
+from scipy.special import ndtr
+from torch import Tensor, nn
+
+SHAPE = (3, 4, 4)
+
+
+class HalfSpaces(nn.Module):
+    """Two classes on the sides of a plane: logits +-`steep` times the distance to it, which is all there is to say.
+
+    Under noise of sigma its votes for the nearer class are Phi(distance / sigma).
+    """
+
+    num_classes = 2
+
+    def __init__(self, steep: float = 10.0, seed: int = 0) -> None:
+        super().__init__()
+        normal = torch.randn(math.prod(SHAPE), generator=torch.Generator().manual_seed(seed))
+        self.register_buffer("normal", normal / normal.norm())
+        self.steep = steep
+        self.eval()
+
+    def distance(self, images: Tensor) -> Tensor:
+        """Signed: positive for class 0."""
+        return (images - 0.5).flatten(1) @ self.normal
+
+    def forward(self, images: Tensor) -> Tensor:
+        score = self.steep * self.distance(images)
+        return torch.stack([score, -score], 1)
+
+    def pairwise_lipschitz(self) -> Tensor:
+        return torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64) * self.steep
+
+    def at(self, distances: Tensor) -> Tensor:
+        """Images at these distances."""
+        return 0.5 + distances[:, None, None, None] * self.normal.view(1, *SHAPE)
+
+
+def vote_share(distance: float, sigma: float) -> float:
+    return float(ndtr(distance / sigma))
+
+
+class AgainstMargin(nn.Module):
+    """The worst g: whatever it is shown, it is certain of class 1."""
+
+    num_classes = 2
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.tensor([[-50.0, 50.0]]).expand(len(images), 2) + 0 * images.flatten(1)[:, :1]
+
+
+class Broken(nn.Module):
+    num_classes = 2
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.full((len(images), 2), torch.nan)

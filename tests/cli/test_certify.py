@@ -1,0 +1,90 @@
+"""The verb as a person uses it: small, from an empty folder, with wrong input, stopped in the middle."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from adaptive_smoothing.certification.smoothing import Smoothing
+from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.report.certified import WRITTEN, read_certificates
+from adaptive_smoothing.results import read_json
+
+runner = CliRunner()
+SMALL = ["certify", "compact-standard", "compact-robust", "--alpha", "0.8", "--sigma", "0.1", "--samples", "40"]
+SMALL += ["--selection", "8", "--images", "3", "--shard-size", "2"]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments):
+    return runner.invoke(app, list(arguments))
+
+
+def test_a_mixture_is_certified_into_its_folder(empty_folder):
+    result = run(*SMALL, "--hardmax", "--failure-probability", "0.05")
+    assert result.exit_code == 0, result.output
+    folder = empty_folder / "runs" / "certify-compact-standard-compact-robust-0.8-smoothing"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(WRITTEN)
+    assert "Certified accuracy" in result.output and "plug-in estimate" in result.output
+    found, settings = read_certificates(folder), read_json(folder / "result.json")["settings"]
+    assert len(found.correct) == 3 and settings["sigma"] == 0.1 and settings["alpha"] == pytest.approx(0.8, abs=1e-5)
+    assert read_json(folder / "result.json")["models"]["hardmax"] is True
+
+
+def test_a_stopped_run_goes_on_and_another_is_not_overwritten(empty_folder, monkeypatch):
+    done, certify = [], Smoothing.certify
+
+    def stops(self, images, index, tell):
+        done.append(len(images))
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        return certify(self, images, index, tell)
+
+    monkeypatch.setattr(Smoothing, "certify", stops)
+    result = run(*SMALL)
+    assert result.exit_code == 130 and "the same command goes on" in result.output
+    assert run(*SMALL).exit_code == 0 and done == [2, 1, 1]
+    again = run(*SMALL)
+    assert again.exit_code == 1 and "--overwrite" in str(again.exception)
+
+
+def test_a_local_estimate_says_that_it_is_one(empty_folder):
+    result = run("certify", "compact-robust", "--method", "local", "--images", "2", "--steps", "2")
+    assert result.exit_code == 0, result.output
+    assert "Estimated, not certified" in result.output and "Certified accuracy" not in result.output
+    found = read_certificates(empty_folder / "runs" / "certify-compact-robust-local")
+    assert not found.certified.any() and found.rows["constants"].shape == (2, 10)
+    assert (found.rows["constants"] >= 0).all() and np.isfinite(found.rows["constants"]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--sigma", "0"], "above 0"),
+        (["--samples", "0"], "at least 1 sample"),
+        (["--failure-probability", "1"], "failure probability"),
+        (["--alpha", "0.4"], "below 1/2"),
+        (["--votes", "loud"], "hard, soft"),
+        (["--bound", "normal"], "bound among"),
+        (["--method", "magic"], "method among"),
+        (["--norm", "L7"], "norm among"),
+        (["--theorem", "none"], "theorem among"),
+        (["--precision", "int8"], "precision among"),
+    ],
+)
+def test_wrong_input_is_one_sentence(change, message):
+    result = run(*SMALL, *change)
+    assert result.exit_code == 1 and message in str(result.exception)
+
+
+def test_a_model_without_noise_or_proof_needs_to_be_told():
+    result = run("certify", "compact-robust", "--images", "2")
+    assert result.exit_code == 1 and "--method local" in str(result.exception)
+    result = run("certify", "compact-mixed", "--sigma", "0.1", "--samples", "10", "--images", "2")
+    assert result.exit_code == 1 and "logits of its own" in str(result.exception)
+    result = run("certify", "compact-robust", "--sigma", "0.1", "--hardmax")
+    assert result.exit_code == 1 and "mixture" in str(result.exception)
