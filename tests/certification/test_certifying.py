@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from toys import AgainstMargin, HalfSpaces
 from torch import nn
+from toys import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.parts import RefusedError
@@ -49,7 +49,9 @@ def test_certified_images_keep_the_answer_of_the_mixture_with_the_worst_g(plane,
 def test_linf_radii_are_those_of_the_cube_inside_the_ball(plane, data):
     l2, linf = (ads.certify(plane, data, norm=norm) for norm in ("L2", "Linf"))
     assert linf.rows["radius"] == pytest.approx(l2.rows["radius"] / np.sqrt(48), rel=1e-6)
-    corner = linf.rows["radius"].astype(np.float32)[:, None, None, None] * np.sign(plane.normal.view(1, 3, 4, 4).numpy())
+    corner = linf.rows["radius"].astype(np.float32)[:, None, None, None] * np.sign(
+        plane.normal.view(1, 3, 4, 4).numpy()
+    )
     toward = torch.from_numpy(corner) * -torch.sign(plane.distance(data.floats()))[:, None, None, None]
     assert (plane(data.floats() + toward).argmax(1).numpy() == l2.rows["robust_class"])[l2.certified].all()
 

@@ -58,7 +58,9 @@ def test_a_scale_is_in_the_constant(plane, images):
 
 
 def test_the_papers_bound_is_weaker(plane, images):
-    ours, papers = (Lipschitz(robust=plane, alpha=0.9, theorem=name).certify(images, INDEX) for name in ("margin", "paper"))
+    ours, papers = (
+        Lipschitz(robust=plane, alpha=0.9, theorem=name).certify(images, INDEX) for name in ("margin", "paper")
+    )
     assert (ours["radius"] >= papers["radius"]).all() and ours["radius"].sum() > papers["radius"].sum() + 0.1
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtri
-from toys import Broken, HalfSpaces, vote_share
 from torch import nn
+from toys import Broken, HalfSpaces, vote_share
 
 from adaptive_smoothing.certification.bounds import clopper_pearson
 from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally

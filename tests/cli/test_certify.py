@@ -88,3 +88,55 @@ def test_a_model_without_noise_or_proof_needs_to_be_told():
     assert result.exit_code == 1 and "logits of its own" in str(result.exception)
     result = run("certify", "compact-robust", "--sigma", "0.1", "--hardmax")
     assert result.exit_code == 1 and "mixture" in str(result.exception)
+
+
+FRONTIER = ["certify", "compact-standard", "compact-robust", "compact-standard", "--clean-accuracy", "0.5", "--hardmax"]
+FRONTIER += ["--sigma", "0.1", "--samples", "40", "--selection", "8", "--images", "4", "--shard-size", "2"]
+
+
+def test_several_h_make_a_frontier(empty_folder):
+    result = run(*FRONTIER)
+    assert result.exit_code == 0, result.output
+    folder = empty_folder / "runs" / "certify-compact-standard-at-50"
+    found = read_json(folder / "frontier.json")
+    assert set(found["members"]) == {"compact-robust", "compact-standard"} and (folder / "frontier.png").is_file()
+    for k, radius in enumerate(found["radii"]):
+        members = [read_certificates(folder / name) for name in found["members"]]
+        assert found["best"][k] <= max(member.rows["radius"].max() >= radius for member in members)
+    assert not list(folder.glob("**/journal"))
+    again = run(*FRONTIER)
+    assert again.exit_code == 1 and "--overwrite" in str(again.exception)
+
+
+def test_a_frontier_that_was_stopped_goes_on(monkeypatch):
+    done, certify = [], Smoothing.certify
+
+    def stops(self, images, index, tell):
+        done.append(len(images))
+        if len(done) == 7:
+            raise KeyboardInterrupt
+        return certify(self, images, index, tell)
+
+    monkeypatch.setattr(Smoothing, "certify", stops)
+    assert run(*FRONTIER).exit_code == 130
+    assert run(*FRONTIER).exit_code == 0 and len(done) == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--alpha", "0.8"], "alpha is what is chosen"),
+        (["--split", "val"], "alpha is chosen on val"),
+        (["--radius", "0.1"], "all samples"),
+        (["--clean-accuracy", "5"], "expected an accuracy"),
+        (["--method", "local"], "local estimates"),
+    ],
+)
+def test_a_frontier_needs_what_it_chooses_from(change, message):
+    result = run(*FRONTIER, *change)
+    assert result.exit_code == 1 and message in str(result.exception)
+
+
+def test_several_h_without_an_accuracy_are_a_question():
+    result = run("certify", "compact-standard", "compact-robust", "compact-standard", "--sigma", "0.1", "--alpha", "1")
+    assert result.exit_code == 1 and "--clean-accuracy" in str(result.exception)

@@ -49,7 +49,8 @@ def hoeffding(mean: np.ndarray, samples: int, failure_probability: float) -> np.
 
 
 def empirical_bernstein(mean: np.ndarray, variance: np.ndarray, samples: int, failure_probability: float) -> np.ndarray:
-    """Of the mean of numbers in [0, 1], from their average and their sample variance (Maurer and Pontil 2009, thm. 4)."""
+    """Of the mean of numbers in [0, 1], from their average and their sample variance (Maurer and Pontil 2009, thm.
+    4)."""
     check_failure_probability(failure_probability)
     check_samples(samples)
     if samples < 2:
@@ -58,8 +59,8 @@ def empirical_bernstein(mean: np.ndarray, variance: np.ndarray, samples: int, fa
     return _up(np.asarray(mean) + np.sqrt(2 * np.asarray(variance) * log / samples) + 7 * log / (3 * (samples - 1)))
 
 
-# Doubts on which samples of probabilities are counted: 0, then geometric steps of less than a percent. A doubt is rounded
-# up to the next of them, which can only make a bound larger. Votes are 0 or 1.
+# Doubts on which samples of probabilities are counted: 0, then geometric steps of less than a percent. A doubt is
+# rounded up to the next of them, which can only make a bound larger. Votes are 0 or 1.
 PROBABILITIES = np.concatenate([[0.0], np.geomspace(1e-7, 1.0, 2000)])
 VOTES = np.array([0.0, 1.0])
 
@@ -74,7 +75,8 @@ class Betting:
     when to stop. The capital depends on how often each doubt was seen, not on the order.
     """
 
-    # What a bettor may lose of his capital on one sample, all of it included: the best is 1 - (true mean) / m for votes.
+    # What a bettor may lose of his capital on one sample, all of it included: the best is 1 - (true mean) / m for
+    # votes.
     stakes: tuple[float, ...] = (1.0, 0.97, 0.9, 0.77, 0.57, 0.36, 0.2, 0.1, 0.04)
 
     def log_capital(self, counts: np.ndarray, mean: float | np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -96,7 +98,8 @@ class Betting:
         return np.log(np.maximum(factors, 1e-300))
 
     def log_capital_above(self, counts: np.ndarray, mean: float, values: np.ndarray) -> np.ndarray:
-        """The same of bets against "the mean doubt is at most m": when to give up. A bet on q is one on m - q for 1 - q."""
+        """The same of bets against "the mean doubt is at most m": when to give up. A bet on q is one on m - q for 1 -
+        q."""
         return self.log_capital(counts, 1 - mean, 1 - values)
 
     def upper(self, counts: np.ndarray, failure_probability: float, values: np.ndarray) -> np.ndarray:

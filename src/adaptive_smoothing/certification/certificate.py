@@ -19,9 +19,9 @@ class Certificates:
     """One entry per image in each of `rows`, and how they came about in `settings`.
 
     Rows: index, label, prediction, certified, radius (0 where nothing is certified), estimate (the radius if what was
-    sampled were the truth, or what is only an estimate at all), samples, and what they were computed from.
-    Where an image is certified its prediction is that of the certificate. A certificate of a method with samples is wrong
-    with at most `settings["failure probability"]`, for each image.
+    sampled were the truth, or what is only an estimate at all), samples, and what they were computed from. Where an
+    image is certified its prediction is that of the certificate. A certificate of a method with samples is wrong with
+    at most `settings["failure probability"]`, for each image.
     """
 
     rows: dict[str, np.ndarray]

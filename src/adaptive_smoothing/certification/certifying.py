@@ -23,7 +23,6 @@ from adaptive_smoothing.evaluation.describing import describe
 from adaptive_smoothing.evaluation.journal import Columns, Journal
 from adaptive_smoothing.evaluation.sharded import Sharded, ShardWatch, Watch
 from adaptive_smoothing.models.contract import check_eval, check_labels
-from adaptive_smoothing.threat import NORMS
 
 # More than float64 is off by where a radius is divided by a root.
 ROUNDING = 1e-9
@@ -62,16 +61,16 @@ class Certifying(Sharded):
         )
         h = torch.from_numpy(found["probabilities"]).to(batch.images.device)
         check_labels(batch.labels, batch.images, h.shape[1])
-        mixture, standard = (said.cpu().numpy() for said in self.parts.predictions(batch.images, h))
+        mixture, standard = (said.cpu().numpy() for said in self.parts.say(batch.images, h))
         certified = found["radius"] > 0
         columns = {
             "index": batch.index.cpu().numpy(),
             "label": batch.labels.cpu().numpy(),
             # Where there is a certificate it says what the mixture says; elsewhere this is what it seems to say.
-            "prediction": np.where(certified, found["robust_class"], mixture),
-            "standard_prediction": standard,
+            "prediction": np.where(certified, found["robust_class"], mixture.argmax(1)),
             "certified": certified,
             **found,
+            "standard_probabilities": standard,
             **{name: self._in_norm(found[name], batch.images[0].numel()) for name in ("radius", "estimate")},
         }
         self.journal.write(name, columns)
@@ -103,10 +102,11 @@ def certify(
 ) -> Certificates:
     """How far each image of `data` can be moved, in `norm`, without another answer of `model`.
 
-    `model` is a classifier h or a `MixedClassifier` with it, whose g may be anything. `method` follows from h: "smoothing"
-    for a `SmoothedClassifier` (see `Smoothing` and `Sampler` for options), "lipschitz" for a network with a proven constant
-    (see `Lipschitz`); "local" is an estimate for any network and certifies nothing (see `LocalEstimate`). What is proven in
-    L2 is turned into Linf if that is the `norm`. See `evaluate` for `journal`, `devices` and the others.
+    `model` is a classifier h or a `MixedClassifier` with it, whose g may be anything. `method` follows from h:
+    "smoothing" for a `SmoothedClassifier` (see `Smoothing` and `Sampler` for options), "lipschitz" for a network with
+    a proven constant (see `Lipschitz`); "local" is an estimate for any network and certifies nothing (see
+    `LocalEstimate`). What is proven in L2 is turned into Linf if that is the `norm`. See `evaluate` for `journal`,
+    `devices` and the others.
     """
     accuracy.check_data(data)
     check_eval(model)

@@ -15,8 +15,8 @@ from adaptive_smoothing.attacks.verdict import all_logits
 from adaptive_smoothing.certification import radius
 from adaptive_smoothing.certification.telling import Tell, nothing
 
-# Logits are computed in float32, the constant is about exact ones: each lead is taken to be smaller by this share of the
-# largest logit, a hundred times of what was seen on the networks of this package.
+# Logits are computed in float32, the constant is about exact ones: each lead is taken to be smaller by this share of
+# the largest logit, a hundred times of what was seen on the networks of this package.
 ROUNDING = 1e-4
 
 
@@ -68,14 +68,16 @@ class Lipschitz:
         return self.scale * self.robust.pairwise_lipschitz().cpu().double()
 
     def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
-        """See `Method`. One pass is enough, and what it gives are no bounds, but the probabilities."""
+        """See `Method`. Without chance; the column `constant` is that of each image's class."""
         logits = self.scale * all_logits(self.robust, images).double().cpu()
         found = THEOREMS[self.theorem](logits, self.constants, self.alpha)
-        first, second = logits.softmax(1).topk(2).values.unbind(1)
+        leads, pairs = _leads(logits, self.constants)
+        shares = _shares(leads)
         return {
             "robust_class": logits.argmax(1).numpy(),
-            "lower": first.numpy(),
-            "upper": second.numpy(),
+            "lower": shares[:, 0].numpy(),
+            "upper": shares[:, 1].numpy(),
+            "constant": pairs.amax(1).numpy(),
             "radius": found,
             "estimate": found,
             "samples": np.ones(len(images), dtype=np.int64),
@@ -88,16 +90,16 @@ def _by_margin(logits: Tensor, constants: Tensor, alpha: float) -> np.ndarray:
     leads, pairs = _leads(logits, constants)
     if alpha == 1:
         return radius.logit_radius(leads.numpy(), pairs.numpy())
-    # What the leads of the logits make of the gap, if all others are as close as rounding allows.
-    others = torch.cat([torch.zeros_like(leads[:, :1]), -leads], 1).softmax(1)
-    gap = (others[:, 0] - others[:, 1:].amax(1)).clamp_min(0)
-    return radius.lipschitz_margin_radius(gap.numpy(), pairs.amax(1).numpy(), alpha)
+    shares = _shares(leads)
+    return radius.lipschitz_margin_radius(
+        (shares[:, 0] - shares[:, 1]).clamp_min(0).numpy(), pairs.amax(1).numpy(), alpha
+    )
 
 
 def _by_probabilities(logits: Tensor, constants: Tensor, alpha: float) -> np.ndarray:
     """thm:certified_radius. Of a softmax, p_i has the gradient p_i sum_k p_k (z_i - z_k): L_i = max_k M_ik / 4."""
     leads, _ = _leads(logits, constants)
-    shares = torch.cat([torch.zeros_like(leads[:, :1]), -leads], 1).softmax(1).numpy()
+    shares = _shares(leads).numpy()
     each = (constants.amax(1) / 4)[_ranking(logits)].numpy()
     return radius.lipschitz_radius(shares[:, 0], shares[:, 1:], each[:, 0], each[:, 1:], alpha)
 
@@ -108,6 +110,11 @@ def _leads(logits: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
     ranked = logits.gather(1, order)
     leads = ranked[:, :1] - ranked[:, 1:] - ROUNDING * logits.abs().amax(1, keepdim=True)
     return leads, constants[order[:, :1], order[:, 1:]]
+
+
+def _shares(leads: Tensor) -> Tensor:
+    """Probabilities, from the first class down, if all others are as close as rounding allows."""
+    return torch.cat([torch.zeros_like(leads[:, :1]), -leads], 1).softmax(1)
 
 
 def _ranking(logits: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """How fast probabilities change near an image, as far as PGD can tell: an estimate, and no certificate.
 
 eq. est_lipschitz of the paper adds a rise of the predicted class and subtracts the rises of the others, where its text
-asks for what thm:certified_radius needs: how far the predicted class can fall and how far every other can rise. Here all
-of them count as they hurt: L_y = max (h_y(x) - h_y(x + delta)) / eps and L_i = max (h_i(x + delta) - h_i(x)) / eps, each
-class with a perturbation of its own, each at least 0, and the estimate of the paper is their mean over the classes.
+asks for what thm:certified_radius needs: how far the predicted class can fall and how far any other can rise. Here all
+of them count as they hurt, L_y = max (h_y(x) - h_y(x + delta)) / eps and L_i = max (h_i(x + delta) - h_i(x)) / eps,
+each class with a perturbation of its own, each at least 0. The estimate of the paper is their mean over the classes.
 """
 
 from __future__ import annotations

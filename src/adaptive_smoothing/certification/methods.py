@@ -33,8 +33,8 @@ class Method(Protocol):
         """How it goes about it, as plain data."""
 
     def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
-        """Columns of one entry per image: robust_class (what h says), lower and upper (bounds on the probability of that
-        and of any other class), radius, estimate, samples, probabilities."""
+        """Columns of one entry per image: robust_class (what h says), lower and upper (bounds on the probability of
+        that and of any other class), radius, estimate, samples, probabilities."""
 
 
 def make_method(parts: Parts, kind: str | None, norm: str | None, options: Mapping[str, Any]) -> Method:
@@ -54,7 +54,7 @@ def natural_method(robust: nn.Module) -> str:
         return "lipschitz"
     raise RefusedError(
         f"expected a smoothed classifier or a network with a proven Lipschitz constant as h, got a "
-        f"{type(robust).__name__}: smooth it with ads.SmoothedClassifier(h, sigma), or ask for method='local', an estimate"
+        f"{type(robust).__name__}: smooth it with ads.SmoothedClassifier(h, sigma), or have an estimate: method='local'"
     )
 
 
@@ -77,8 +77,8 @@ def _smoothing(parts: Parts, norm: str | None, options: dict[str, Any]) -> Smoot
 def _lipschitz(parts: Parts, norm: str | None, options: dict[str, Any]) -> Lipschitz:
     if not isinstance(parts.robust, LipschitzLogits):
         raise RefusedError(
-            f"expected a network that proves its Lipschitz constant as h, got a {type(parts.robust).__name__}: it needs a "
-            "method pairwise_lipschitz, as the architecture lipschitz_net has; method='local' gives an estimate"
+            f"expected a network that proves its Lipschitz constant as h, got a {type(parts.robust).__name__}: it "
+            "needs a method pairwise_lipschitz, as the architecture lipschitz_net has; method='local' gives an estimate"
         )
     return Lipschitz(robust=parts.robust, alpha=parts.alpha, scale=parts.scale, **_known(Lipschitz, options))
 

@@ -44,49 +44,51 @@ class Parts:
             return cls(model, model)
         if isinstance(model.robust, LogitTransform):
             raise RefusedError(
-                f"expected a robust classifier as it was trained, got its {type(model.robust).__name__}: the transform is "
-                "not in the Lipschitz constant, nor in the mean over the noise; mix the classifier itself"
+                f"expected a robust classifier as it was trained, got its {type(model.robust).__name__}: the transform "
+                "is not in the Lipschitz constant, nor in the mean over the noise; mix the classifier itself"
             )
         return cls(model, model.robust, _smallest_alpha(model), model.robust_scale.item())
 
-    @property
-    def standard(self) -> nn.Module | None:
-        return self.model.standard if isinstance(self.model, MixedClassifier) else None
-
-    def predictions(self, images: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """What the mixture says if h's probabilities are these, and what g says: without g, both are what h says."""
+    def say(self, images: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities of the mixture if these are h's, and those of g: without g, both are h's."""
         if not isinstance(self.model, MixedClassifier):
-            return h.argmax(1), h.argmax(1)
-        g = all_logits(self.model.standard, images)
+            return h, h
+        g = log_probabilities(all_logits(self.model.standard, images), self.model.standard_scale)
         alpha = self.model.mix(images).alpha if self.model.learns_alpha else _fixed_alpha(self.model)
         log_h = h.clamp_min(torch.finfo(h.dtype).tiny).log()
-        mixed = mix_log_probabilities(log_probabilities(self.model.standard_scale * g), log_h, alpha)
-        return mixed.argmax(1), g.argmax(1)
+        return mix_log_probabilities(g, log_h, alpha).exp(), g.exp()
 
 
 def _smallest_alpha(model: MixedClassifier) -> float:
     if isinstance(model.alpha, Mixer) and not isinstance(model.alpha, MixingNetwork):
         raise RefusedError(
-            f"expected an alpha that mixes g with h itself, got a {type(model.alpha).__name__}, which puts logits of its own "
-            "in the place of h's: nothing is known of how these change; certify model.with_alpha(0.9)"
+            f"expected an alpha that mixes g with h itself, got a {type(model.alpha).__name__}, which puts logits of "
+            "its own in the place of h's: nothing is known of how these change; certify model.with_alpha(0.9)"
         )
     if isinstance(model.alpha, nn.Module):
         smallest = model.alpha_range[0].item()
         if smallest < 0.5:
             raise RefusedError(
-                f"expected a learned alpha with an enforced range from at least 1/2 on, got one from {smallest:g} on: an "
-                "attack may choose the smallest; certify model.with_alpha_range(0.5 or more, 1)"
+                f"expected a learned alpha with an enforced range from at least 1/2 on, got one from {smallest:g} on: "
+                "an attack may choose the smallest; certify model.with_alpha_range(0.5 or more, 1)"
             )
     else:
         smallest = _fixed_alpha(model).min().item()
         if model.alpha.dim():
-            raise RefusedError("expected one alpha for all images, got one per image of a batch: use with_alpha(number)")
+            raise RefusedError(
+                "expected one alpha for all images, got one per image of a batch: use with_alpha(number)"
+            )
         if smallest < 0.5:
             raise RefusedError(
                 f"expected alpha in [1/2, 1], got {smallest:g}: below 1/2 the weight of g outvotes the surest h, and "
                 "nothing can be certified"
             )
-    return max(smallest - ROUNDING, 0.5) if smallest < 1 else 1.0
+    return surely(smallest)
+
+
+def surely(alpha: float) -> float:
+    """An alpha that the mixture has in float32, too: at 1 it is h to the last bit."""
+    return max(alpha - ROUNDING, 0.5) if alpha < 1 else 1.0
 
 
 def _fixed_alpha(model: MixedClassifier) -> Tensor:

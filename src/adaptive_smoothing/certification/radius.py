@@ -1,4 +1,5 @@
-"""The radius in which a mixture (1 - alpha) g + alpha h cannot change its answer, whatever g is: one function a theorem.
+"""The radius in which a mixture (1 - alpha) g + alpha h cannot change its answer, whatever g is: one function a
+theorem.
 
 Probabilities are those of h, after its softmax. They may be numbers or arrays. Whoever knows them only between bounds
 passes the lower bound of the first class and upper bounds of the others, since every radius here grows with the one and
@@ -49,9 +50,9 @@ def lipschitz_radius(
 ) -> np.ndarray:
     """min_i (alpha (h_y - h_i) + alpha - 1) / (alpha (L_y + L_i)), in the norm of the constants (thm:certified_radius).
 
-    L_i is the Lipschitz constant of the *probability* h_i, with the softmax and whatever scales the logits in it. It may
-    be global, or local: then the statement is about perturbations inside the region of the constants only.
-    At alpha = 1 it is the classical Lipschitz radius, below 1 / (1 + h_y - h_i) it is 0. Classes are the last axis of
+    L_i is the Lipschitz constant of the *probability* h_i, with the softmax and whatever scales the logits in it. It
+    may be global, or local: then the statement is about perturbations inside the region of the constants only. At
+    alpha = 1 it is the classical Lipschitz radius, below 1 / (1 + h_y - h_i) it is 0. Classes are the last axis of
     `others` and `other_constants`.
     """
     margin = needed_margin(alpha)
@@ -82,7 +83,8 @@ def lipschitz_margin_radius(gap: Numbers, logit_constant: Numbers, alpha: Number
 
 
 def logit_radius(lead: Numbers, logit_constants: Numbers) -> np.ndarray:
-    """min_i (z_y - z_i) / M_yi: the classical radius of h alone, whose z_y - z_i is M_yi-Lipschitz. i is the last axis."""
+    """min_i (z_y - z_i) / M_yi: the classical radius of h alone, whose z_y - z_i is M_yi-Lipschitz. i is the last
+    axis."""
     lead, constants = _checked(lead, "lead"), _checked(logit_constants, "constants")
     if not lead.shape[-1:] or not lead.shape[-1]:
         raise ValueError("expected the lead over at least one other class, got none: one class has no rival")
@@ -104,10 +106,10 @@ def smoothing_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, alpha: Nu
 def smoothing_margin_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
     """The largest r with Phi(Phi^-1(h_y) - r / sigma) - Phi(Phi^-1(h_y') + r / sigma) >= (1 - alpha) / alpha, in L2.
 
-    Not in the paper, and never below its bound, which asks the same of functions with values in [0, alpha] as if they had
-    them in [0, 1]. Lemma 2 of Salman et al. 2019 holds for h_y and h_i themselves, and then the lemma about margins says
-    the rest. Where h_y' is only known to be at most 1 - h_y it is sigma (Phi^-1(h_y) - Phi^-1(1 / (2 alpha))): mixing
-    costs a constant that is the same for all x.
+    Not in the paper, and never below its bound, which asks the same of functions with values in [0, alpha] as if they
+    had them in [0, 1]. Lemma 2 of Salman et al. 2019 holds for h_y and h_i themselves, and then the lemma about
+    margins says the rest. Where h_y' is only known to be at most 1 - h_y it is sigma (Phi^-1(h_y) - Phi^-1(1 / (2
+    alpha))): mixing costs a constant that is the same for all x.
     """
     margin = needed_margin(alpha)
     top, runner_up, sigma = _smoothed(top, runner_up, sigma)
@@ -123,8 +125,7 @@ def smoothing_margin_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, al
 def gaussian_lipschitz(sigma: Numbers) -> np.ndarray:
     """1 / (sigma sqrt(2 pi)): the L2 Lipschitz constant of a mean, under noise N(0, sigma^2), of numbers in [0, 1].
 
-    Phi(Phi^-1(p) - r / sigma) falls the fastest at p = 1/2. The paper takes twice this, which holds for numbers in [-1, 1]
-    and does for those in [0, 1].
+    Phi(Phi^-1(p) - r / sigma) falls the fastest at p = 1/2. The paper takes twice this, as numbers in [-1, 1] need.
     """
     sigma = np.asarray(sigma, dtype=np.float64)
     _check_sigma(sigma)

@@ -1,8 +1,8 @@
 """Answers of a classifier under Gaussian noise: batches full of samples of many images, counted image by image.
 
-Sample number k of an image is the same whatever else is in the batch, however many are asked for at a time and wherever
-a run was stopped. Its noise is drawn on the device, since drawing it elsewhere would take longer than the answers: a GPU
-and a CPU draw other numbers.
+Sample number k of an image is the same whatever else is in the batch, however many are asked for at a time and
+wherever a run was stopped. Its noise is drawn on the device, since drawing it elsewhere would take longer than the
+answers: a GPU and a CPU draw other numbers.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _in_batches(images: int, first: int, last: int, size: int) -> Iterator[list[
 class Tally:
     """What was seen of each image: sums of probabilities, and how often each doubt about its classes was seen.
 
-    `classes` are those that are asked about, [N, K]: the doubt about the first of them is the probability of all others,
-    that about any further one is its own.
+    `classes` are those that are asked about, [N, K]: the doubt about the first of them is the probability of all
+    others, that about any further one is its own.
     """
 
     def __init__(self, classes: Tensor, num_classes: int, values: np.ndarray) -> None:

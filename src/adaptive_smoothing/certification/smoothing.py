@@ -1,4 +1,5 @@
-"""Randomized smoothing with a guarantee: choose a class, bound its probability on other samples, turn it into a radius."""
+"""Randomized smoothing with a guarantee: choose a class, bound its probability on other samples, turn it into a
+radius."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ HALVINGS = 60
 class Smoothing:
     """How images are certified by sampling; what they are certified with is the sampler's.
 
-    `selection` samples choose the class that h says, `samples` others bound its probability. `bound` is clopper-pearson
-    for votes and betting or bernstein for probabilities. The runner-up is what is left of 1 (`complement`), or every class
-    has a bound and an equal part of the failure probability (`split`), which is better for an unsure h. With a
-    `radius`, sampling ends as soon as it is decided, or given up with a chance of `give_up` of being wrong, and after
-    `samples` in any case.
+    `selection` samples choose the class that h says, `samples` others bound its probability. `bound` is
+    clopper-pearson for votes and betting or bernstein for probabilities. The runner-up is what is left of 1
+    (`complement`), or every class has a bound and an equal part of the failure probability (`split`), which is better
+    for an unsure h. With a `radius`, sampling ends as soon as it is decided, or given up with a chance of `give_up` of
+    being wrong, and after `samples` in any case.
     """
 
     sampler: Sampler

@@ -3,40 +3,58 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.certification import certifying
+from adaptive_smoothing.certification.certificate import Certificates
 from adaptive_smoothing.certification.deterministic import LipschitzLogits
+from adaptive_smoothing.certification.frontier import build_frontier
 from adaptive_smoothing.certification.methods import METHODS
 from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.certification.sampling import PRECISIONS
 from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP, THEOREMS
+from adaptive_smoothing.cli.choosing import as_share
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.evaluate import JOURNAL, Subject, Watching, run_folder
 from adaptive_smoothing.cli.printing import TimeBar, screen
-from adaptive_smoothing.cli.sweep import check_classes
+from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.journal import Journal, room_for
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.report.certified import WRITTEN, certified_sentences, certified_table, write_certificates
+from adaptive_smoothing.report.certified import (
+    FRONTIER_WRITTEN,
+    WRITTEN,
+    certified_sentences,
+    certified_table,
+    frontier_table,
+    write_certificates,
+    write_frontier,
+)
 from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.threat import parse_number
 
 VOTES = ("hard", "soft")
+# Samples of each validation image, which are for its clean accuracy alone.
+VALIDATION_SAMPLES = 256
 
 
 def certify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="See `models`, or a path; a mixture; G of G H")],
-    robust: Annotated[str | None, typer.Argument(metavar="[H]", help="Mix MODEL with this robust one")] = None,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H")],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, from 1/2 on")] = None,
+    clean_accuracy: Annotated[
+        float | None, typer.Option(help="Choose alpha for each H on val, and the best H for each radius: 0.8, or 80")
+    ] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; by default what H is made for")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with")] = None,
     votes: Annotated[str, typer.Option(help=f"What is averaged under noise: {' or '.join(VOTES)} votes")] = "hard",
@@ -46,7 +64,9 @@ def certify(
     selection: Annotated[int, typer.Option(help="Further samples that choose the class")] = 128,
     failure_probability: Annotated[float, typer.Option(help="Of each certificate, at most")] = 0.001,
     bound: Annotated[str | None, typer.Option(help=f"{', '.join(BOUNDS)}; by default what suits the votes")] = None,
-    runner_up: Annotated[str, typer.Option(help=f"{' or '.join(RUNNERS_UP)} of the failure probability")] = "complement",
+    runner_up: Annotated[
+        str, typer.Option(help=f"{' or '.join(RUNNERS_UP)} of the failure probability")
+    ] = "complement",
     theorem: Annotated[str, typer.Option(help=f"{' or '.join(THEOREMS)}, which is weaker")] = "margin",
     precision: Annotated[str, typer.Option(help=f"Of smoothing: {', '.join(PRECISIONS)}")] = "float32",
     norm: Annotated[str | None, typer.Option(help="L2, or Linf; local: default Linf")] = None,
@@ -66,45 +86,142 @@ def certify(
 ) -> None:
     """Certify how far each image can be moved without another answer; goes on where it was stopped."""
     devices = [pick_device(part) for part in device.split(",")]
-    subject = Subject.load(model, robust, alpha, devices[0])
-    kind = _method(method, subject.model, sigma, robust or model)
-    options: dict[str, Any] = {"theorem": theorem}
-    if kind == "smoothing":
-        options |= {"radius": radius, "samples": samples, "selection": selection, "bound": bound, "seed": seed}
-        options |= {"failure_probability": failure_probability, "runner_up": runner_up, "precision": precision}
-        options |= {"batch_size": batch_size}
-    elif kind == "local":
-        options = {"eps": parse_number(eps), "steps": steps, "batch_size": batch_size}
-    certified = _prepared(subject.model, kind, sigma, votes, hardmax, robust or model).to(devices[0])
-    everything = datasets.load(data, split, root=data_root, download=download)
-    check_classes(subject.parts, everything)
-    chosen = everything.take(min(images or len(everything), len(everything)))
-    folder = run_folder(out or Path("runs") / f"certify-{subject.short}-{kind}", overwrite)
-    console, started = screen(), time.perf_counter()
-    with TimeBar(console) as bar:
-        found = certifying.certify(
-            certified,
-            chosen,
-            method=kind,
-            norm=norm,
-            device=devices[0],
-            devices=devices if len(devices) > 1 else (),
-            journal=folder / JOURNAL,
-            overwrite=overwrite,
-            watch=Watching(bar, "certified and right"),
-            shard_size=shard_size,
-            **options,
+    wanted = _wanted(models, alpha, clean_accuracy, split)
+    if wanted is not None and (radius is not None or norm == "Linf"):
+        raise ValueError(
+            "expected L2 and all samples with --clean-accuracy, got --norm Linf or --radius: leave them out"
         )
-    facts = {"seconds": round(time.perf_counter() - started, 1), **environment(devices[0])}
-    with room_for(folder):
-        write_certificates(folder, found, {**subject.facts, "hardmax": hardmax}, facts)
-    Journal(folder / JOURNAL).clear()
-    for text in certified_sentences(found):
-        console.print(f"\n{text}", markup=False)
-    if kind != "local":
-        console.print()
-        console.print(rich_table(certified_table(found)))
-    console.print(f"\nIn {folder}: {', '.join(WRITTEN)}", markup=False)
+    ways = Ways(method, sigma, votes, hardmax)
+    subjects = [_subject(pair, 1.0 if wanted else alpha, devices[0], ways) for pair in _pairs(models)]
+    sampled = {"samples": samples, "selection": selection, "failure_probability": failure_probability, "bound": bound}
+    sampled |= {"runner_up": runner_up, "theorem": theorem, "precision": precision, "radius": radius}
+    options: dict[str, dict[str, Any]] = {
+        "smoothing": {**sampled, "seed": seed, "batch_size": batch_size},
+        "lipschitz": {"theorem": theorem},
+        "local": {"eps": parse_number(eps), "steps": steps, "batch_size": batch_size},
+    }
+    everything = datasets.load(data, split, root=data_root, download=download)
+    for subject in subjects:
+        check_classes(subject.parts, everything)
+    chosen = everything.take(min(images or len(everything), len(everything)))
+    run = Run(screen(), devices, options, norm, overwrite, shard_size)
+    if wanted is None:
+        run.alone(subjects[0], chosen, out or Path("runs") / f"certify-{subjects[0].short}-{subjects[0].kind}")
+        return
+    val = datasets.load(data, "val", root=data_root).take(slice(images))
+    folder = out or Path("runs") / f"certify-{short(models[0])}-at-{100 * wanted:g}"
+    run.frontier(subjects, val, chosen, folder, wanted, theorem)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How a model is to be certified, as far as it was said."""
+
+    method: str | None
+    sigma: float | None
+    votes: str
+    hardmax: bool
+
+
+@dataclass(frozen=True)
+class Certified(Subject):
+    """A model that is ready for its method: h smoothed, g certain, as was asked for."""
+
+    kind: str = ""
+
+
+def _pairs(models: list[str]) -> list[tuple[str, ...]]:
+    return [(models[0],)] if len(models) == 1 else [(models[0], h) for h in models[1:]]
+
+
+def _wanted(models: list[str], alpha: float | None, clean_accuracy: float | None, split: str) -> float | None:
+    """The clean accuracy that alpha is to be chosen for, if it is."""
+    if clean_accuracy is None:
+        if len(models) > 2:
+            raise ValueError("expected --clean-accuracy with several H, got none: each has an alpha of its own for it")
+        return None
+    if len(models) < 2 or alpha is not None:
+        raise ValueError("expected G and one or more H without --alpha for --clean-accuracy: alpha is what is chosen")
+    if split != "test":
+        raise ValueError(f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val")
+    return as_share(clean_accuracy)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all certifications of one command share."""
+
+    console: Console
+    devices: list[str]
+    options: dict[str, dict[str, Any]]
+    norm: str | None
+    overwrite: bool
+    shard_size: int | None
+
+    def certify(self, subject: Certified, data: ImageData, folder: Path, **changes: Any) -> Certificates:
+        """One model on some images, into its folder. Its journal stays, for a command that is not at its end."""
+        folder = run_folder(folder, self.overwrite)
+        started = time.perf_counter()
+        with TimeBar(self.console) as bar:
+            found = certifying.certify(
+                subject.model,
+                data,
+                method=subject.kind,
+                norm=self.norm,
+                device=self.devices[0],
+                devices=self.devices if len(self.devices) > 1 else (),
+                journal=folder / JOURNAL,
+                overwrite=self.overwrite,
+                watch=Watching(bar, "certified and right"),
+                shard_size=self.shard_size,
+                **{**self.options.get(subject.kind, {}), **changes},
+            )
+        facts = {"seconds": round(time.perf_counter() - started, 1), **environment(self.devices[0])}
+        with room_for(folder):
+            write_certificates(folder, found, subject.facts, facts)
+        return found
+
+    def alone(self, subject: Certified, data: ImageData, folder: Path) -> None:
+        found = self.certify(subject, data, folder)
+        Journal(folder / JOURNAL).clear()
+        for text in certified_sentences(found):
+            self.console.print(f"\n{text}", markup=False)
+        if subject.kind != "local":
+            self.console.print()
+            self.console.print(rich_table(certified_table(found)))
+        self.console.print(f"\nIn {folder}: {', '.join(WRITTEN)}", markup=False)
+
+    def frontier(
+        self, subjects: list[Certified], val: ImageData, test: ImageData, folder: Path, wanted: float, theorem: str
+    ) -> None:
+        """Every H with the alpha that gives the wanted clean accuracy on val, and the best of them at each radius."""
+        pairs, folders = {}, []
+        for subject in subjects:
+            if subject.kind == "local":
+                raise ValueError(
+                    "expected certificates for --clean-accuracy, got local estimates: choose another method"
+                )
+            few = {"samples": VALIDATION_SAMPLES} if subject.kind == "smoothing" else {}
+            folders += [folder / subject.short / "val", folder / subject.short]
+            pairs[subject.short] = (
+                self.certify(subject, val, folders[-2], **few),
+                self.certify(subject, test, folders[-1]),
+            )
+        found = build_frontier(pairs, wanted, theorem)
+        write_frontier(folder, found)
+        for part in folders:
+            Journal(part / JOURNAL).clear()
+        self.console.print(rich_table(frontier_table(found)))
+        self.console.print(f"\nIn {folder}: {', '.join(FRONTIER_WRITTEN)}, and a folder for each H", markup=False)
+
+
+def _subject(names: tuple[str, ...], alpha: float | None, device: str, ways: Ways) -> Certified:
+    loaded = Subject.load(names[0], names[1] if len(names) > 1 else None, alpha, device)
+    kind = _method(ways.method, loaded.model, ways.sigma, names[-1])
+    model = _prepared(loaded.model, kind, ways, names[-1]).to(device)
+    facts = {**loaded.facts, "hardmax": ways.hardmax}
+    name = loaded.short if len(names) == 1 or alpha != 1 else short(names[-1])
+    return Certified(model, loaded.parts, facts, name, kind)
 
 
 def _method(method: str | None, model: nn.Module, sigma: float | None, name: str) -> str:
@@ -116,33 +233,31 @@ def _method(method: str | None, model: nn.Module, sigma: float | None, name: str
         return "lipschitz"
     if sigma is None and _trained_sigma(name) is None:
         raise ValueError(
-            f"expected a network with a proven Lipschitz constant, or one trained under noise, got {name}: smooth it with "
-            "--sigma 0.25, or ask for an estimate with --method local"
+            f"expected a network with a proven Lipschitz constant, or one trained under noise, got {name}: smooth it "
+            "with --sigma 0.25, or ask for an estimate with --method local"
         )
     return "smoothing"
 
 
-def _prepared(
-    model: nn.Module, kind: str, sigma: float | None, votes: str, hardmax: bool, name: str
-) -> nn.Module:
-    """The classifier that is certified: h smoothed, g certain, as was asked for."""
-    if hardmax:
+def _prepared(model: nn.Module, kind: str, ways: Ways, name: str) -> nn.Module:
+    """The classifier that is certified."""
+    if ways.hardmax:
         if not isinstance(model, MixedClassifier):
             raise ValueError("expected a mixture for --hardmax, got one model alone: it is about G")
         model = model.with_standard(Hardmax(model.standard))
     if kind != "smoothing":
         return model
-    if votes not in VOTES:
-        raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {votes!r}")
-    noise = sigma if sigma is not None else _trained_sigma(name)
+    if ways.votes not in VOTES:
+        raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {ways.votes!r}")
+    noise = ways.sigma if ways.sigma is not None else _trained_sigma(name)
     if noise is None:
         raise ValueError(f"expected --sigma, got none, and {name} was not trained under noise: try 0.25, 0.5 or 1")
     if not noise > 0:
         raise ValueError(f"expected --sigma above 0, got {noise:g}: without noise there is nothing to certify with")
     if isinstance(model, MixedClassifier):
         Parts.of(model)  # what cannot be certified cannot be smoothed either
-        return model.with_robust(SmoothedClassifier(model.robust, noise, hard=votes == "hard"))
-    return SmoothedClassifier(model, noise, hard=votes == "hard")
+        return model.with_robust(SmoothedClassifier(model.robust, noise, hard=ways.votes == "hard"))
+    return SmoothedClassifier(model, noise, hard=ways.votes == "hard")
 
 
 def _trained_sigma(name: str) -> float | None:

@@ -39,7 +39,8 @@ def lipschitz_net(
     size: int = 32,
     num_classes: int = 10,
 ) -> LipschitzNet:
-    """1-Lipschitz but for `scale`: stages of so many residual convolutions, each of twice the width and half the size."""
+    """1-Lipschitz but for `scale`: stages of so many residual convolutions, each of twice the width and half the
+    size."""
     widths = [width * 2**i for i in range(len(blocks))]
     return LipschitzNet(widths, blocks, hidden=hidden, scale=scale, size=size, num_classes=num_classes)
 

@@ -133,6 +133,8 @@ class LipschitzNet(nn.Module):
     `scale` is a part of the logits and so of the Lipschitz constant: see `pairwise_lipschitz`.
     """
 
+    mean: Tensor
+
     def __init__(
         self,
         widths: Sequence[int],
@@ -154,7 +156,7 @@ class LipschitzNet(nn.Module):
             )
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.scale, self.size, self.num_classes = scale, size, num_classes
-        layers: list[nn.Module] = []
+        layers: list[LipschitzLayer] = []
         channels = len(mean)
         for width, count in zip(widths, blocks, strict=True):
             # An image has few channels: more are gained from its pixels than a narrow layer would keep.
@@ -177,6 +179,7 @@ class LipschitzNet(nn.Module):
         """[C, C] in float64: a bound on the L2 Lipschitz constant of logit i minus logit j."""
         constant = self.scale
         for layer in self.layers:
+            assert isinstance(layer, LipschitzLayer)
             constant *= layer.lipschitz()
         rows = self.head.contracted().double()
         return constant * (rows[:, None] - rows[None]).norm(dim=2)

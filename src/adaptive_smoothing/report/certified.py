@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.frontier import Frontier
 from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel
@@ -22,11 +23,11 @@ from adaptive_smoothing.results import atomic, read_json, read_rows, write_json,
 
 FIGURE = "certified.png"
 WRITTEN = (RESULT, ROWS, FACTS, FIGURE)
+FRONTIER, FRONTIER_FIGURE = "frontier.json", "frontier.png"
+FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
 
 
-def write_certificates(
-    folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]
-) -> None:
+def write_certificates(folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]) -> None:
     """rows.npz, a figure, facts.json, and last result.json: the same bytes for the same images, model and method."""
     write_rows(folder / ROWS, certificates.rows)
     with atomic(folder / FIGURE) as partial:
@@ -43,20 +44,23 @@ def read_certificates(folder: Path) -> Certificates:
 def certified_sentences(certificates: Certificates) -> list[str]:
     """The result in words."""
     settings, images = certificates.settings, len(certificates.correct)
-    found = [f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images, of the model as {_subject(settings)}."]
+    found = [
+        f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images, of the model as {_subject(settings)}."
+    ]
     if settings["method"] == "local":
         holds = certificates.accuracy(settings["eps"], estimated=True)
         mean = certificates.rows["constants"].mean()
         found.append(
-            f"Estimated, not certified: the local Lipschitz constant in {settings['norm']} is {mean:.3f} on average over "
-            f"classes and images, and for {100 * holds:.2f} % of the images it lets the right answer stand at radius "
-            f"{settings['eps']:.4g}."
+            f"Estimated, not certified: the local Lipschitz constant in {settings['norm']} is {mean:.3f} on average "
+            f"over classes and images, and for {100 * holds:.2f} % of the images it lets the right answer stand at "
+            f"radius {settings['eps']:.4g}."
         )
         return found
     radius = np.where(certificates.correct, certificates.rows["radius"], 0.0)
+    certified, right = certificates.certified.sum(), (certificates.certified & certificates.correct).sum()
     found.append(
-        f"{certificates.certified.sum():,} images are certified, {(certificates.certified & certificates.correct).sum():,} of "
-        f"them right; the mean {settings['norm']} radius, 0 where wrong, is {radius.mean():.3f}. {_guarantee(settings)}"
+        f"{certified:,} images are certified, {right:,} of them right; the mean {settings['norm']} radius, 0 where "
+        f"wrong, is {radius.mean():.3f}. {_guarantee(settings)}"
     )
     return found
 
@@ -70,7 +74,7 @@ def _subject(settings: Mapping[str, Any]) -> str:
 
 def _guarantee(settings: Mapping[str, Any]) -> str:
     if settings["method"] == "lipschitz":
-        return f"Nothing is left to chance: the Lipschitz constant, softmax and scale in it, is {settings['constant']:.4g}."
+        return f"Nothing is left to chance: differences of logits change by at most {settings['constant']:.4g} a unit."
     return (
         f"Each certificate is wrong with a probability of at most {settings['failure probability']:g}, and about the "
         f"classifier in {settings['precision']}."
@@ -97,6 +101,48 @@ def _radii(largest: float) -> list[float]:
     return [step * k for k in range(int(largest / step) + 2)]
 
 
+def frontier_table(frontier: Frontier) -> Table:
+    """Certified accuracy of each mixture, and of the best of them, at the same clean accuracy."""
+    at = _radii(float(frontier.radii.max()))
+    each, (best, whose) = frontier.accuracies(at), frontier.best(at)
+    rows = [
+        (f"{radius:.4g}", *(f"{100 * shares[k]:.2f} %" for shares in each.values()), f"{100 * best[k]:.2f} %", whose[k])
+        for k, radius in enumerate(at)
+    ]
+    names = [
+        f"{name}, alpha {member.settings['alpha']:.3f}, clean {100 * member.clean:.2f} %"
+        for name, member in frontier.members.items()
+    ]
+    title = f"Certified accuracy at {100 * frontier.clean_accuracy:g} % clean accuracy on validation images"
+    return Table(title, ("L2 radius", *names, "best", "whose"), tuple(rows))
+
+
+def write_frontier(folder: Path, frontier: Frontier) -> None:
+    at = _radii(float(frontier.radii.max()))
+    best, whose = frontier.best(at)
+    members = {name: member.summary() for name, member in frontier.members.items()}
+    with atomic(folder / FRONTIER_FIGURE) as partial:
+        partial.write_bytes(png(side_by_side([frontier_panel(frontier)])))
+    found = {"clean accuracy": frontier.clean_accuracy, "radii": at, "best": best.tolist(), "whose": whose}
+    write_json(folder / FRONTIER, {**found, "members": members})
+
+
+def frontier_panel(frontier: Frontier, style: Style = LIGHT) -> Panel:
+    """The curves of all mixtures, and above them the best at each radius."""
+    colours = (style.clean, style.mix, style.rob, style.std)
+
+    def draw(axes: Axes) -> None:
+        best, _ = frontier.best(frontier.radii)
+        axes.step(frontier.radii, best, where="pre", color=style.grid, linewidth=7, label="the best at each radius")
+        for (name, member), colour in zip(frontier.members.items(), colours, strict=False):
+            label = f"{name}, α = {member.settings['alpha']:.3f}"
+            axes.step(*member.curve(), where="pre", color=colour, label=label)
+            axes.plot(0, member.clean, "o", color=colour, clip_on=False)
+        _label(axes, "L2", f"At {100 * frontier.clean_accuracy:g} % clean accuracy")
+
+    return draw
+
+
 def certified_figure(certificates: Certificates, *, style: Style = LIGHT) -> Figure:
     return side_by_side([certified_panel({"": certificates}, style)], style)
 
@@ -116,12 +162,16 @@ def certified_panel(runs: Mapping[str, Certificates], style: Style = LIGHT) -> P
                 axes.step(*curve, where="pre", color=colour, linewidth=1, linestyle=":", label=f"{label}estimate")
             axes.plot(0, run.clean, "o", color=colour, clip_on=False, label=f"{label}clean accuracy")
         norms = {run.settings["norm"] for run in runs.values()}
-        axes.set_xlabel(f"{' or '.join(sorted(norms))} radius")
-        axes.set_ylabel("accuracy")
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_title("Right, and certified to stay so")
-        axes.legend()
+        _label(axes, " or ".join(sorted(norms)), "Right, and certified to stay so")
 
     return draw
+
+
+def _label(axes: Axes, norm: str, title: str) -> None:
+    axes.set_xlabel(f"{norm} radius")
+    axes.set_ylabel("accuracy")
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_title(title)
+    axes.legend()

@@ -25,7 +25,8 @@ from adaptive_smoothing.training.trainer import Trainer
 from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.version import code_version
 
-# Samples of the smoothed classifier whose accuracy is on a card: the smoothed one itself is in the results of `certify`.
+# Samples of the smoothed classifier whose accuracy is on a card: the smoothed one itself is in the results of
+# `certify`.
 SMOOTHED_BY = 16
 
 

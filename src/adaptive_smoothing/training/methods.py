@@ -69,8 +69,8 @@ class Gaussian(Standard):
     """Noise of the standard deviation that randomized smoothing will use (Cohen et al. 2019).
 
     With several noisy copies of an image, `consistency` times the mean KL divergence of their probabilities from the
-    average of these, and `SHARPNESS` times the entropy of the average (Jeong and Shin 2020): a smoothed classifier is as
-    sure as its base agrees with itself.
+    average of these, and `SHARPNESS` times the entropy of the average (Jeong and Shin 2020): a smoothed classifier is
+    as sure as its base agrees with itself.
     """
 
     SHARPNESS: ClassVar[float] = 0.5

@@ -57,11 +57,11 @@ class DataSettings:
 class MethodSettings:
     """How robustness is taught.
 
-    The default step of the attack is 2.5 * eps / steps: 2/255 for ten steps at 8/255.
-    `at` trains on PGD examples, `trades` adds beta * KL(clean || attacked), `iaat` gives every training image
-    a radius of its own, `gaussian` trains on so many noisy `copies` of each image for randomized smoothing, which
-    `consistency` makes agree. `logit_margin` is taken from the logit of the right class, which teaches the network to be
-    ahead by it: for networks with a Lipschitz constant.
+    The default step of the attack is 2.5 * eps / steps: 2/255 for ten steps at 8/255. `at` trains on PGD examples,
+    `trades` adds beta * KL(clean || attacked), `iaat` gives every training image a radius of its own, `gaussian`
+    trains on so many noisy `copies` of each image for randomized smoothing, which `consistency` makes agree.
+    `logit_margin` is taken from the logit of the right class, which teaches the network to be ahead by it: for
+    networks with a Lipschitz constant.
     """
 
     name: str = "standard"
