@@ -140,6 +140,7 @@ def test_smoothing_beats_the_lipschitz_bound_of_the_same_mean():
     for top in (0.6, 0.8, 0.99):
         slow = radius.lipschitz_radius(top, [1 - top], constant, [constant], 0.9)
         assert radius.smoothing_margin_radius(top, 1 - top, 0.5, 0.9) >= slow
+        assert radius.smoothed_lipschitz_radius(top, 1 - top, 0.5, 0.9) == pytest.approx(slow / 2, abs=1e-8)
 
 
 # --- rounding and bad input ---------------------------------------------------------------------------

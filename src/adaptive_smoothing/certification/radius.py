@@ -122,6 +122,12 @@ def smoothing_margin_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, al
     return _down(sigma * low)
 
 
+def smoothed_lipschitz_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
+    """thm:certified_radius for a smoothed h, with the constant that the paper takes: what its fig:certified_pareto shows."""
+    constant = 2 * gaussian_lipschitz(sigma)
+    return lipschitz_radius(top, np.asarray(runner_up)[..., None], constant, constant[..., None], alpha)
+
+
 def gaussian_lipschitz(sigma: Numbers) -> np.ndarray:
     """1 / (sigma sqrt(2 pi)): the L2 Lipschitz constant of a mean, under noise N(0, sigma^2), of numbers in [0, 1].
 

@@ -20,6 +20,7 @@ from adaptive_smoothing.certification.telling import Tell, nothing
 THEOREMS: dict[str, Callable[..., np.ndarray]] = {
     "margin": radii.smoothing_margin_radius,
     "paper": radii.smoothing_radius,
+    "lipschitz": radii.smoothed_lipschitz_radius,
 }
 BOUNDS = ("clopper-pearson", "betting", "bernstein")
 RUNNERS_UP = ("complement", "split")

@@ -67,7 +67,7 @@ def certify(
     runner_up: Annotated[
         str, typer.Option(help=f"{' or '.join(RUNNERS_UP)} of the failure probability")
     ] = "complement",
-    theorem: Annotated[str, typer.Option(help=f"{' or '.join(THEOREMS)}, which is weaker")] = "margin",
+    theorem: Annotated[str, typer.Option(help="margin; weaker are the paper's: paper, lipschitz")] = "margin",
     precision: Annotated[str, typer.Option(help=f"Of smoothing: {', '.join(PRECISIONS)}")] = "float32",
     norm: Annotated[str | None, typer.Option(help="L2, or Linf; local: default Linf")] = None,
     eps: Annotated[str, typer.Option(help="Radius of a local estimate")] = "8/255",
