@@ -4,9 +4,9 @@
         --data cifar10 --out benchmarks/results/certify.json
 
 Cohen et al. 2019: for one image after the other, n0 = 100 samples choose a class, n = 100,000 others bound its
-probability by Clopper-Pearson (scipy), a failure probability of 0.001. Ours decides one radius and samples no more. Time
-and samples are of the same images where both are run; the certified accuracy of Cohen's test on all images comes from
-our batches, as one image after the other would take hours.
+probability by Clopper-Pearson (scipy), a failure probability of 0.001. Ours decides one radius and samples no more.
+Time and samples are of the same images where both are run; the certified accuracy of Cohen's test on all images comes
+from our batches, as one image after the other would take hours.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 For doubts as bases of smoothing have them (rare votes against, a sure, an unsure and an undecided softmax), at two
 failure probabilities: the share of runs in which the bound is below the true mean, which may be at most the failure
-probability, and how far above the average the bound is. `anytime` looks after every 50 samples and counts a run as failed
-if the bet against the truth was ever won.
+probability, and how far above the average the bound is. `anytime` looks after every 50 samples and counts a run as
+failed if the bet against the truth was ever won.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import sys
 
 import attack_tables
 import base_tables
+import certified_tables
 import mixture_tables
 from places import COMPARED, RESULTS, ROOT, sweep
 
@@ -42,6 +43,8 @@ KINDS = (
     base_tables.chosen,
     base_tables.held,
     base_tables.gaps,
+    certified_tables.coverage,
+    certified_tables.needed,
 )
 TABLES = {table.__name__: table for table in KINDS}
 
@@ -79,6 +82,7 @@ def main() -> int:
     if "--figures" in sys.argv[1:]:
         for pair in PAIRS:
             draw(pair)
+        certified_tables.draw_all()
         for folder in COMPARED.glob("*-frontier"):
             panel = comparison_panel(Comparison.read(folder))
             (folder / "figure.png").write_bytes(png(side_by_side([panel])))

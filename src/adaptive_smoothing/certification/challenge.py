@@ -34,8 +34,8 @@ SURELY = 1e-6
 
 @dataclass(frozen=True)
 class Challenge:
-    """What became of certified images that were moved to the end of their radius, one entry per image in each of `rows`:
-    index, norm of the move over the radius, lead of h over what the theorem says, and what is broken."""
+    """What became of certified images that were moved to the end of their radius, one entry per image in each of
+    `rows`: index, norm of the move over the radius, lead of h over what the theorem says, and what is broken."""
 
     rows: dict[str, np.ndarray]
 
@@ -139,8 +139,7 @@ def _look(
         own = mean.gather(1, classes[:, None]).squeeze(1).cpu().numpy()
         others = mean.scatter(1, classes[:, None], -1.0).cpu().numpy()
     lead = own - others.max(1)
-    _, g = parts.say(moved, mean.float())
-    g = g.double().cpu().numpy()
+    g = parts.say(moved, mean.float())[1].double().cpu().numpy()
     own_g = g[np.arange(len(g)), classes.cpu().numpy()]
     against = (1 - parts.alpha) * (g - own_g[:, None]) + parts.alpha * (others - own[:, None])
     against[np.arange(len(g)), classes.cpu().numpy()] = -1
@@ -163,7 +162,9 @@ def _seen(
     assert tally is not None
     chance = SURELY / tally.classes.shape[1]
     own = 1 - _lower(tally.counts(0), sampler, samples, chance)
-    others = np.stack([_lower(tally.counts(1 + k), sampler, samples, chance) for k in range(tally.classes.shape[1] - 1)], 1)
+    others = np.stack(
+        [_lower(tally.counts(1 + k), sampler, samples, chance) for k in range(tally.classes.shape[1] - 1)], 1
+    )
     others[np.arange(len(moved)), classes.cpu().numpy()] = -1
     return own, others, torch.from_numpy(tally.mean()).to(moved.device)
 

@@ -123,7 +123,8 @@ def smoothing_margin_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, al
 
 
 def smoothed_lipschitz_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
-    """thm:certified_radius for a smoothed h, with the constant that the paper takes: what its fig:certified_pareto shows."""
+    """thm:certified_radius for a smoothed h, with the constant that the paper takes: what its fig:certified_pareto
+    shows."""
     constant = 2 * gaussian_lipschitz(sigma)
     return lipschitz_radius(top, np.asarray(runner_up)[..., None], constant, constant[..., None], alpha)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.attacks.verdict import float32_as
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
-from adaptive_smoothing.noise import generator
+from adaptive_smoothing.noise import beside, generator
 
 # Samples of an image whose noise is drawn at once.
 BLOCK = 128
@@ -62,13 +62,15 @@ class Sampler:
         self, images: Tensor, index: Tensor, stream: str, first: int, last: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples `first` to `last` of every image: which image each is of, and its probabilities [samples, C]."""
-        size = self.batch_size or BATCH.get(images.device.type, 1024)
-        with torch.no_grad(), self._arithmetic(images.device.type):
-            for jobs in _in_batches(len(images), first, last, size):
-                rows = torch.cat([torch.full((stop - start,), row) for row, start, stop in jobs])
-                noise = torch.cat([self._noise(images, int(index[row]), stream, *span) for row, *span in jobs])
-                rows = rows.to(images.device)
-                yield rows, self._answers(images[rows] + self.sigma * noise)
+        size, numbers = self.batch_size or BATCH.get(images.device.type, 1024), index.tolist()
+        for jobs in _in_batches(len(images), first, last, size):
+            counts = torch.tensor([stop - start for _, start, stop in jobs])
+            rows = beside(torch.tensor([row for row, _, _ in jobs]).repeat_interleave(counts), images.device)
+            noise = torch.cat([self._noise(images, numbers[row], stream, *span) for row, *span in jobs])
+            # Not around the loop: whoever uses the answers meanwhile would be under them, too.
+            with torch.no_grad(), self._arithmetic(images.device.type):
+                answers = self._answers(images[rows] + self.sigma * noise)
+            yield rows, answers
 
     def _noise(self, images: Tensor, index: int, stream: str, start: int, stop: int) -> Tensor:
         """Of samples of one block of an image."""

@@ -18,7 +18,7 @@ from adaptive_smoothing.certification.frontier import build_frontier
 from adaptive_smoothing.certification.methods import METHODS
 from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.certification.sampling import PRECISIONS
-from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP, THEOREMS
+from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP
 from adaptive_smoothing.cli.choosing import as_share
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.evaluate import JOURNAL, Subject, Watching, run_folder
