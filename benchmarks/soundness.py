@@ -62,7 +62,6 @@ def main() -> None:
         norm=args.norm,
         steps=args.steps,
         samples=args.look,
-        precision=args.precision,
         batch=args.batch,
     )
     summary = {"norm": args.norm, "steps": args.steps, **tried.summary()}

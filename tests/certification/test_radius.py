@@ -47,7 +47,7 @@ def test_lipschitz_margin_radius_of_two_classes_is_the_distance_in_logits():
     for alpha in ALPHAS[1:]:
         for z in (0.5, 2.0, 6.0):
             exact = max(0.0, (z - 2 * np.arctanh(radius.needed_margin(alpha))) / 3.0)
-            assert radius.lipschitz_margin_radius(np.tanh(z / 2), 3.0, alpha) == pytest.approx(exact, abs=1e-7)
+            assert radius.lipschitz_margin_radius(1 - np.tanh(z / 2), 3.0, alpha) == pytest.approx(exact, abs=1e-7)
 
 
 def test_lipschitz_margin_radius_is_never_below_the_papers():
@@ -57,7 +57,7 @@ def test_lipschitz_margin_radius_is_never_below_the_papers():
         alpha, constant = rng.uniform(0.5, 1), rng.uniform(0.1, 20)
         # Probabilities of a softmax whose differences of logits are M-Lipschitz have constants of M / 4.
         papers = radius.lipschitz_radius(h[0], h[1:], constant / 4, np.full(len(h) - 1, constant / 4), alpha)
-        assert radius.lipschitz_margin_radius(h[0] - h[1], constant, alpha) >= papers - 1e-12
+        assert radius.lipschitz_margin_radius(1 - (h[0] - h[1]), constant, alpha) >= papers - 1e-12
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -151,12 +151,12 @@ def test_radii_are_rounded_down_and_never_negative():
     assert radius.logit_radius([1.0], [3.0]) < 1 / 3
     assert radius.smoothing_margin_radius(0.3, 0.6, 1.0) == 0
     assert radius.smoothing_margin_radius(0.6, 0.4, 1.0, 0.5) == 0
-    assert radius.lipschitz_margin_radius(0.9, 1.0, 0.5) == 0
+    assert radius.lipschitz_margin_radius(0.1, 1.0, 0.5) == 0
 
 
 def test_certainty_is_finite():
     assert np.isfinite(radius.smoothing_radius(1.0, 0.0, 1.0))
-    assert np.isfinite(radius.lipschitz_margin_radius(1.0, 1.0, 0.6))
+    assert np.isfinite(radius.lipschitz_margin_radius(0.0, 1.0, 0.6))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, logsumexp
+from scipy.special import betainccinv, logsumexp
 
 # More than the special functions are off by.
 ROUNDING = 1e-9
@@ -35,8 +35,8 @@ def clopper_pearson(successes: np.ndarray, trials: int, failure_probability: flo
     check_failure_probability(failure_probability)
     check_samples(trials)
     found = np.asarray(successes, dtype=np.float64)
-    bound = betaincinv(np.minimum(found + 1, trials), np.maximum(trials - found, 1e-300), 1 - failure_probability)
-    # betaincinv has no digits to spare where nothing came true, and that is known.
+    bound = betainccinv(np.minimum(found + 1, trials), np.maximum(trials - found, 1e-300), failure_probability)
+    # It has no digits to spare where nothing came true, and that is known.
     none = -np.expm1(np.log(failure_probability) / trials)
     return _up(np.where(found == 0, none, np.where(found >= trials, 1.0, bound)))
 

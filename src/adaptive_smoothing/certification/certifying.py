@@ -46,7 +46,9 @@ class Certifying(Sharded):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return describe({"norm": self.norm, "alpha": self.parts.alpha, **self.method.facts})
+        facts = {"norm": self.norm, "alpha": self.parts.alpha, **self.method.facts}
+        # Another kind of device draws other noise.
+        return describe({**facts, "device": self.device.type})
 
     def make_tool(self) -> Method:
         return self.method
@@ -111,7 +113,7 @@ def certify(
     accuracy.check_data(data)
     check_eval(model)
     parts = Parts.of(model)
-    how = make_method(parts, method, norm, options)
+    how = make_method(parts, method, norm, options, pixels=math.prod(data.images.shape[1:]))
     where = torch.device(device or next(iter(model.parameters()), data.images).device)
     with tempfile.TemporaryDirectory() if journal is None and len(devices) > 1 else nullcontext(journal) as folder:
         run = Certifying(

@@ -65,12 +65,13 @@ def challenge(
     steps: int = 20,
     attack_samples: int = 32,
     samples: int = 10_000,
-    precision: str = "float32",
     batch: int = 64,
     seed: int = 1,
 ) -> Challenge:
-    """Attack every certified image of `data` inside the radius that `found` gives it."""
-    parts = Parts.of(model)
+    """Attack every certified image of `data` inside the radius that `found` gives it, which is about these images."""
+    if data.fingerprint() != found.settings["fingerprint"]:
+        raise ValueError(f"expected the images that were certified, got {data.name}, which are others")
+    parts, precision = Parts.of(model), found.settings["precision"]
     chosen = np.flatnonzero(found.certified)
     rows: list[dict[str, np.ndarray]] = []
     for start in range(0, len(chosen), batch):
@@ -173,5 +174,6 @@ def _lower(counts: np.ndarray, sampler: Sampler, samples: int, chance: float) ->
     """A lower bound on a mean doubt: 1 minus an upper bound on what is left of 1."""
     if sampler.hard:
         return 1 - clopper_pearson(counts[:, 0], samples, chance)
-    # Values are rounded up in the counts, by less than a percent: rounded back, they are below the truth.
-    return 1 - Betting().upper(counts, chance, 1 - sampler.values / 1.01)
+    # Values are rounded up in the counts, by less than a percent, the smallest from 0: rounded back, they are below it.
+    values = np.where(sampler.values <= sampler.values[1], 0.0, sampler.values / 1.01)
+    return 1 - Betting().upper(counts, chance, 1 - values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.verdict import all_logits
+from adaptive_smoothing.attacks.verdict import all_logits, full_precision
 from adaptive_smoothing.certification import radius
 from adaptive_smoothing.certification.telling import Tell, nothing
 
-# Logits are computed in float32, the constant is about exact ones: each lead is taken to be smaller by this share of
-# the largest logit, a hundred times of what was seen on the networks of this package.
-ROUNDING = 1e-4
+# The theorem is about exact logits, and what is certified are those of float64, which are exact enough. Whoever runs
+# the network in float32 gets others: each lead is taken to be smaller by so many times what the two differ by at the
+# image.
+ROUNDING = 100.0
 
 
 @runtime_checkable
@@ -59,25 +60,46 @@ class Lipschitz:
             "theorem": self.theorem,
             "constant": self.constants.max().item(),
             "failure probability": 0.0,
-            "precision": "float32",
+            "precision": "float64",
         }
 
     @cached_property
     def constants(self) -> Tensor:
         """[C, C] of the differences of logits as they are mixed."""
-        return self.scale * self.robust.pairwise_lipschitz().cpu().double()
+        with full_precision():
+            found = [each.pairwise_lipschitz().cpu().double() for each in (self.robust, self._exact)]
+        larger = self.scale * torch.maximum(*found)
+        others = larger[~torch.eye(len(larger), dtype=torch.bool)]
+        if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not (others.isfinite() & (others > 0)).all():
+            raise ValueError(
+                "expected [C, C] positive, finite constants from pairwise_lipschitz, got others: one for each pair"
+            )
+        return larger
+
+    @cached_property
+    def _exact(self) -> Any:
+        return copy.deepcopy(self.robust).double()
 
     def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
-        """See `Method`. Without chance; the column `constant` is that of each image's class."""
-        logits = self.scale * all_logits(self.robust, images).double().cpu()
-        found = THEOREMS[self.theorem](logits, self.constants, self.alpha)
-        leads, pairs = _leads(logits, self.constants)
-        shares = _shares(leads)
+        """See `Method`. Without chance; the columns `doubt`, `constant` and `alone` (the radius of h) are what any
+        other alpha needs."""
+        logits = self.scale * all_logits(self._exact, images.double()).cpu()
+        rounded = self.scale * all_logits(self.robust, images).cpu().double()
+        leads, pairs = _leads(logits, self.constants, (logits - rounded).abs().amax(1))
+        shares = _probabilities(leads)
+        alone = radius.logit_radius(leads.numpy(), pairs.numpy())
+        doubt, constant = _doubt(leads), pairs.amax(1).numpy()
+        if self.theorem == "paper":
+            found = _by_probabilities(logits, shares, self.constants, self.alpha)
+        else:
+            found = alone if self.alpha == 1 else radius.lipschitz_margin_radius(doubt, constant, self.alpha)
         return {
             "robust_class": logits.argmax(1).numpy(),
             "lower": shares[:, 0].numpy(),
             "upper": shares[:, 1].numpy(),
-            "constant": pairs.amax(1).numpy(),
+            "doubt": doubt,
+            "constant": constant,
+            "alone": alone,
             "radius": found,
             "estimate": found,
             "samples": np.ones(len(images), dtype=np.int64),
@@ -85,40 +107,35 @@ class Lipschitz:
         }
 
 
-def _by_margin(logits: Tensor, constants: Tensor, alpha: float) -> np.ndarray:
-    """`lipschitz_margin_radius`, and at alpha = 1 the radius of the logits themselves, which is never below it."""
-    leads, pairs = _leads(logits, constants)
-    if alpha == 1:
-        return radius.logit_radius(leads.numpy(), pairs.numpy())
-    shares = _shares(leads)
-    return radius.lipschitz_margin_radius(
-        (shares[:, 0] - shares[:, 1]).clamp_min(0).numpy(), pairs.amax(1).numpy(), alpha
-    )
-
-
-def _by_probabilities(logits: Tensor, constants: Tensor, alpha: float) -> np.ndarray:
+def _by_probabilities(logits: Tensor, shares: Tensor, constants: Tensor, alpha: float) -> np.ndarray:
     """thm:certified_radius. Of a softmax, p_i has the gradient p_i sum_k p_k (z_i - z_k): L_i = max_k M_ik / 4."""
-    leads, _ = _leads(logits, constants)
-    shares = _shares(leads).numpy()
     each = (constants.amax(1) / 4)[_ranking(logits)].numpy()
-    return radius.lipschitz_radius(shares[:, 0], shares[:, 1:], each[:, 0], each[:, 1:], alpha)
+    ranked = shares.numpy()
+    return radius.lipschitz_radius(ranked[:, 0], ranked[:, 1:], each[:, 0], each[:, 1:], alpha)
 
 
-def _leads(logits: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the first class over each other, less what rounding may have added, and the constants of these differences."""
+def _leads(logits: Tensor, constants: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the first class over each other, less what rounding may add, and the constants of these differences."""
     order = _ranking(logits)
     ranked = logits.gather(1, order)
-    leads = ranked[:, :1] - ranked[:, 1:] - ROUNDING * logits.abs().amax(1, keepdim=True)
+    leads = ranked[:, :1] - ranked[:, 1:] - 2 * ROUNDING * rounding[:, None]
     return leads, constants[order[:, :1], order[:, 1:]]
 
 
-def _shares(leads: Tensor) -> Tensor:
-    """Probabilities, from the first class down, if all others are as close as rounding allows."""
+def _probabilities(leads: Tensor) -> Tensor:
+    """From the first class down, if all others are as close as rounding allows."""
     return torch.cat([torch.zeros_like(leads[:, :1]), -leads], 1).softmax(1)
+
+
+def _doubt(leads: Tensor) -> np.ndarray:
+    """1 minus the gap to the second class, to all digits: (sum + largest) / (1 + sum) of exp(-lead)."""
+    others = (-leads.clamp(-700, 700)).exp()
+    total = others.sum(1)
+    return ((total + others.amax(1)) / (1 + total)).clamp_max(2.0).numpy()
 
 
 def _ranking(logits: Tensor) -> Tensor:
     return logits.argsort(dim=1, descending=True, stable=True)
 
 
-THEOREMS: dict[str, Callable[..., np.ndarray]] = {"margin": _by_margin, "paper": _by_probabilities}
+THEOREMS = ("margin", "paper")

@@ -28,25 +28,30 @@ def with_alpha(found: Certificates, alpha: float, theorem: str = "margin") -> Ce
     """
     if found.settings.get("wanted radius") is not None:
         raise ValueError("expected a certification with all samples, got one that stopped at a radius: leave it out")
-    rows, bounds = dict(found.rows), (found.rows["lower"], found.rows["upper"])
-    means = -np.sort(-rows["probabilities"].astype(np.float64), axis=1)[:, :2].T
-    rows["radius"], rows["estimate"] = (_radius(found, surely(alpha), theorem, *pair) for pair in (bounds, means))
-    rows["certified"] = rows["radius"] > 0
-    rows["prediction"] = np.where(rows["certified"], rows["robust_class"], predictions(found, alpha))
-    return Certificates(rows, {**found.settings, "alpha": surely(alpha), "theorem": theorem})
-
-
-def _radius(found: Certificates, alpha: float, theorem: str, top: np.ndarray, runner_up: np.ndarray) -> np.ndarray:
     if found.settings["norm"] != "L2":
         raise ValueError(f"expected certificates in L2, got {found.settings['norm']}: turn radii into it afterwards")
-    if found.settings["method"] == "smoothing":
-        return THEOREMS[theorem](top, np.minimum(runner_up, 1), found.settings["sigma"], alpha)
-    if found.settings["method"] == "lipschitz" and theorem == "margin":
-        return radii.lipschitz_margin_radius(np.maximum(top - runner_up, 0), found.rows["constant"], alpha)
-    raise ValueError(
-        f"expected certificates by smoothing, or by a Lipschitz constant and the theorem margin, got "
-        f"{found.settings['method']} and {theorem}"
-    )
+    rows, safe = dict(found.rows), surely(alpha)
+    rows["radius"], rows["estimate"] = _radii(found, safe, theorem)
+    rows["certified"] = rows["radius"] > 0
+    rows["prediction"] = np.where(rows["certified"], rows["robust_class"], predictions(found, alpha))
+    return Certificates(rows, {**found.settings, "alpha": safe, "theorem": theorem})
+
+
+def _radii(found: Certificates, alpha: float, theorem: str) -> tuple[np.ndarray, np.ndarray]:
+    """The radius, and its plug-in estimate."""
+    rows, settings = found.rows, found.settings
+    if settings["method"] == "smoothing":
+        means = -np.sort(-rows["probabilities"].astype(np.float64), axis=1)[:, :2].T
+        pairs = ((rows["lower"], np.minimum(rows["upper"], 1)), means)
+        radius, estimate = (THEOREMS[theorem](*pair, settings["sigma"], alpha) for pair in pairs)
+        return radius, estimate
+    if settings["method"] != "lipschitz" or theorem != "margin":
+        raise ValueError(
+            f"expected certificates by smoothing, or by a Lipschitz constant with the theorem margin, got "
+            f"{settings['method']} and {theorem}"
+        )
+    mixed = radii.lipschitz_margin_radius(rows["doubt"], rows["constant"], alpha) if alpha < 1 else rows["alone"]
+    return mixed, mixed
 
 
 def predictions(found: Certificates, alpha: float) -> np.ndarray:

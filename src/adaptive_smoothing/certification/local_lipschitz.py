@@ -43,6 +43,8 @@ class LocalEstimate:
         radius.needed_margin(self.alpha)
         if self.steps < 1:
             raise ValueError(f"expected at least 1 step, got {self.steps}")
+        if not float(self.threat.eps) > 0:
+            raise ValueError("expected eps above 0 for a slope, got 0: 8/255 is usual in Linf")
 
     @property
     def name(self) -> str:

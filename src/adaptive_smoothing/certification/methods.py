@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Protocol
@@ -15,8 +16,12 @@ from adaptive_smoothing.certification.parts import Parts, RefusedError
 from adaptive_smoothing.certification.sampling import Sampler
 from adaptive_smoothing.certification.smoothing import Smoothing
 from adaptive_smoothing.certification.telling import Tell, nothing
+from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.threat import NORMS
+
+# More than float64 is off by where a radius is multiplied by a root, and what is taken from it when it is divided.
+ROUNDING = 3e-9
 
 
 class Method(Protocol):
@@ -37,14 +42,20 @@ class Method(Protocol):
         that and of any other class), radius, estimate, samples, probabilities."""
 
 
-def make_method(parts: Parts, kind: str | None, norm: str | None, options: Mapping[str, Any]) -> Method:
-    """The method of this name, or the one that h is made for."""
+def make_method(
+    parts: Parts, kind: str | None, norm: str | None, options: Mapping[str, Any], *, pixels: int = 1
+) -> Method:
+    """The method of this name, or the one that h is made for. A wanted `radius` in Linf is so much longer in L2 as an
+    image of so many `pixels` makes it."""
     if norm is not None and norm not in NORMS:
         raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}")
     kind = kind or natural_method(parts.robust)
     if kind not in METHODS:
         raise ValueError(f"expected a method among {', '.join(METHODS)}, got {kind!r}")
-    return METHODS[kind](parts, norm, dict(options))
+    options = dict(options)
+    if norm == "Linf" and options.get("radius") is not None and kind == "smoothing":
+        options["radius"] = options["radius"] * math.sqrt(pixels) * (1 + ROUNDING)
+    return METHODS[kind](parts, norm, options)
 
 
 def natural_method(robust: nn.Module) -> str:
@@ -84,6 +95,10 @@ def _lipschitz(parts: Parts, norm: str | None, options: dict[str, Any]) -> Lipsc
 
 
 def _local(parts: Parts, norm: str | None, options: dict[str, Any]) -> LocalEstimate:
+    if isinstance(parts.robust, Hardmax) or (isinstance(parts.robust, SmoothedClassifier) and parts.robust.hard):
+        raise RefusedError(
+            "expected an h with a gradient to climb, got votes, which have none: estimate with soft ones, hard=False"
+        )
     threat = NORMS[norm or "Linf"](options.pop("eps", 8 / 255))
     known = _known(LocalEstimate, options, {"eps"})
     return LocalEstimate(robust=parts.robust, threat=threat, alpha=parts.alpha, scale=parts.scale, **known)

@@ -59,33 +59,33 @@ def lipschitz_radius(
     top, others = _probabilities(top, "top"), _probabilities(others, "others")
     if not others.ndim or not others.shape[-1]:
         raise ValueError("expected the probabilities of at least one other class, got none: one class has no rival")
-    constants = [_checked(constant, "constants") for constant in (top_constant, other_constants)]
-    if not all((constant > 0).all() and np.isfinite(constant).all() for constant in constants):
-        raise ValueError("expected positive, finite Lipschitz constants: a network has one, though it may be large")
     lead = top[..., None] - others - margin[..., None]
-    return _down((lead / (constants[0][..., None] + constants[1])).min(-1))
+    return _down((lead / (_constants(top_constant)[..., None] + _constants(other_constants))).min(-1))
 
 
-def lipschitz_margin_radius(gap: Numbers, logit_constant: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
+def lipschitz_margin_radius(doubt: Numbers, logit_constant: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
     """(2 / M) (artanh(gap) - artanh((1 - alpha) / alpha)), for h that is the softmax of Lipschitz logits z.
 
-    `gap` is h_y - max_i h_i, and every z_y - z_k is M-Lipschitz. Not in the paper, and never below its bound. For
-    d = h_y - h_i the gradient of d in z is a combination of z_y - z_k with weights of sum h_y (1 - d) <= (1 - d^2) / 2,
-    so artanh(d) is M/2-Lipschitz wherever d >= 0. The mixture only costs a constant that is the same for all x.
+    `doubt` is 1 - gap = 1 - (h_y - max_i h_i), and every z_y - z_k is M-Lipschitz. Not in the paper; with one constant
+    for all pairs never below its bound. For d = h_y - h_i the gradient of d in z is a combination of z_y - z_k with
+    weights of sum h_y (1 - d) <= (1 - d^2) / 2, so artanh(d) is M/2-Lipschitz wherever d >= 0. The mixture only costs a
+    constant that is the same for all x. Of a gap near 1 float64 keeps no digits, of the doubt all.
     """
-    margin, gap, constant = needed_margin(alpha), _probabilities(gap, "gap"), _checked(logit_constant, "constant")
-    if not ((constant > 0) & np.isfinite(constant)).all():
-        raise ValueError(f"expected a positive, finite Lipschitz constant, got {_range(constant)}")
+    needed_margin(alpha)
+    doubt, constant = _checked(doubt, "doubt"), _constants(logit_constant)
+    if not ((doubt >= 0) & (doubt <= 2)).all():
+        raise ValueError(f"expected doubts 1 - gap in [0, 2], got {_range(doubt)}")
+    doubt = np.maximum(doubt, np.finfo(np.float64).tiny)
     with np.errstate(divide="ignore"):
-        # At alpha = 1/2 nothing is enough.
-        ahead = np.arctanh(_below_one(gap)) - np.arctanh(margin)
-    return _down(2 * ahead / constant)
+        # 2 artanh(1 - doubt) and -2 artanh((1 - alpha) / alpha); at alpha = 1/2 nothing is enough.
+        ahead = np.log((2 - doubt) / doubt) + np.log(2 * np.asarray(alpha, dtype=np.float64) - 1)
+    return _down(ahead / constant)
 
 
 def logit_radius(lead: Numbers, logit_constants: Numbers) -> np.ndarray:
-    """min_i (z_y - z_i) / M_yi: the classical radius of h alone, whose z_y - z_i is M_yi-Lipschitz. i is the last
+    """min_i (z_y - z_i) / M_yi: the classical radius of h alone, whose z_y - z_i is M_yi-Lipschitz; i is the last
     axis."""
-    lead, constants = _checked(lead, "lead"), _checked(logit_constants, "constants")
+    lead, constants = _checked(lead, "lead"), _constants(logit_constants)
     if not lead.shape[-1:] or not lead.shape[-1]:
         raise ValueError("expected the lead over at least one other class, got none: one class has no rival")
     return _down((lead / constants).min(-1))
@@ -148,6 +148,13 @@ def _smoothed(top: Numbers, runner_up: Numbers, sigma: Numbers) -> tuple[np.ndar
     _check_sigma(sigma)
     top, runner_up = _probabilities(top, "top"), _probabilities(runner_up, "runner_up")
     return _below_one(top), np.maximum(runner_up, np.finfo(np.float64).tiny), sigma
+
+
+def _constants(value: Numbers) -> np.ndarray:
+    value = _checked(value, "constants")
+    if not ((value > 0) & np.isfinite(value)).all():
+        raise ValueError(f"expected positive, finite Lipschitz constants, got {_range(value)}")
+    return value
 
 
 def _check_sigma(sigma: np.ndarray) -> None:

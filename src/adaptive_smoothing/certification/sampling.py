@@ -24,7 +24,7 @@ from adaptive_smoothing.noise import beside, generator
 BLOCK = 128
 BATCH = {"cuda": 4096, "cpu": 128}
 # Sums of probabilities are kept as whole numbers of this, so that they do not depend on the order of summing.
-UNIT = 2.0**-40
+UNIT = 2.0**-32
 # More than float32 is off by in a sum of probabilities, by which doubts are made larger.
 ROUNDING = 1e-5
 PRECISIONS = ("float32", "tf32", "bfloat16")

@@ -68,8 +68,8 @@ class Smoothing:
                 "expected betting or bernstein for means of probabilities, got clopper-pearson, which holds for votes "
                 "only: choose another bound, or hard votes"
             )
-        if self.radius is not None and not (self.radius >= 0 and np.isfinite(self.radius)):
-            raise ValueError(f"expected a wanted radius of at least 0, got {self.radius}")
+        if self.radius is not None and not (self.radius > 0 and np.isfinite(self.radius)):
+            raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
         if self.radius is not None and (self.runner_up != "complement" or self.bound not in (None, "betting")):
             raise ValueError(
                 "expected betting on the complement with a wanted radius: others do not allow to stop early"
@@ -87,13 +87,13 @@ class Smoothing:
     def facts(self) -> dict[str, Any]:
         return {
             "method": self.name,
-            "sigma": self.sampler.sigma,
+            "sigma": float(self.sampler.sigma),
             "votes": "hard" if self.sampler.hard else "soft",
             "theorem": self.theorem,
             "bound": self._bound,
             "runner-up": self.runner_up,
-            "samples": self.samples,
-            "selection": self.selection,
+            "samples": int(self.samples),
+            "selection": int(self.selection),
             "failure probability": self.failure_probability,
             "wanted radius": self.radius,
             "give up": self.give_up,
@@ -118,9 +118,9 @@ class Smoothing:
             self._sample(tally, images, index, everything, 0, self.samples, tell)
             top_doubt, runner_up = self._bounds(tally)
         else:
-            self._decide(tally, images, index, tell)
-            top_doubt = runner_up = Betting().upper(tally.counts(), self.failure_probability, self.sampler.values)
-        mean = tally.mean()
+            top_doubt = runner_up = self._decide(tally, images, index, tell)
+        # A radius that is out of reach takes no samples but those that chose the class.
+        mean = np.where(tally.samples()[:, None] > 0, tally.mean(), chosen.cpu().numpy() / self.selection)
         two = -np.sort(-mean, axis=1)[:, :2]
         return {
             "robust_class": classes[:, 0].cpu().numpy(),
@@ -168,20 +168,27 @@ class Smoothing:
         variance = (counts @ values**2 - samples * mean**2) / max(samples - 1, 1)
         return bounds.empirical_bernstein(mean, np.maximum(variance, 0), samples, failure_probability)
 
-    def _decide(self, tally: Tally, images: Tensor, index: Tensor, tell: Tell) -> None:
-        """Sample every image until its wanted radius is certain or unlikely."""
+    def _decide(self, tally: Tally, images: Tensor, index: Tensor, tell: Tell) -> np.ndarray:
+        """Sample every image until its wanted radius is certain or unlikely; returns bounds on the doubts, which hold
+        whenever one stops."""
         allowed, values = self._allowed_doubt(), self.sampler.values
         active, done = torch.arange(len(images), device=images.device), 0
+        decided = np.zeros(len(images), dtype=bool)
         while len(active) and done < self.samples and allowed > 0:
             # To look after a quarter more samples costs a few percent over looking after each.
             following = min(self.samples, done + max(BLOCK, done // 4))
             self._sample(tally, images, index, active, done, following)
             done = following
-            counts = tally.counts()[active.cpu().numpy()]
+            which = active.cpu().numpy()
+            counts = tally.counts()[which]
             certain = Betting().log_capital(counts, allowed, values) >= -np.log(self.failure_probability)
             unlikely = Betting().log_capital_above(counts, allowed, values) >= -np.log(self.give_up)
+            decided[which] = certain
             active = active[torch.from_numpy(~(certain | unlikely)).to(active.device)]
             tell(1 - len(active) / len(images))
+        bound = Betting().upper(tally.counts(), self.failure_probability, values)
+        # A bound is known to four digits, a decision to all.
+        return np.where(decided, np.minimum(bound, allowed), bound)
 
     def _allowed_doubt(self) -> float:
         """The largest doubt with which h's class has the wanted radius; 0 where none is small enough."""

@@ -75,8 +75,9 @@ def _model_digest(model: nn.Module, seen: _Seen) -> str:
 
 
 def _module(module: nn.Module, seen: _Seen) -> Any:
-    """Without its hooks, which as a rule only look on."""
-    settings = {name: value for name, value in vars(module).items() if name not in KEPT_BY_TORCH}
+    """Without its hooks, which as a rule only look on, and what it says it only keeps to be faster."""
+    kept = KEPT_BY_TORCH | getattr(type(module), "ONLY_KEPT", frozenset())
+    settings = {name: value for name, value in vars(module).items() if name not in kept}
     return _described([type(module), settings], seen)
 
 

@@ -149,6 +149,8 @@ class LipschitzNet(nn.Module):
         super().__init__()
         if not scale > 0:
             raise ValueError(f"expected a positive scale, got {scale}")
+        if hidden % 2:
+            raise ValueError(f"expected an even number of hidden units, which are sorted in pairs, got {hidden}")
         if len(widths) != len(blocks) or size % 2 ** len(widths):
             raise ValueError(
                 f"expected as many widths as blocks, and images that can be halved as often, got {list(widths)}, "

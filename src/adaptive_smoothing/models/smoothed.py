@@ -31,6 +31,9 @@ class SmoothedClassifier(nn.Module):
     instead of keeping it, so that memory does not grow with `samples`.
     """
 
+    # What the settings make anew: no part of what this classifier is.
+    ONLY_KEPT = frozenset({"_bank"})
+
     def __init__(
         self,
         base: nn.Module,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,8 @@ def frontier_panel(frontier: Frontier, style: Style = LIGHT) -> Panel:
 
     def draw(axes: Axes) -> None:
         best, _ = frontier.best(frontier.radii)
-        axes.step(frontier.radii, best, where="pre", color=style.grid, linewidth=7, label="the best at each radius")
-        for (name, member), colour in zip(frontier.members.items(), colours, strict=False):
+        axes.step(frontier.radii, best, where="pre", color=style.faint, alpha=0.35, linewidth=6, label="best of all")
+        for (name, member), colour in zip(frontier.members.items(), cycle(colours), strict=False):
             label = f"{name}, α = {member.settings['alpha']:.3f}"
             axes.step(*member.curve(), where="pre", color=colour, label=label)
             axes.plot(0, member.clean, "o", color=colour, clip_on=False)
@@ -152,7 +153,7 @@ def certified_panel(runs: Mapping[str, Certificates], style: Style = LIGHT) -> P
     colours = (style.clean, style.mix, style.rob, style.std)
 
     def draw(axes: Axes) -> None:
-        for (name, run), colour in zip(runs.items(), colours, strict=False):
+        for (name, run), colour in zip(runs.items(), cycle(colours), strict=False):
             label = f"{name}: " if name else ""
             sampled, local = run.settings["method"] == "smoothing", run.settings["method"] == "local"
             if not local:
