@@ -9,6 +9,7 @@ from toys import AgainstMargin, HalfSpaces
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.parts import RefusedError
 from adaptive_smoothing.mixing.mixer import Advice, Mixer
+from adaptive_smoothing.mixing.network import MixingNetwork
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,21 @@ def test_progress_is_told(plane, data):
     assert told[-1].finished == 9 and [p.finished for p in told] == sorted(p.finished for p in told)
 
 
+def test_a_wanted_radius_is_in_the_norm_that_is_asked_for(plane, data):
+    full = ads.certify(smoothed(plane), data, samples=3000, norm="Linf")
+    early = ads.certify(smoothed(plane), data, samples=3000, norm="Linf", radius=0.02)
+    assert abs(early.accuracy(0.02) - full.accuracy(0.02)) <= 1 / 9
+    assert early.rows["samples"].sum() < full.rows["samples"].sum()
+
+
+def test_what_a_classifier_keeps_to_be_faster_is_no_part_of_it(plane, data, tmp_path):
+    """A journal is about the same model after it was used."""
+    h = smoothed(plane)
+    ads.certify(h, data, samples=50, journal=tmp_path / "journal")
+    h(data.floats())
+    ads.certify(h, data, samples=50, journal=tmp_path / "journal")
+
+
 # --- refusals -----------------------------------------------------------------------------------------
 
 
@@ -108,6 +124,34 @@ class Learned(nn.Module):
 class Replacing(Mixer):
     def forward(self, evidence):
         return Advice(evidence.h[:, 0], 2 * evidence.h)
+
+
+class Network(MixingNetwork):
+    """A child of the paper's network, which may do anything."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.standard_taps = self.robust_taps = ()
+
+
+class Wild(nn.Module):
+    def forward(self, images):
+        return 1.5 + 0 * images.mean((1, 2, 3))
+
+
+def test_a_mixture_without_numbers_is_not_certified(plane, data):
+    mixed = ads.MixedClassifier(AgainstMargin(), plane, alpha=Wild(), alpha_range=(0.8, 1.0))
+    with pytest.raises(ValueError, match="NaN"):
+        ads.certify(mixed, data)
+
+
+@pytest.mark.parametrize("alpha", [Learned(), nn.Parameter(torch.tensor(0.8))], ids=["no width", "parameter"])
+def test_alphas_that_are_numbers_in_disguise(plane, data, alpha):
+    span = (0.8, 0.8) if isinstance(alpha, nn.Module) else (0.0, 1.0)
+    found = ads.certify(ads.MixedClassifier(AgainstMargin(), plane, alpha=alpha, alpha_range=span), data)
+    plain = ads.certify(ads.MixedClassifier(AgainstMargin(), plane, alpha=0.8), data)
+    assert np.allclose(found.rows["radius"], plain.rows["radius"])
+    assert np.array_equal(found.rows["prediction"], plain.rows["prediction"])
 
 
 def test_a_learned_alpha_certifies_with_the_lower_end_of_its_range(plane, data):
@@ -129,6 +173,7 @@ def test_a_learned_alpha_certifies_with_the_lower_end_of_its_range(plane, data):
         (lambda g, h: ads.MixedClassifier(g, ads.Hardmax(h), alpha=0.9), "not in the Lipschitz constant"),
         (lambda g, h: ads.MixedClassifier(g, smoothed(h), alpha=0.9, robust_scale=2.0), "times 2"),
         (lambda g, h: g, "as h"),
+        (lambda g, h: ads.MixedClassifier(g, h, alpha=Network(), alpha_range=(0.8, 1)), "logits of its own"),
     ],
 )
 def test_what_cannot_be_certified_is_refused_with_the_reason(plane, data, change, reason):
@@ -143,6 +188,10 @@ def test_a_method_is_for_its_h(plane, data):
         ads.certify(smoothed(plane), data, method="lipschitz")
     with pytest.raises(ValueError, match="method among"):
         ads.certify(plane, data, method="magic")
+    with pytest.raises(RefusedError, match="votes"):
+        ads.certify(smoothed(plane), data, method="local")
+    with pytest.raises(ValueError, match="eps above 0"):
+        ads.certify(plane, data, method="local", eps=0.0)
     with pytest.raises(ValueError, match="norm among"):
         ads.certify(plane, data, norm="L3")
     with pytest.raises(TypeError, match="option of the method"):

@@ -49,6 +49,16 @@ def test_in_a_mixture_it_is_where_the_worst_g_begins_to_win(plane, images, alpha
             assert mixed(at).argmax(1).tolist() == [0, 1]
 
 
+def test_the_surest_images_have_no_more_than_the_truth():
+    """Where 1 minus the gap is 1e-16, the gap itself has no digits left."""
+    steep, alpha = 40.0, 0.7
+    plane = HalfSpaces(steep=steep)
+    distances = torch.linspace(0.35, 0.6, 60)
+    found = Lipschitz(robust=plane, alpha=alpha).certify(plane.at(distances), torch.arange(60))["radius"]
+    exact = distances.numpy() - np.arctanh(needed_margin(alpha)) / steep
+    assert (found <= exact + 1e-6).all() and found == pytest.approx(exact, abs=1e-3)
+
+
 def test_a_scale_is_in_the_constant(plane, images):
     """Scaled logits are surer and change faster: alone nothing is won, in a mixture the constant cost is less."""
     alone = [Lipschitz(robust=plane, scale=scale).certify(images, INDEX)["radius"] for scale in (1.0, 7.0)]
@@ -62,6 +72,15 @@ def test_the_papers_bound_is_weaker(plane, images):
         Lipschitz(robust=plane, alpha=0.9, theorem=name).certify(images, INDEX) for name in ("margin", "paper")
     )
     assert (ours["radius"] >= papers["radius"]).all() and ours["radius"].sum() > papers["radius"].sum() + 0.1
+
+
+def test_a_network_must_prove_something(images):
+    class Liar(HalfSpaces):
+        def pairwise_lipschitz(self):
+            return torch.zeros(2, 2, dtype=torch.float64)
+
+    with pytest.raises(ValueError, match="positive, finite constants"):
+        Lipschitz(robust=Liar()).certify(images, INDEX)
 
 
 def test_an_unknown_theorem_is_named(plane):
@@ -111,7 +130,7 @@ def test_weights_that_are_trained_on_or_rounded_keep_the_bound(network):
     assert model.pairwise_lipschitz().max() <= 20 * 2 * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("options", [{"scale": 0.0}, {"blocks": [1, 1], "size": 30}])
+@pytest.mark.parametrize("options", [{"scale": 0.0}, {"blocks": [1, 1], "size": 30}, {"hidden": 33}])
 def test_impossible_networks_are_refused(options):
     with pytest.raises(ValueError, match="expected"):
         build("lipschitz_net", **options)

@@ -91,3 +91,9 @@ def test_what_stopped_early_or_is_in_another_norm_cannot_be_read_again(plane, da
         with_alpha(certified(plane, data, 1.0, radius=0.1), 0.8)
     with pytest.raises(ValueError, match="L2"):
         with_alpha(ads.certify(plane, data, norm="Linf"), 0.8)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.5, float("nan")])
+def test_an_alpha_that_means_nothing_is_refused(plane, data, alpha):
+    with pytest.raises(ValueError, match="alpha"):
+        with_alpha(certified(plane, data, 1.0), alpha)

@@ -151,6 +151,15 @@ def test_a_wanted_radius_is_decided_with_few_samples_and_as_with_many(plane):
 def test_a_radius_out_of_reach_is_not_sampled_for(plane, images):
     found = smoothing(plane, alpha=0.6, theorem="paper", radius=5.0).certify(images, INDEX)
     assert (found["radius"] == 0).all() and (found["samples"] == BLOCK).all()
+    # What h says is known from the samples that chose its class.
+    assert found["probabilities"].argmax(1).tolist() == [0, 0, 0, 0, 1]
+
+
+def test_what_was_decided_is_what_is_reported(plane):
+    """Also where the bound, which is known to four digits, is a little worse than the decision."""
+    for wanted in np.linspace(0.3, 0.8, 7):
+        found = smoothing(plane, radius=wanted, samples=2000).certify(plane.at(torch.full((2,), 3.0)), INDEX[:2])
+        assert (found["radius"] >= wanted).all()
 
 
 def test_stopping_early_fails_no_more_often_than_it_says(plane):
@@ -175,6 +184,7 @@ def test_stopping_early_fails_no_more_often_than_it_says(plane):
         ({"runner_up": "guess"}, "runner-up among"),
         ({"theorem": "best"}, "theorem among"),
         ({"radius": -1.0}, "wanted radius"),
+        ({"radius": 0.0}, "wanted radius"),
         ({"radius": 0.1, "runner_up": "split"}, "stop early"),
     ],
 )

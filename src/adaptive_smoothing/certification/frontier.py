@@ -101,20 +101,23 @@ def _accuracies(member: Certificates, at: np.ndarray) -> np.ndarray:
     return (len(reached) - np.searchsorted(reached, at)) / len(member.correct)
 
 
-def build_frontier(
-    members: Mapping[str, tuple[Certificates, Certificates]], clean_accuracy: float, theorem: str = "margin"
-) -> Frontier:
-    """From certificates of validation and of test images of each h with the same g: alpha is chosen on the former."""
-    chosen = {name: largest_alpha(validation, clean_accuracy) for name, (validation, _) in members.items()}
-    found = {
-        name: with_alpha(test, alpha, theorem)
-        for name, (_, test) in members.items()
-        if (alpha := chosen[name]) is not None
-    }
-    if not found:
-        best = max(clean_accuracies(validation).max() for validation, _ in members.values())
+def chosen_alphas(validation: Mapping[str, Certificates], clean_accuracy: float) -> dict[str, float]:
+    """The alpha of each h that can have this clean accuracy on validation images; some h must."""
+    found = {name: largest_alpha(each, clean_accuracy) for name, each in validation.items()}
+    chosen = {name: alpha for name, alpha in found.items() if alpha is not None}
+    if not chosen:
+        best = max(clean_accuracies(each).max() for each in validation.values())
         raise ValueError(
             f"expected a clean accuracy that a certified mixture can have, got {clean_accuracy:g}: with alpha from 1/2 "
             f"on the best is {best:.4g} on validation images"
         )
+    return chosen
+
+
+def build_frontier(
+    members: Mapping[str, tuple[Certificates, Certificates]], clean_accuracy: float, theorem: str = "margin"
+) -> Frontier:
+    """From certificates of validation and of test images of each h with the same g: alpha is chosen on the former."""
+    alphas = chosen_alphas({name: validation for name, (validation, _) in members.items()}, clean_accuracy)
+    found = {name: with_alpha(members[name][1], alpha, theorem) for name, alpha in alphas.items()}
     return Frontier(found, clean_accuracy)

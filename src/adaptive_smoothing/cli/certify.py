@@ -14,14 +14,14 @@ from torch import nn
 from adaptive_smoothing.certification import certifying
 from adaptive_smoothing.certification.certificate import Certificates
 from adaptive_smoothing.certification.deterministic import LipschitzLogits
-from adaptive_smoothing.certification.frontier import build_frontier
+from adaptive_smoothing.certification.frontier import Frontier, chosen_alphas, with_alpha
 from adaptive_smoothing.certification.methods import METHODS
 from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.certification.sampling import PRECISIONS
 from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP
 from adaptive_smoothing.cli.choosing import as_share
 from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.evaluate import JOURNAL, Subject, Watching, run_folder
+from adaptive_smoothing.cli.evaluate import JOURNAL, Subject, Watching, run_folder, threat_of
 from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
@@ -42,7 +42,6 @@ from adaptive_smoothing.report.certified import (
 )
 from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.report.tables import rich_table
-from adaptive_smoothing.threat import parse_number
 
 VOTES = ("hard", "soft")
 # Samples of each validation image, which are for its clean accuracy alone.
@@ -85,6 +84,9 @@ def certify(
     download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
 ) -> None:
     """Certify how far each image can be moved without another answer; goes on where it was stopped."""
+    _check_words(method, votes)
+    threat = threat_of(norm or "Linf", eps)
+    norm = None if norm is None else threat.norm
     devices = [pick_device(part) for part in device.split(",")]
     wanted = _wanted(models, alpha, clean_accuracy, split)
     if wanted is not None and (radius is not None or norm == "Linf"):
@@ -98,7 +100,7 @@ def certify(
     options: dict[str, dict[str, Any]] = {
         "smoothing": {**sampled, "seed": seed, "batch_size": batch_size},
         "lipschitz": {"theorem": theorem},
-        "local": {"eps": parse_number(eps), "steps": steps, "batch_size": batch_size},
+        "local": {"eps": float(threat.eps), "steps": steps, "batch_size": batch_size},
     }
     everything = datasets.load(data, split, root=data_root, download=download)
     for subject in subjects:
@@ -111,6 +113,14 @@ def certify(
     val = datasets.load(data, "val", root=data_root).take(slice(images))
     folder = out or Path("runs") / f"certify-{short(models[0])}-at-{100 * wanted:g}"
     run.frontier(subjects, val, chosen, folder, wanted, theorem)
+
+
+def _check_words(method: str | None, votes: str) -> None:
+    """Before anything is loaded."""
+    if method is not None and method not in METHODS:
+        raise ValueError(f"expected a method among {', '.join(METHODS)}, got {method!r}")
+    if votes not in VOTES:
+        raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {votes!r}")
 
 
 @dataclass(frozen=True)
@@ -195,24 +205,30 @@ class Run:
         self, subjects: list[Certified], val: ImageData, test: ImageData, folder: Path, wanted: float, theorem: str
     ) -> None:
         """Every H with the alpha that gives the wanted clean accuracy on val, and the best of them at each radius."""
-        pairs, folders = {}, []
+        _check_frontier(subjects, theorem)
+        seen = {}
         for subject in subjects:
-            if subject.kind == "local":
-                raise ValueError(
-                    "expected certificates for --clean-accuracy, got local estimates: choose another method"
-                )
             few = {"samples": VALIDATION_SAMPLES} if subject.kind == "smoothing" else {}
-            folders += [folder / subject.short / "val", folder / subject.short]
-            pairs[subject.short] = (
-                self.certify(subject, val, folders[-2], **few),
-                self.certify(subject, test, folders[-1]),
-            )
-        found = build_frontier(pairs, wanted, theorem)
+            seen[subject.short] = self.certify(subject, val, folder / subject.short / "val", **few)
+        alphas = chosen_alphas(seen, wanted)
+        for name in seen.keys() - alphas.keys():
+            self.console.print(f"{name} is left out: with no alpha from 1/2 on it reaches {100 * wanted:g} %")
+        some = [subject for subject in subjects if subject.short in alphas]
+        whole = {subject.short: self.certify(subject, test, folder / subject.short) for subject in some}
+        found = Frontier({name: with_alpha(each, alphas[name], theorem) for name, each in whole.items()}, wanted)
         write_frontier(folder, found)
-        for part in folders:
-            Journal(part / JOURNAL).clear()
+        for part in folder.glob(f"**/{JOURNAL}"):
+            Journal(part).clear()
         self.console.print(rich_table(frontier_table(found)))
         self.console.print(f"\nIn {folder}: {', '.join(FRONTIER_WRITTEN)}, and a folder for each H", markup=False)
+
+
+def _check_frontier(subjects: list[Certified], theorem: str) -> None:
+    kinds = {subject.kind for subject in subjects}
+    if "local" in kinds:
+        raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")
+    if "lipschitz" in kinds and theorem != "margin":
+        raise ValueError(f"expected --theorem margin with a Lipschitz H and --clean-accuracy, got {theorem}")
 
 
 def _subject(names: tuple[str, ...], alpha: float | None, device: str, ways: Ways) -> Certified:
@@ -247,8 +263,6 @@ def _prepared(model: nn.Module, kind: str, ways: Ways, name: str) -> nn.Module:
         model = model.with_standard(Hardmax(model.standard))
     if kind != "smoothing":
         return model
-    if ways.votes not in VOTES:
-        raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {ways.votes!r}")
     noise = ways.sigma if ways.sigma is not None else _trained_sigma(name)
     if noise is None:
         raise ValueError(f"expected --sigma, got none, and {name} was not trained under noise: try 0.25, 0.5 or 1")

@@ -64,7 +64,7 @@ def evaluate(
     download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
 ) -> None:
     """Measure clean and robust accuracy with attacks that can be defended; goes on where it was stopped."""
-    cascade = preset(name, _threat(norm, eps), seed=seed)
+    cascade = preset(name, threat_of(norm, eps), seed=seed)
     _check_checks(check)
     devices = [pick_device(part) for part in device.split(",")]
     subject = Subject.load(model, robust, alpha, devices[0])
@@ -163,7 +163,7 @@ class Watching:
         self.bar.say(f"{int(left + 0.999):,} images left{so_far}{doing}", rest)
 
 
-def _threat(norm: str, eps: str) -> Threat:
+def threat_of(norm: str, eps: str) -> Threat:
     kinds = {known.lower(): kind for known, kind in NORMS.items()}
     if norm.lower() not in kinds:
         raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example --norm L2 --eps 0.5")
