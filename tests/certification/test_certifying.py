@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from half_spaces import AgainstMargin, HalfSpaces
 from torch import nn
-from toys import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.parts import RefusedError

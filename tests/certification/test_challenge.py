@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from toys import AgainstMargin, HalfSpaces
+from half_spaces import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certificate import Certificates

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from half_spaces import Broken, HalfSpaces, vote_share
 from scipy.special import ndtri
 from torch import nn
-from toys import Broken, HalfSpaces, vote_share
 
 from adaptive_smoothing.certification.bounds import clopper_pearson
 from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
