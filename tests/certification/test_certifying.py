@@ -108,9 +108,11 @@ def test_a_wanted_radius_is_in_the_norm_that_is_asked_for(plane, data):
 def test_what_a_classifier_keeps_to_be_faster_is_no_part_of_it(plane, data, tmp_path):
     """A journal is about the same model after it was used."""
     h = smoothed(plane)
-    ads.certify(h, data, samples=50, journal=tmp_path / "journal")
+    before = ads.certify(h, data, samples=50, journal=tmp_path / "journal")
     h(data.floats())
-    ads.certify(h, data, samples=50, journal=tmp_path / "journal")
+    again = ads.certify(h, data, samples=50, journal=tmp_path / "journal")
+    assert again.settings["model"] == before.settings["model"]
+    assert np.array_equal(again.rows["radius"], before.rows["radius"])
 
 
 # --- refusals -----------------------------------------------------------------------------------------
