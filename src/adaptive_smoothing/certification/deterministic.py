@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ class LipschitzLogits(Protocol):
 class Lipschitz:
     """The radius of h, or of a mixture with it, from the constants of h's logits; `scale` multiplies these."""
 
+    name: ClassVar[str] = "lipschitz"
+    norm: ClassVar[str] = "L2"
+
     robust: Any
     alpha: float = 1.0
     scale: float = 1.0
@@ -44,14 +47,6 @@ class Lipschitz:
         radius.needed_margin(self.alpha)
         if self.theorem not in THEOREMS:
             raise ValueError(f"expected a theorem among {', '.join(THEOREMS)}, got {self.theorem!r}")
-
-    @property
-    def name(self) -> str:
-        return "lipschitz"
-
-    @property
-    def norm(self) -> str:
-        return "L2"
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class Smoothing:
     for an unsure h. With a `radius`, sampling ends as soon as it is decided, or given up with a chance of `give_up` of
     being wrong, and after `samples` in any case.
     """
+
+    name: ClassVar[str] = "smoothing"
+    norm: ClassVar[str] = "L2"
 
     sampler: Sampler
     alpha: float = 1.0
@@ -74,14 +77,6 @@ class Smoothing:
             raise ValueError(
                 "expected betting on the complement with a wanted radius: others do not allow to stop early"
             )
-
-    @property
-    def name(self) -> str:
-        return "smoothing"
-
-    @property
-    def norm(self) -> str:
-        return "L2"
 
     @property
     def facts(self) -> dict[str, Any]:

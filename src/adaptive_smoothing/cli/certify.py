@@ -44,11 +44,22 @@ from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.report.tables import rich_table
 
 VOTES = ("hard", "soft")
+# Options that are of one method alone, and those that make of h what it certifies.
+OPTIONS = {
+    "smoothing": (
+        *("samples", "selection", "failure_probability", "bound", "runner_up", "radius"),
+        *("theorem", "precision", "seed", "batch_size"),
+    ),
+    "lipschitz": ("theorem",),
+    "local": ("eps", "steps", "batch_size"),
+}
+PREPARING = {"smoothing": ("sigma", "votes")}
 # Samples of each validation image, which are for its clean accuracy alone.
 VALIDATION_SAMPLES = 256
 
 
 def certify(
+    context: typer.Context,
     models: Annotated[list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H")],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, from 1/2 on")] = None,
     clean_accuracy: Annotated[
@@ -86,27 +97,24 @@ def certify(
     """Certify how far each image can be moved without another answer; goes on where it was stopped."""
     _check_words(method, votes)
     threat = threat_of(norm or "Linf", eps)
-    norm = None if norm is None else threat.norm
     devices = [pick_device(part) for part in device.split(",")]
     wanted = _wanted(models, alpha, clean_accuracy, split)
-    if wanted is not None and (radius is not None or norm == "Linf"):
+    if wanted is not None and (radius is not None or (norm and threat.norm == "Linf")):
         raise ValueError(
             "expected L2 and all samples with --clean-accuracy, got --norm Linf or --radius: leave them out"
         )
     ways = Ways(method, sigma, votes, hardmax)
     subjects = [_subject(pair, 1.0 if wanted else alpha, devices[0], ways) for pair in _pairs(models)]
-    sampled = {"samples": samples, "selection": selection, "failure_probability": failure_probability, "bound": bound}
-    sampled |= {"runner_up": runner_up, "theorem": theorem, "precision": precision, "radius": radius}
-    options: dict[str, dict[str, Any]] = {
-        "smoothing": {**sampled, "seed": seed, "batch_size": batch_size},
-        "lipschitz": {"theorem": theorem},
-        "local": {"eps": float(threat.eps), "steps": steps, "batch_size": batch_size},
-    }
+    if wanted is not None:
+        _check_frontier(subjects, theorem)
+    _check_meant(context, {subject.kind for subject in subjects})
+    options = {kind: {name: context.params[name] for name in names} for kind, names in OPTIONS.items()}
+    options["local"]["eps"] = float(threat.eps)
     everything = datasets.load(data, split, root=data_root, download=download)
     for subject in subjects:
         check_classes(subject.parts, everything)
-    chosen = everything.take(min(images or len(everything), len(everything)))
-    run = Run(screen(), devices, options, norm, overwrite, shard_size)
+    chosen = everything.take(slice(images))
+    run = Run(screen(), devices, options, threat.norm if norm else None, overwrite, shard_size)
     if wanted is None:
         run.alone(subjects[0], chosen, out or Path("runs") / f"certify-{subjects[0].short}-{subjects[0].kind}")
         return
@@ -121,6 +129,18 @@ def _check_words(method: str | None, votes: str) -> None:
         raise ValueError(f"expected a method among {', '.join(METHODS)}, got {method!r}")
     if votes not in VOTES:
         raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {votes!r}")
+
+
+def _check_meant(context: typer.Context, kinds: set[str]) -> None:
+    """Whoever gives an option means it to count."""
+    used = {name for kind in kinds for name in (*OPTIONS[kind], *PREPARING.get(kind, ()))} | {"seed", "batch_size"}
+    for name in dict.fromkeys(name for names in (*OPTIONS.values(), *PREPARING.values()) for name in names):
+        source = context.get_parameter_source(name)
+        if name not in used and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(
+                f"expected options of the method {' and '.join(sorted(kinds))}, got --{name.replace('_', '-')}, which "
+                "is of another: leave it out, or choose the method with --method"
+            )
 
 
 @dataclass(frozen=True)
@@ -205,7 +225,6 @@ class Run:
         self, subjects: list[Certified], val: ImageData, test: ImageData, folder: Path, wanted: float, theorem: str
     ) -> None:
         """Every H with the alpha that gives the wanted clean accuracy on val, and the best of them at each radius."""
-        _check_frontier(subjects, theorem)
         seen = {}
         for subject in subjects:
             few = {"samples": VALIDATION_SAMPLES} if subject.kind == "smoothing" else {}
