@@ -35,7 +35,8 @@ SURELY = 1e-6
 @dataclass(frozen=True)
 class Challenge:
     """What became of certified images that were moved to the end of their radius, one entry per image in each of
-    `rows`: index, norm of the move over the radius, lead of h over what the theorem says, and what is broken."""
+    `rows`: index, norm of the move over the radius, the lead of h before and after it, by how much it is above what the
+    theorem says (at the end of its confidence interval), and what is broken."""
 
     rows: dict[str, np.ndarray]
 
@@ -45,13 +46,20 @@ class Challenge:
         return int((self.rows["broken"] | self.rows["broken_with_some_g"]).sum())
 
     def summary(self) -> dict[str, Any]:
-        return {
-            "images": len(self.rows["index"]),
+        images = len(self.rows["index"])
+        found = {
+            "images": images,
             "broken": int(self.rows["broken"].sum()),
             "broken with some g": int(self.rows["broken_with_some_g"].sum()),
-            "smallest lead over the needed one": float(self.rows["slack"].min(initial=np.inf)),
-            "median": float(np.median(self.rows["slack"])) if len(self.rows["index"]) else None,
-            "mean lead lost": float(self.rows["lost"].mean()) if len(self.rows["index"]) else None,
+        }
+        if not images:
+            return found
+        return {
+            **found,
+            "mean lead before": float(self.rows["before"].mean()),
+            "mean lead after": float(self.rows["after"].mean()),
+            "smallest lead over the needed one": float(self.rows["slack"].min()),
+            "mean distance over the radius": float(self.rows["distance"].mean()),
         }
 
 
@@ -81,16 +89,17 @@ def challenge(
         threat = _threat(found, which, norm, images)
         moved = _worst(parts, images, classes, threat, steps, attack_samples, seed)
         columns = _look(parts, moved, classes, torch.from_numpy(found.rows["index"][which]), samples, precision, seed)
-        before = found.rows["lower"][which] - found.rows["upper"][which]
+        before = _lead(torch.from_numpy(found.rows["probabilities"][which]), classes.cpu()).numpy()
         distance = (threat.distance(moved, images) / torch.as_tensor(threat.eps).clamp_min(1e-12)).cpu().numpy()
-        columns |= {"index": found.rows["index"][which], "distance": distance, "lost": before - columns.pop("lead")}
+        columns |= {"index": found.rows["index"][which], "distance": distance, "before": before}
         rows.append(columns)
     return Challenge({name: np.concatenate([part[name] for part in rows]) for name in rows[0]} if rows else _nothing())
 
 
 def _nothing() -> dict[str, np.ndarray]:
-    empty, no = np.zeros(0), np.zeros(0, dtype=bool)
-    return {"index": empty, "slack": empty, "lost": empty, "distance": empty, "broken": no, "broken_with_some_g": no}
+    no = np.zeros(0, dtype=bool)
+    numbers = dict.fromkeys(("index", "distance", "before", "after", "slack"), np.zeros(0))
+    return {**numbers, "broken": no, "broken_with_some_g": no}
 
 
 def _threat(found: Certificates, which: np.ndarray, norm: str, images: Tensor) -> Threat:
@@ -145,7 +154,8 @@ def _look(
     against = (1 - parts.alpha) * (g - own_g[:, None]) + parts.alpha * (others - own[:, None])
     against[np.arange(len(g)), classes.cpu().numpy()] = -1
     slack = lead - needed_margin(parts.alpha)
-    return {"slack": slack, "lead": lead, "broken": (against > 0).any(1), "broken_with_some_g": slack < 0}
+    after = _lead(mean, classes).cpu().numpy()
+    return {"after": after, "slack": slack, "broken": (against > 0).any(1), "broken_with_some_g": slack < 0}
 
 
 def _seen(

@@ -225,15 +225,17 @@ class Run:
         self, subjects: list[Certified], val: ImageData, test: ImageData, folder: Path, wanted: float, theorem: str
     ) -> None:
         """Every H with the alpha that gives the wanted clean accuracy on val, and the best of them at each radius."""
-        seen = {}
+        seen, whole = {}, {}
         for subject in subjects:
+            self.console.print(f"{subject.short}: {len(val):,} validation images", markup=False)
             few = {"samples": VALIDATION_SAMPLES} if subject.kind == "smoothing" else {}
             seen[subject.short] = self.certify(subject, val, folder / subject.short / "val", **few)
         alphas = chosen_alphas(seen, wanted)
         for name in seen.keys() - alphas.keys():
             self.console.print(f"{name} is left out: with no alpha from 1/2 on it reaches {100 * wanted:g} %")
-        some = [subject for subject in subjects if subject.short in alphas]
-        whole = {subject.short: self.certify(subject, test, folder / subject.short) for subject in some}
+        for subject in [each for each in subjects if each.short in alphas]:
+            self.console.print(f"{subject.short}: {len(test):,} test images", markup=False)
+            whole[subject.short] = self.certify(subject, test, folder / subject.short)
         found = Frontier({name: with_alpha(each, alphas[name], theorem) for name, each in whole.items()}, wanted)
         write_frontier(folder, found)
         for part in folder.glob(f"**/{JOURNAL}"):

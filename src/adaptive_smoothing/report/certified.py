@@ -104,18 +104,23 @@ def _radii(largest: float) -> list[float]:
 
 def frontier_table(frontier: Frontier) -> Table:
     """Certified accuracy of each mixture, and of the best of them, at the same clean accuracy."""
-    at = _radii(float(frontier.radii.max()))
-    each, (best, whose) = frontier.accuracies(at), frontier.best(at)
+    at, members = _radii(float(frontier.radii.max())), frontier.members
+    best, whose = frontier.best(at)
+    each = zip(*frontier.accuracies(at).values(), strict=True)
     rows = [
-        (f"{radius:.4g}", *(f"{100 * shares[k]:.2f} %" for shares in each.values()), f"{100 * best[k]:.2f} %", whose[k])
-        for k, radius in enumerate(at)
+        ("alpha", *(f"{member.settings['alpha']:.3f}" for member in members.values()), ""),
+        ("clean", *(_percent(member.clean) for member in members.values()), ""),
+        *(
+            (f"L2 {radius:.4g}", *map(_percent, shares), name if most else "–")
+            for radius, shares, most, name in zip(at, each, best, whose, strict=True)
+        ),
     ]
-    names = [
-        f"{name}, alpha {member.settings['alpha']:.3f}, clean {100 * member.clean:.2f} %"
-        for name, member in frontier.members.items()
-    ]
-    title = f"Certified accuracy at {100 * frontier.clean_accuracy:g} % clean accuracy on validation images"
-    return Table(title, ("L2 radius", *names, "best", "whose"), tuple(rows))
+    title = f"Certified accuracy at {100 * frontier.clean_accuracy:g} % clean accuracy on validation images, in %"
+    return Table(title, ("", *members, "best"), tuple(rows))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def write_frontier(folder: Path, frontier: Frontier) -> None:
