@@ -105,6 +105,8 @@ def markdown(card: Card, parameters: int, size: int) -> str:
 def _purpose(recipe: Mapping[str, Any]) -> str:
     method = recipe.get("method", {})
     name = method.get("name")
+    if recipe.get("model", {}).get("arch") == "lipschitz_net":
+        return "A robust classifier with a proven L2 Lipschitz constant: an h whose certificates take no samples."
     if name == "standard":
         return "An accurate classifier, trained on clean images: a g. It has no robustness of its own."
     if name == "gaussian":
