@@ -20,9 +20,9 @@ from adaptive_smoothing.certification.bounds import (
     PROBABILITIES,
     VOTES,
     Betting,
+    chernoff,
     clopper_pearson,
     empirical_bernstein,
-    hoeffding,
 )
 from adaptive_smoothing.results import interval, write_json
 
@@ -59,7 +59,7 @@ def uppers(kind: str, seen: np.ndarray, chance: float) -> dict[str, np.ndarray]:
     return found | {
         "betting": Betting().upper(counted(seen, values), chance, values),
         "bernstein": empirical_bernstein(mean, variance, samples, chance),
-        "hoeffding": hoeffding(mean, samples, chance),
+        "chernoff": chernoff(mean, samples, chance),
     }
 
 

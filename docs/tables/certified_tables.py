@@ -1,22 +1,29 @@
-"""Tables and figures of certification."""
+"""Tables of certification."""
 
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
-from places import BENCHMARKS, RESULTS, sweep
+from places import BENCHMARKS, RESULTS, percent, sweep
 
-from adaptive_smoothing.certification.margins import QUANTILES, held_share, margin_figures
+from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.frontier import (
+    Frontier,
+    build_frontier,
+    clean_accuracies,
+    with_alpha,
+    with_every_class_bounded,
+)
+from adaptive_smoothing.certification.local_lipschitz import estimated_radius
+from adaptive_smoothing.certification.margins import QUANTILES, margin_figures
 from adaptive_smoothing.evaluation.stored import load_tradeoff
 from adaptive_smoothing.evaluation.verdict import STANDS
-from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.panels import Panel
-from adaptive_smoothing.report.style import LIGHT, Style
+from adaptive_smoothing.report.certified import read_certificates
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import read_json, read_rows
 
 CERTIFIED = RESULTS / "certified"
+RADII = {"soft": (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5), "hard": (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)}
+ALPHAS = (1.0, 0.9, 0.8, 0.7, 0.6)
 
 
 def coverage() -> Table:
@@ -36,7 +43,7 @@ def coverage() -> Table:
     return Table(title, ("doubts", "may fail, %", *bounds), rows)
 
 
-def _margins(pair: str, verdict: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def margins_of(pair: str, verdict: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Whether h stands, and by how much, under PGD-20 (a sweep) and under AutoAttack (a verdict of preset margin)."""
     run, rows = load_tradeoff(sweep(pair)), read_rows(RESULTS / verdict / "rows.npz")
     return {
@@ -48,7 +55,7 @@ def _margins(pair: str, verdict: str) -> dict[str, tuple[np.ndarray, np.ndarray]
 def needed(pair: str, verdict: str) -> Table:
     """Robust margins of h and the alphas that they need."""
     rows = []
-    for name, (right, margins) in _margins(pair, verdict).items():
+    for name, (right, margins) in margins_of(pair, verdict).items():
         found = margin_figures(right, margins)
         pairs = [f"{found['quantiles'][str(q)]:.3f} → {found['alphas'][str(q)]:.3f}" for q in QUANTILES]
         rows.append((name, f"{len(right):,}", f"{100 * found['stands']:.2f}", f"{found['mean']:.3f}", *pairs))
@@ -56,41 +63,126 @@ def needed(pair: str, verdict: str) -> Table:
     return Table("Margins of h where it stands, and the alpha that the lemma needs for each", columns, tuple(rows))
 
 
-def margins_figure(pair: str, verdict: str) -> bytes:
-    """Left: the margins that attacks have left. Right: what a mixture keeps because of them, whatever g says."""
-    found = _margins(pair, verdict)
-    return png(side_by_side([_margins_panel(found, LIGHT), _held_panel(found, LIGHT)]))
+def matched(votes: str, base: str, *others: str, theorem: str = "margin") -> Frontier:
+    """h alone, and mixtures of g with others whose alpha gives its clean accuracy on validation images.
+
+    Means of probabilities were certified by the complement, which is far from the second class: every class is bounded
+    afterwards.
+    """
+    folder = CERTIFIED / votes
+    runs = {
+        name: (read_certificates(folder / name / "val"), read_certificates(folder / name)) for name in (base, *others)
+    }
+    if votes == "soft":
+        runs = {name: (validation, _bounded(test)) for name, (validation, test) in runs.items()}
+    target = clean_accuracies(runs[base][0], np.ones(1)).item()
+    return build_frontier(runs, target, theorem)
 
 
-def _margins_panel(found: dict[str, tuple[np.ndarray, np.ndarray]], style: Style) -> Panel:
-    def draw(axes: Axes) -> None:
-        for (name, (right, margins)), colour in zip(found.items(), (style.clean, style.mix), strict=True):
-            at = np.sort(margins[right])
-            axes.step(at, np.arange(1, len(at) + 1) / len(at), color=colour, label=f"{name}: {len(at):,} stand")
-        axes.set_xlabel("robust margin of h, where it stands")
-        axes.set_ylabel("share with at most this margin")
-        axes.set_title("How sure h is under attack")
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.legend()
-
-    return draw
+def _bounded(found: Certificates) -> Certificates:
+    return with_every_class_bounded(found) if found.settings["method"] == "smoothing" else found
 
 
-def _held_panel(found: dict[str, tuple[np.ndarray, np.ndarray]], style: Style) -> Panel:
-    def draw(axes: Axes) -> None:
-        alphas = np.linspace(0.5, 1, 201)
-        for (name, (right, margins)), colour in zip(found.items(), (style.clean, style.mix), strict=True):
-            axes.plot(alphas, held_share(right, margins, alphas), color=colour, label=name)
-        axes.set_xlabel("α")
-        axes.set_ylabel("right with any g, as far as the attack can tell")
-        axes.set_title("What the lemma keeps of it in a mixture")
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.legend()
+def certified(votes: str, base: str, *others: str) -> Table:
+    """Certified accuracy of h alone and of mixtures as accurate, by each theorem: sound, and plug-in for soft votes."""
+    found = matched(votes, base, *others)
+    rows, radii = [], RADII[votes]
+    for h, member in found.members.items():
+        first = (h, _alpha(member), percent(member.clean))
+        for theorem, name in _theorems(member).items():
+            again = with_alpha(member, member.settings["alpha"], theorem)
+            rows.append((*first, name, *(f"{100 * again.accuracy(radius):.1f}" for radius in radii)))
+            if member.settings.get("votes") == "soft":
+                guessed = (f"{100 * again.accuracy(radius, estimated=True):.1f}" for radius in radii)
+                rows.append((*first, f"{name}, plug-in", *guessed))
+    title = f"As accurate as {base} on validation images ({percent(found.clean_accuracy)} %): right and certified, %"
+    return Table(title, ("h", "α", "clean, %", "bound", *(f"L2 {radius:g}" for radius in radii)), tuple(rows))
 
-    return draw
+
+def _alpha(member: Certificates) -> str:
+    return "1" if member.settings["alpha"] == 1 else f"{member.settings['alpha']:.3f}"
 
 
-def draw_all() -> None:
-    CERTIFIED.mkdir(exist_ok=True)
-    (CERTIFIED / "margins.png").write_bytes(margins_figure("resnet18", "verdicts/h-margin"))
+def _theorems(member: Certificates) -> dict[str, str]:
+    """What there is to compare: of h alone, ours is the paper's."""
+    alone = member.settings["alpha"] == 1
+    if member.settings["method"] == "lipschitz":
+        return {"margin": "lead of logits" if alone else "ours"}
+    votes = {"paper": "thm:randomized_smoothing"} | ({} if alone else {"margin": "ours"})
+    return votes if member.settings["votes"] == "hard" else {"lipschitz": "thm:certified_radius"} | votes
+
+
+def soundness() -> Table:
+    """What became of certified images under attack: benchmarks/soundness.py."""
+    rows = []
+    for path in sorted(BENCHMARKS.glob("soundness-*.json")):
+        found = read_json(path)
+        tried, settings, models = found["challenge"], found["certified"]["settings"], found["models"]
+        rows.append(
+            (
+                models["h"]["name"],
+                f"{settings['votes']} votes" if "votes" in settings else "proven",
+                f"{models['alpha']:g}",
+                tried["norm"],
+                f"{tried['images']:,}",
+                f"{tried['broken']}",
+                f"{tried['broken with some g']}",
+                f"{tried['mean lead before']:.3f} → {tried['mean lead after']:.3f}",
+                f"{tried['smallest lead over the needed one']:.4f}",
+            )
+        )
+    columns = ("h", "by", "α", "attack", "certified and attacked", "broken", "broken with some g", "mean lead of h")
+    total = sum(int(row[4].replace(",", "")) for row in rows)
+    columns = (*columns, "least above the needed lead")
+    return Table(f"{total:,} certified test images, moved to the end of their radius", columns, tuple(rows))
+
+
+def certify_speed() -> Table:
+    """Ours against Cohen's procedure: benchmarks/certify.py."""
+    rows = []
+    for path in sorted(BENCHMARKS.glob("certify-*.json")):
+        found = read_json(path)
+        setting, plain = found["setting"], found["rows"]["Cohen, plainly"]
+        for name, row in found["rows"].items():
+            fewer = plain["samples an image"] / row["samples an image"]
+            faster = row["images a second"] / plain["images a second"]
+            rows.append(
+                (
+                    f"σ {setting['sigma']:g}, radius {setting['radius']:g}",
+                    name,
+                    f"{row['images']}",
+                    f"{row['samples an image']:,.0f}",
+                    f"{fewer:.1f}×",
+                    f"{row['images a second']:.1f}",
+                    f"{faster:.1f}×",
+                    f"{100 * row['certified accuracy']:.1f}",
+                )
+            )
+    columns = ("", "procedure", "images", "samples an image", "fewer", "images a second", "faster", "certified, %")
+    return Table("Deciding one radius for test images, one H200", columns, tuple(rows))
+
+
+def local() -> Table:
+    """Estimated local constants of robust models, and what they keep of a mixture at 8/255."""
+    rows = []
+    for folder in sorted((CERTIFIED / "local").iterdir()):
+        found = read_certificates(folder)
+        constants, eps = found.rows["constants"], found.settings["eps"]
+        own = constants[np.arange(len(constants)), found.rows["robust_class"]]
+        kept = [
+            found.correct & (estimated_radius(found.rows["probabilities"], constants, eps, alpha) >= eps)
+            for alpha in ALPHAS
+        ]
+        rows.append(
+            (
+                folder.name,
+                percent(found.clean),
+                f"{constants.mean():.3f}",
+                f"{own.mean():.3f}",
+                f"{np.median(constants.mean(1)):.3f}",
+                *(f"{100 * each.mean():.1f}" for each in kept),
+            )
+        )
+    columns = ("h", "clean, %", "mean constant", "of the predicted class", "median over images")
+    title = "Local Lipschitz estimates in Linf at 8/255, 1,000 test images: right and estimated to stand, %"
+    return Table(title, (*columns, *(f"α = {alpha:g}" for alpha in ALPHAS)), tuple(rows))

@@ -7,6 +7,7 @@ import sys
 
 import attack_tables
 import base_tables
+import certified_figures
 import certified_tables
 import mixture_tables
 from places import COMPARED, RESULTS, ROOT, sweep
@@ -45,6 +46,10 @@ KINDS = (
     base_tables.gaps,
     certified_tables.coverage,
     certified_tables.needed,
+    certified_tables.certified,
+    certified_tables.soundness,
+    certified_tables.certify_speed,
+    certified_tables.local,
 )
 TABLES = {table.__name__: table for table in KINDS}
 
@@ -82,7 +87,7 @@ def main() -> int:
     if "--figures" in sys.argv[1:]:
         for pair in PAIRS:
             draw(pair)
-        certified_tables.draw_all()
+        certified_figures.draw_all()
         for folder in COMPARED.glob("*-frontier"):
             panel = comparison_panel(Comparison.read(folder))
             (folder / "figure.png").write_bytes(png(side_by_side([panel])))

@@ -8,9 +8,9 @@ from adaptive_smoothing.certification.bounds import (
     PROBABILITIES,
     VOTES,
     Betting,
+    chernoff,
     clopper_pearson,
     empirical_bernstein,
-    hoeffding,
 )
 
 # Ten thousand runs are in docs/results.md.
@@ -35,7 +35,18 @@ def test_clopper_pearson_is_exact():
 def test_wider_bounds_are_wider():
     mean, variance, n = 0.05, 0.01, 10_000
     assert empirical_bernstein(mean, variance, n, 0.001) - mean == pytest.approx(0.0056, abs=3e-4)
-    assert hoeffding(mean, n, 0.001) - mean == pytest.approx(0.0186, abs=1e-4)
+    assert chernoff(mean, n, 0.001) - mean == pytest.approx(0.0085, abs=1e-4)
+
+
+def test_chernoff_refutes_what_would_make_the_average_too_unlikely():
+    for mean in (0.001, 0.05, 0.5, 0.97):
+        bound = chernoff(mean, 1000, 0.01)
+        divergence = mean * np.log(mean / bound) + (1 - mean) * np.log((1 - mean) / (1 - bound))
+        assert np.exp(-1000 * divergence) == pytest.approx(0.01, rel=1e-4)
+        hoeffding = mean + np.sqrt(-np.log(0.01) / 2000)
+        assert mean < bound < hoeffding + 1e-9
+    assert chernoff(0.0, 1000, 0.01) == pytest.approx(1 - 0.01**0.001, rel=1e-6)
+    assert chernoff(1.0, 1000, 0.01) == 1
 
 
 def test_betting_is_tighter_than_bernstein_on_means():
@@ -62,7 +73,7 @@ def test_bounds_hold_as_often_as_they_say(kind):
     found = {
         "betting": Betting().upper(counts, CHANCE, values),
         "bernstein": empirical_bernstein(doubts.mean(1), doubts.var(1, ddof=1), SAMPLES, CHANCE),
-        "hoeffding": hoeffding(doubts.mean(1), SAMPLES, CHANCE),
+        "chernoff": chernoff(doubts.mean(1), SAMPLES, CHANCE),
     }
     if kind == "votes":
         found["clopper-pearson"] = clopper_pearson(doubts.sum(1), SAMPLES, CHANCE)
@@ -111,5 +122,5 @@ def test_a_failure_probability_is_inside_zero_and_one(chance):
 
 def test_no_samples_are_no_bound():
     with pytest.raises(ValueError, match="at least 1 sample"):
-        hoeffding(np.array([0.5]), 0, 0.1)
+        chernoff(np.array([0.5]), 0, 0.1)
     assert empirical_bernstein(np.array([0.5]), np.array([0.0]), 1, 0.1) == 1

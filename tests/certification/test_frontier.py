@@ -12,6 +12,7 @@ from adaptive_smoothing.certification.frontier import (
     clean_accuracies,
     largest_alpha,
     with_alpha,
+    with_every_class_bounded,
 )
 
 
@@ -26,8 +27,8 @@ def data(plane):
     return ads.from_tensors(images, (plane.distance(images) < 0).long())
 
 
-def certified(plane, data, alpha, *, sigma=0.5, **options):
-    h = plane if sigma is None else ads.SmoothedClassifier(plane, sigma, hard=True)
+def certified(plane, data, alpha, *, sigma=0.5, hard=True, **options):
+    h = plane if sigma is None else ads.SmoothedClassifier(plane, sigma, hard=hard)
     options = {} if sigma is None else {"samples": 500, **options}
     return ads.certify(ads.MixedClassifier(AgainstMargin(), h, alpha=alpha), data, **options)
 
@@ -40,6 +41,19 @@ def test_another_alpha_needs_no_other_samples(plane, data, sigma):
         assert np.array_equal(read.rows["prediction"], again.rows["prediction"])
         assert read.rows["radius"] == pytest.approx(again.rows["radius"], abs=1e-4)
         assert np.array_equal(read.certified, again.certified)
+
+
+def test_every_class_is_bounded_afterwards_as_it_would_have_been_at_once(plane, data):
+    complement = certified(plane, data, 0.9, hard=False, runner_up="complement")
+    read = with_every_class_bounded(complement)
+    split = certified(plane, data, 0.9, hard=False, runner_up="split", bound="chernoff")
+    assert read.settings["runner-up"] == "split" and read.settings["bound"] == "chernoff"
+    # What is read is from averages, what is sampled from doubts that were rounded up by up to a percent.
+    assert (read.rows["radius"] >= split.rows["radius"] - 1e-5).all() and read.certified.any()
+    assert read.rows["radius"] == pytest.approx(split.rows["radius"], abs=0.02)
+    stopped = certified(plane, data, 0.9, radius=0.1)
+    with pytest.raises(ValueError, match="no averages"):
+        with_every_class_bounded(stopped)
 
 
 def test_the_papers_theorem_is_read_from_the_same_samples(plane, data):

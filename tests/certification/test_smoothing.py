@@ -110,7 +110,7 @@ def test_a_mixture_has_exactly_the_radius_in_which_the_worst_g_cannot_win(plane,
 
 def test_soft_means_are_bounded_too(plane, images):
     truth = smoothing(plane, hard=False, samples=50_000).certify(images, INDEX)["probabilities"].max(1)
-    for bound in ("betting", "bernstein"):
+    for bound in ("betting", "bernstein", "chernoff"):
         found = smoothing(plane, hard=False, bound=bound).certify(images, INDEX)
         assert (found["lower"] <= truth + 0.01).all() and (found["lower"] > truth - 0.1).all()
 
@@ -130,6 +130,14 @@ def test_a_split_failure_probability_helps_an_unsure_h():
     )
     assert one["radius"] == 0 and other["radius"] > 0.1
     assert other["upper"] < 0.1 < one["upper"]
+    assert Smoothing(sampler=sampler, samples=2000, alpha=0.8).certify(image, INDEX[:1])["radius"] == other["radius"]
+
+
+def test_what_suits_the_votes_is_the_default(plane):
+    assert smoothing(plane).facts["runner-up"] == "complement" and smoothing(plane).facts["bound"] == "clopper-pearson"
+    soft = smoothing(plane, hard=False)
+    assert soft.facts["runner-up"] == "split" and soft.facts["bound"] == "betting"
+    assert smoothing(plane, hard=False, radius=0.1).facts["runner-up"] == "complement"
 
 
 # --- stopping early -----------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betainccinv, logsumexp
+from scipy.special import betainccinv, logsumexp, rel_entr
 
 # More than the special functions are off by.
 ROUNDING = 1e-9
-# Halvings, by ratio, after which a bound is known to four digits, from above.
-HALVINGS = 20
+HALVINGS = 40
+# Bounds of bets, rounded up to steps of a fifth of a percent.
+MEANS = np.geomspace(1e-7, 1.0, 2**13 + 1)
 
 
 def check_failure_probability(failure_probability: float) -> None:
@@ -41,11 +42,19 @@ def clopper_pearson(successes: np.ndarray, trials: int, failure_probability: flo
     return _up(np.where(found == 0, none, np.where(found >= trials, 1.0, bound)))
 
 
-def hoeffding(mean: np.ndarray, samples: int, failure_probability: float) -> np.ndarray:
-    """Of the mean of numbers in [0, 1], from their average alone."""
+def chernoff(mean: np.ndarray, samples: int, failure_probability: float) -> np.ndarray:
+    """Of the mean of numbers in [0, 1], from their average alone: the smallest m that would make it too unlikely, by
+    exp(-samples KL(average, m)) (Hoeffding 1963, thm. 1)."""
     check_failure_probability(failure_probability)
     check_samples(samples)
-    return _up(np.asarray(mean) + np.sqrt(-np.log(failure_probability) / (2 * samples)))
+    low = np.clip(np.asarray(mean, dtype=np.float64), 0.0, 1.0)
+    average, high = low, np.ones_like(low)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        divergence = rel_entr(average, middle) + rel_entr(1 - average, 1 - middle)
+        refuted = samples * divergence >= -np.log(failure_probability)
+        low, high = np.where(refuted, low, middle), np.where(refuted, middle, high)
+    return _up(high)
 
 
 def empirical_bernstein(mean: np.ndarray, variance: np.ndarray, samples: int, failure_probability: float) -> np.ndarray:
@@ -85,8 +94,11 @@ class Betting:
         mean = np.asarray(mean, dtype=np.float64)
         if not mean.ndim:
             return self._shared(counts @ self._log_factors(mean, values))
-        rows = [row @ self._log_factors(m, values) for row, m in zip(counts, mean, strict=True)]
-        return self._shared(np.stack(rows))
+        distinct, which, sizes = np.unique(mean, return_inverse=True, return_counts=True)
+        logs = np.empty((len(counts), len(self.stakes)))
+        for m, rows in zip(distinct, np.split(np.argsort(which), np.cumsum(sizes)[:-1]), strict=True):
+            logs[rows] = counts[rows] @ self._log_factors(m, values)
+        return self._shared(logs)
 
     def _shared(self, logs: np.ndarray) -> np.ndarray:
         return logsumexp(logs, axis=-1) - np.log(len(self.stakes))
@@ -106,16 +118,13 @@ class Betting:
         """The smallest m that is refuted together with all above it, for each row of counts."""
         check_failure_probability(failure_probability)
         counts = np.asarray(counts, dtype=np.float64)
-        enough = -np.log(failure_probability)
-        # No bound is below the average, nor below what no doubt at all would give.
-        samples = counts.sum(1)
-        floor = -np.expm1(-enough / np.maximum(samples, 1))
-        low, high = np.maximum(counts @ values / np.maximum(samples, 1), floor), np.ones(len(counts))
-        for _ in range(HALVINGS):
-            middle = np.sqrt(low * high)
-            refuted = self.log_capital(counts, middle, values) >= enough
+        # All rows are asked about the same means at first: their factors are computed once.
+        low, high = np.zeros(len(counts), dtype=int), np.full(len(counts), len(MEANS) - 1)
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            refuted = self.log_capital(counts, MEANS[middle], values) >= -np.log(failure_probability)
             low, high = np.where(refuted, low, middle), np.where(refuted, middle, high)
-        return _up(high)
+        return _up(MEANS[high])
 
 
 def _up(bound: np.ndarray) -> np.ndarray:

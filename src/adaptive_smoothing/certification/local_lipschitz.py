@@ -69,17 +69,13 @@ class LocalEstimate:
         eps = float(self.threat.eps)
         probabilities = (self.scale * all_logits(self.robust, images).double()).softmax(1).cpu().numpy()
         constants = self.largest_changes(images, probabilities.argmax(1)) / eps
-        order = np.argsort(-probabilities, axis=1, kind="stable")
-        ranked, each = (np.take_along_axis(array, order, 1) for array in (probabilities, constants))
-        # A class that does not move at all still has a constant above 0.
-        each = np.maximum(each, 1e-12)
-        reach = radius.lipschitz_radius(ranked[:, 0], ranked[:, 1:], each[:, 0], each[:, 1:], self.alpha)
+        ranked = -np.sort(-probabilities, axis=1)
         return {
-            "robust_class": order[:, 0],
+            "robust_class": probabilities.argmax(1),
             "lower": ranked[:, 0],
             "upper": ranked[:, 1],
             "radius": np.zeros(len(images)),
-            "estimate": np.where(reach >= eps, eps, 0.0),
+            "estimate": estimated_radius(probabilities, constants, eps, self.alpha),
             "samples": np.full(len(images), probabilities.shape[1] * (self.steps + 1)),
             "probabilities": probabilities.astype(np.float32),
             "constants": constants,
@@ -129,6 +125,11 @@ class LocalEstimate:
         return (self.scale * logits.float()).softmax(1).gather(1, which[:, None]).squeeze(1)
 
 
-def paper_constant(constants: np.ndarray) -> np.ndarray:
-    """The estimate of eq. est_lipschitz for each image: the mean over the classes."""
-    return constants.mean(1)
+def estimated_radius(probabilities: np.ndarray, constants: np.ndarray, eps: float, alpha: float) -> np.ndarray:
+    """eps, where thm:certified_radius with these constants reaches it, and 0 elsewhere."""
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    ranked, each = (np.take_along_axis(array.astype(np.float64), order, 1) for array in (probabilities, constants))
+    # A class that does not move at all still has a constant above 0.
+    each = np.maximum(each, 1e-12)
+    reach = radius.lipschitz_radius(ranked[:, 0], ranked[:, 1:], each[:, 0], each[:, 1:], alpha)
+    return np.where(reach >= eps, eps, 0.0)

@@ -22,7 +22,7 @@ THEOREMS: dict[str, Callable[..., np.ndarray]] = {
     "paper": radii.smoothing_radius,
     "lipschitz": radii.smoothed_lipschitz_radius,
 }
-BOUNDS = ("clopper-pearson", "betting", "bernstein")
+BOUNDS = ("clopper-pearson", "betting", "bernstein", "chernoff")
 RUNNERS_UP = ("complement", "split")
 # Halvings of [0, 1/2] in search of the doubt that a radius allows.
 HALVINGS = 60
@@ -33,10 +33,10 @@ class Smoothing:
     """How images are certified by sampling; what they are certified with is the sampler's.
 
     `selection` samples choose the class that h says, `samples` others bound its probability. `bound` is
-    clopper-pearson for votes and betting or bernstein for probabilities. The runner-up is what is left of 1
-    (`complement`), or every class has a bound and an equal part of the failure probability (`split`), which is better
-    for an unsure h. With a `radius`, sampling ends as soon as it is decided, or given up with a chance of `give_up` of
-    being wrong, and after `samples` in any case.
+    clopper-pearson for votes and betting, bernstein or chernoff for probabilities. The runner-up is what is left of 1
+    (`complement`, which suits votes), or every class has a bound and an equal part of the failure probability
+    (`split`, which suits probabilities: much of them is on no class in particular). With a `radius`, sampling ends as
+    soon as it is decided, or given up with a chance of `give_up` of being wrong, and after `samples` in any case.
     """
 
     name: ClassVar[str] = "smoothing"
@@ -48,7 +48,7 @@ class Smoothing:
     selection: int = BLOCK
     failure_probability: float = 0.001
     bound: str | None = None
-    runner_up: str = "complement"
+    runner_up: str | None = None
     theorem: str = "margin"
     radius: float | None = None
     give_up: float = 0.01
@@ -61,19 +61,19 @@ class Smoothing:
             bounds.check_failure_probability(chance)
         for what, value, known in (
             ("bound", self.bound or BOUNDS[0], BOUNDS),
-            ("runner-up", self.runner_up, RUNNERS_UP),
+            ("runner-up", self.runner_up or RUNNERS_UP[0], RUNNERS_UP),
             ("theorem", self.theorem, THEOREMS),
         ):
             if value not in known:
                 raise ValueError(f"expected a {what} among {', '.join(known)}, got {value!r}")
         if self.bound == "clopper-pearson" and not self.sampler.hard:
             raise ValueError(
-                "expected betting or bernstein for means of probabilities, got clopper-pearson, which holds for votes "
-                "only: choose another bound, or hard votes"
+                "expected betting, bernstein or chernoff for means of probabilities, got clopper-pearson, which holds "
+                "for votes only: choose another bound, or hard votes"
             )
         if self.radius is not None and not (self.radius > 0 and np.isfinite(self.radius)):
             raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
-        if self.radius is not None and (self.runner_up != "complement" or self.bound not in (None, "betting")):
+        if self.radius is not None and (self._runner_up != "complement" or self.bound not in (None, "betting")):
             raise ValueError(
                 "expected betting on the complement with a wanted radius: others do not allow to stop early"
             )
@@ -86,7 +86,7 @@ class Smoothing:
             "votes": "hard" if self.sampler.hard else "soft",
             "theorem": self.theorem,
             "bound": self._bound,
-            "runner-up": self.runner_up,
+            "runner-up": self._runner_up,
             "samples": int(self.samples),
             "selection": int(self.selection),
             "failure probability": self.failure_probability,
@@ -102,11 +102,17 @@ class Smoothing:
             return "betting"
         return self.bound or ("clopper-pearson" if self.sampler.hard else "betting")
 
+    @property
+    def _runner_up(self) -> str:
+        if self.runner_up is not None:
+            return self.runner_up
+        return "complement" if self.sampler.hard or self.radius is not None else "split"
+
     def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
         """See `Method`."""
         chosen = self._choose(images, index)
         others = chosen.argsort(descending=True, stable=True)
-        classes = others if self.runner_up == "split" else others[:, :1]
+        classes = others if self._runner_up == "split" else others[:, :1]
         tally = Tally(classes, chosen.shape[1], self.sampler.values)
         if self.radius is None:
             everything = torch.arange(len(images), device=images.device)
@@ -160,6 +166,8 @@ class Smoothing:
         if self._bound == "betting":
             return Betting().upper(counts, failure_probability, values)
         mean = counts @ values / samples
+        if self._bound == "chernoff":
+            return bounds.chernoff(mean, samples, failure_probability)
         variance = (counts @ values**2 - samples * mean**2) / max(samples - 1, 1)
         return bounds.empirical_bernstein(mean, np.maximum(variance, 0), samples, failure_probability)
 

@@ -75,8 +75,8 @@ def certify(
     failure_probability: Annotated[float, typer.Option(help="Of each certificate, at most")] = 0.001,
     bound: Annotated[str | None, typer.Option(help=f"{', '.join(BOUNDS)}; by default what suits the votes")] = None,
     runner_up: Annotated[
-        str, typer.Option(help=f"{' or '.join(RUNNERS_UP)} of the failure probability")
-    ] = "complement",
+        str | None, typer.Option(help=f"{' or '.join(RUNNERS_UP)}; by default what suits the votes")
+    ] = None,
     theorem: Annotated[str, typer.Option(help="margin; weaker are the paper's: paper, lipschitz")] = "margin",
     precision: Annotated[str, typer.Option(help=f"Of smoothing: {', '.join(PRECISIONS)}")] = "float32",
     norm: Annotated[str | None, typer.Option(help="L2, or Linf; local: default Linf")] = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -133,20 +133,34 @@ def write_frontier(folder: Path, frontier: Frontier) -> None:
     write_json(folder / FRONTIER, {**found, "members": members})
 
 
-def frontier_panel(frontier: Frontier, style: Style = LIGHT) -> Panel:
-    """The curves of all mixtures, and above them the best at each radius."""
-    colours = (style.clean, style.mix, style.rob, style.std)
+def frontier_panel(frontier: Frontier, style: Style = LIGHT, *, title: str = "", estimates: bool = False) -> Panel:
+    """The curves of all mixtures, and around them the best at each radius; `estimates` adds the plug-in ones."""
 
     def draw(axes: Axes) -> None:
-        best, _ = frontier.best(frontier.radii)
-        axes.step(frontier.radii, best, where="pre", color=style.faint, alpha=0.35, linewidth=6, label="best of all")
-        for (name, member), colour in zip(frontier.members.items(), cycle(colours), strict=False):
-            label = f"{name}, α = {member.settings['alpha']:.3f}"
-            axes.step(*member.curve(), where="pre", color=colour, label=label)
-            axes.plot(0, member.clean, "o", color=colour, clip_on=False)
-        _label(axes, "L2", f"At {100 * frontier.clean_accuracy:g} % clean accuracy")
+        at = frontier.radii
+        best, _ = frontier.best(at)
+        end = np.count_nonzero(best) + 1
+        axes.step(at[:end], best[:end], where="pre", color=style.faint, alpha=0.3, linewidth=7, label="best of all")
+        for (name, member), look in zip(frontier.members.items(), _looks(style), strict=False):
+            alone = member.settings["alpha"] == 1
+            label = f"{name} alone" if alone else f"{name}, α = {member.settings['alpha']:.3f}"
+            axes.step(*member.curve(), where="pre", **look, label=label)
+            if estimates:
+                axes.step(*member.curve(estimated=True), where="pre", **{**look, "linestyle": ":"}, linewidth=1)
+            axes.plot(0, member.clean, "o", color=look["color"], clip_on=False)
+        if estimates:
+            axes.plot([], [], ":", color=style.faint, linewidth=1, label="plug-in estimates")
+        axes.plot([], [], "o", color=style.faint, label="clean accuracy")
+        _label(axes, "L2", title or f"At {100 * frontier.clean_accuracy:.3g} % clean accuracy")
 
     return draw
+
+
+def _looks(style: Style) -> Iterator[dict[str, Any]]:
+    """One for each curve: when colours are used up, other lines."""
+    for line in cycle(("-", "--", "-.")):
+        for colour in (style.clean, style.mix, style.rob, style.std):
+            yield {"color": colour, "linestyle": line}
 
 
 def certified_figure(certificates: Certificates, *, style: Style = LIGHT) -> Figure:
@@ -155,14 +169,14 @@ def certified_figure(certificates: Certificates, *, style: Style = LIGHT) -> Fig
 
 def certified_panel(runs: Mapping[str, Certificates], style: Style = LIGHT) -> Panel:
     """Certified accuracy against the radius, and thinner the plug-in estimate, of one or several runs."""
-    colours = (style.clean, style.mix, style.rob, style.std)
 
     def draw(axes: Axes) -> None:
-        for (name, run), colour in zip(runs.items(), cycle(colours), strict=False):
+        for (name, run), look in zip(runs.items(), _looks(style), strict=False):
+            colour = look["color"]
             label = f"{name}: " if name else ""
             sampled, local = run.settings["method"] == "smoothing", run.settings["method"] == "local"
             if not local:
-                axes.step(*run.curve(), where="pre", color=colour, label=f"{label}certified")
+                axes.step(*run.curve(), where="pre", **look, label=f"{label}certified")
             if sampled or local:
                 curve = run.curve(estimated=True)
                 axes.step(*curve, where="pre", color=colour, linewidth=1, linestyle=":", label=f"{label}estimate")

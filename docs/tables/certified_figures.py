@@ -1,0 +1,85 @@
+"""Figures of certification: fig:certified_pareto and fig:certified_radii of the paper, ours beside them, margins."""
+
+from __future__ import annotations
+
+import numpy as np
+from certified_tables import CERTIFIED, margins_of, matched
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from adaptive_smoothing.certification.margins import held_share
+from adaptive_smoothing.report.certified import frontier_panel
+from adaptive_smoothing.report.figures import png, side_by_side
+from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.style import LIGHT, Style
+
+# h alone, and those that are mixed to its clean accuracy, as in the paper.
+LEFT = ("gaussian-050", "gaussian-100")
+RIGHT = ("gaussian-025", "gaussian-050", "gaussian-100")
+LIPSCHITZ = ("lipschitz-8", "lipschitz-4")
+
+
+def paper_figure(theorem: str) -> bytes:
+    """By one theorem of the paper, for means of probabilities: solid what is certain, dotted the plug-in estimate."""
+    panels = [
+        frontier_panel(
+            matched("soft", *names, theorem=theorem), LIGHT, title=f"As accurate as {names[0]}", estimates=True
+        )
+        for names in (LEFT, RIGHT)
+    ]
+    return png(side_by_side(panels))
+
+
+def our_figure() -> bytes:
+    """By our bound, for votes, and for networks with a proven constant."""
+    panels = [
+        frontier_panel(matched("hard", *names), LIGHT, title=f"As accurate as {names[0]}")
+        for names in (LEFT, (*RIGHT, *LIPSCHITZ), LIPSCHITZ)
+    ]
+    return png(side_by_side(panels))
+
+
+def margins_figure(pair: str, verdict: str) -> bytes:
+    """Left: the margins that attacks have left. Right: what a mixture keeps because of them, whatever g says."""
+    found = margins_of(pair, verdict)
+    return png(side_by_side([_margins_panel(found, LIGHT), _held_panel(found, LIGHT)]))
+
+
+def _margins_panel(found: dict[str, tuple[np.ndarray, np.ndarray]], style: Style) -> Panel:
+    def draw(axes: Axes) -> None:
+        for (name, (right, margins)), colour in zip(found.items(), (style.clean, style.mix), strict=True):
+            at = np.sort(margins[right])
+            axes.step(at, np.arange(1, len(at) + 1) / len(at), color=colour, label=f"{name}: {len(at):,} stand")
+        axes.set_xlabel("robust margin of h, where it stands")
+        axes.set_ylabel("share with at most this margin")
+        axes.set_title("How sure h is under attack")
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.legend()
+
+    return draw
+
+
+def _held_panel(found: dict[str, tuple[np.ndarray, np.ndarray]], style: Style) -> Panel:
+    def draw(axes: Axes) -> None:
+        alphas = np.linspace(0.5, 1, 201)
+        for (name, (right, margins)), colour in zip(found.items(), (style.clean, style.mix), strict=True):
+            axes.plot(alphas, held_share(right, margins, alphas), color=colour, label=name)
+        axes.set_xlabel("α")
+        axes.set_ylabel("right with any g, as far as the attack can tell")
+        axes.set_title("What the lemma keeps of it in a mixture")
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.legend()
+
+    return draw
+
+
+def draw_all() -> None:
+    drawn = {
+        "pareto": paper_figure("lipschitz"),
+        "radii": paper_figure("paper"),
+        "ours": our_figure(),
+        "margins": margins_figure("resnet18", "verdicts/h-margin"),
+    }
+    for name, figure in drawn.items():
+        (CERTIFIED / f"{name}.png").write_bytes(figure)
