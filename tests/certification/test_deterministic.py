@@ -1,5 +1,7 @@
 """Certificates from Lipschitz constants, on a plane and on a network whose constant is by construction."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -128,6 +130,41 @@ def test_weights_that_are_trained_on_or_rounded_keep_the_bound(network):
         for weight in model.parameters():
             weight.copy_((5 * torch.randn(weight.shape, generator=generator)).half())
     assert model.pairwise_lipschitz().max() <= 20 * 2 * (1 + 1e-4)
+
+
+def test_what_is_kept_of_the_weights_follows_them(network):
+    """A copy, weights that are trained on, another precision, a gradient: none may meet what others have kept."""
+    images = torch.rand(2, 3, 32, 32)
+
+    def without_keeping(net):
+        with torch.inference_mode():
+            return net(images.to(next(net.parameters()).dtype)).clone()
+
+    net = copy.deepcopy(network)
+    before = net(images)
+    assert torch.equal(before, without_keeping(net)) and torch.equal(net(images), before)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.3)
+    after = net(images)
+    assert not torch.equal(after, before) and torch.equal(after, without_keeping(net))
+    assert torch.equal(network(images), before)
+    double = net.double()
+    assert torch.equal(double(images.double()), without_keeping(double))
+    net = copy.deepcopy(network).requires_grad_(True)
+    net(images).sum().backward()
+    assert all(parameter.grad is not None for parameter in net.layers[2].parameters())
+
+
+def test_a_bound_is_about_what_is_kept_where_weights_change_behind_its_back(network):
+    net = copy.deepcopy(network)
+    net(torch.rand(1, 3, 32, 32))
+    for parameter in net.parameters():
+        parameter.data.mul_(1.5)  # no version counts this
+    contraction, residual = net.layers[1:3]
+    assert residual.lipschitz() == pytest.approx(2 * 1.5**2 - 1, rel=1e-4)
+    # The weights that it uses are those that were kept.
+    assert contraction.lipschitz() == pytest.approx(network.layers[1].lipschitz(), rel=1e-6)
 
 
 @pytest.mark.parametrize("options", [{"scale": 0.0}, {"blocks": [1, 1], "size": 30}, {"hidden": 33}])

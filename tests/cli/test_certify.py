@@ -52,6 +52,21 @@ def test_a_stopped_run_goes_on_and_another_is_not_overwritten(empty_folder, monk
     assert again.exit_code == 1 and "--overwrite" in str(again.exception)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--method", "local", "--radius", "0.1"], "got --radius"),
+        (["--method", "local", "--sigma", "0.1"], "got --sigma"),
+        (["--sigma", "0.1", "--steps", "3"], "got --steps"),
+        (["--method", "lipschitz", "--seed", "3"], "pairwise_lipschitz"),
+    ],
+)
+def test_what_the_method_has_no_use_for_is_refused_before_there_is_a_folder(empty_folder, change, message):
+    result = run("certify", "compact-robust", "--images", "2", *change)
+    assert result.exit_code == 1 and message in str(result.exception)
+    assert not list(empty_folder.iterdir())
+
+
 def test_a_local_estimate_says_that_it_is_one(empty_folder):
     result = run("certify", "compact-robust", "--method", "local", "--images", "2", "--steps", "2")
     assert result.exit_code == 0, result.output

@@ -15,7 +15,7 @@ from adaptive_smoothing.certification import certifying
 from adaptive_smoothing.certification.certificate import Certificates
 from adaptive_smoothing.certification.deterministic import LipschitzLogits
 from adaptive_smoothing.certification.frontier import Frontier, chosen_alphas, with_alpha
-from adaptive_smoothing.certification.methods import METHODS
+from adaptive_smoothing.certification.methods import METHODS, make_method
 from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.certification.sampling import PRECISIONS
 from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP
@@ -110,6 +110,8 @@ def certify(
     _check_meant(context, {subject.kind for subject in subjects})
     options = {kind: {name: context.params[name] for name in names} for kind, names in OPTIONS.items()}
     options["local"]["eps"] = float(threat.eps)
+    for subject in subjects:  # what is refused, is refused before anything is sampled
+        make_method(Parts.of(subject.model), subject.kind, threat.norm if norm else None, options[subject.kind])
     everything = datasets.load(data, split, root=data_root, download=download)
     for subject in subjects:
         check_classes(subject.parts, everything)

@@ -9,7 +9,9 @@ row sum of |W W^T| (Prach and Lampert 2022), images get smaller by moving pixels
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,25 @@ class LipschitzLayer(nn.Module, ABC):
     @abstractmethod
     def lipschitz(self) -> float:
         """The bound of the layer as it is computed in float32, found in float64."""
+
+    def kept(self, compute: Callable[[], Tensor]) -> Tensor:
+        """What the weights make, computed once as long as they stay as they are and need no gradient.
+
+        A bound by `lipschitz` is about what is kept, and so about the layer as it computes, whatever became of the
+        weights meanwhile.
+        """
+        weights = list(self.parameters(recurse=False))
+        learning = self.training or (torch.is_grad_enabled() and any(each.requires_grad for each in weights))
+        if learning or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return compute()
+        state = [(each.data_ptr(), each._version, each.dtype) for each in weights]
+        if self not in _KEPT or _KEPT[self][0] != state:
+            _KEPT[self] = state, compute().detach()
+        return _KEPT[self][1]
+
+
+# Not in the layer itself, whose copies have weights of their own.
+_KEPT: WeakKeyDictionary[nn.Module, tuple[list[Any], Tensor]] = WeakKeyDictionary()
 
 
 class ResidualConv(LipschitzLayer):
@@ -50,7 +71,7 @@ class ResidualConv(LipschitzLayer):
         return features - F.conv_transpose2d(hidden * scale.view(1, -1, 1, 1), self.weight, padding=padding)
 
     def _row_sums(self) -> Tensor:
-        return weighted_row_sums(self.weight, self.log_q)
+        return self.kept(lambda: weighted_row_sums(self.weight, self.log_q))
 
     def lipschitz(self) -> float:
         exact = weighted_row_sums(self.weight.double(), self.log_q.double())
@@ -76,6 +97,9 @@ class Contraction(LipschitzLayer):
 
     def contracted(self) -> Tensor:
         """The weights that are used."""
+        return self.kept(self._contract)
+
+    def _contract(self) -> Tensor:
         with torch.autocast(self.weight.device.type, enabled=False):
             return self._by_row(self._by_row(self.weight) * self._row_sums().rsqrt())
 
