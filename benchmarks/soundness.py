@@ -1,7 +1,7 @@
 """Certificates under attack, for as long as it takes: docs/results.md has the long run.
 
-    python benchmarks/soundness.py resnet18-standard gaussian-050 --alpha 0.8 --images 1000 --out soundness-050.json
-    python benchmarks/soundness.py resnet18-standard lipschitz --alpha 0.8 --images 1000 --norm Linf --out ...
+    python benchmarks/soundness.py resnet18-standard gaussian-050 --sigma 0.5 --alpha 0.8 --images 1000 --out ...
+    python benchmarks/soundness.py resnet18-standard lipschitz-8 --alpha 0.8 --images 1000 --norm Linf --out ...
 
 Certifies test images of the mixture of a certain G and H, moves every certified one to the end of its radius with
 attacks on H and on the mixture, looks at it again with fresh noise, and counts what is broken: there must be none. A
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from adaptive_smoothing.certification.certifying import certify
 from adaptive_smoothing.certification.challenge import challenge
+from adaptive_smoothing.certification.smoothing import RUNNERS_UP
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=0.8)
     parser.add_argument("--sigma", type=float, help="smooth H with this; none for a Lipschitz H")
     parser.add_argument("--soft", action="store_true")
+    parser.add_argument("--runner-up", choices=RUNNERS_UP, help="default: what suits the votes")
     parser.add_argument("--norm", default="L2")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=10_000)
@@ -49,7 +51,7 @@ def main() -> None:
     options = {}
     if args.sigma is not None:
         h = SmoothedClassifier(h, args.sigma, hard=not args.soft)
-        options = {"samples": args.samples, "precision": args.precision}
+        options = {"samples": args.samples, "precision": args.precision, "runner_up": args.runner_up}
     mixed = MixedClassifier(Hardmax(g), h, alpha=args.alpha).to(args.device)
     began = time.perf_counter()
     found = certify(mixed, data, device=args.device, **options)

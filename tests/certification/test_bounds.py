@@ -57,6 +57,16 @@ def test_betting_is_tighter_than_bernstein_on_means():
     assert (bet < bernstein).all() and bet.mean() < 0.005
 
 
+def test_a_bet_refutes_its_bound_and_not_a_mean_just_below_it():
+    doubts = np.random.default_rng(2).beta(0.5, 4.0, size=(30, 2000))
+    counts, bet, enough = counted(doubts), Betting(), -np.log(0.01)
+    bound = bet.upper(counts, 0.01, PROBABILITIES)
+    assert (bet.log_capital(counts, bound, PROBABILITIES) >= enough).all()
+    assert (bet.log_capital(counts, bound / 1.003, PROBABILITIES) < enough).all()
+    one_by_one = [bet.upper(row[None], 0.01, PROBABILITIES)[0] for row in counts]
+    assert bound.tolist() == one_by_one
+
+
 def simulated(kind, rng):
     """Runs of doubts with a known mean: votes, or the probabilities of an unsure, a sure and an undecided base."""
     if kind == "votes":

@@ -6,6 +6,7 @@ import torch
 from half_spaces import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
+from adaptive_smoothing.certification.bounds import chernoff
 from adaptive_smoothing.certification.frontier import (
     Frontier,
     build_frontier,
@@ -43,17 +44,45 @@ def test_another_alpha_needs_no_other_samples(plane, data, sigma):
         assert np.array_equal(read.certified, again.certified)
 
 
-def test_every_class_is_bounded_afterwards_as_it_would_have_been_at_once(plane, data):
-    complement = certified(plane, data, 0.9, hard=False, runner_up="complement")
-    read = with_every_class_bounded(complement)
-    split = certified(plane, data, 0.9, hard=False, runner_up="split", bound="chernoff")
+class Shares(torch.nn.Module):
+    """Three classes whose probabilities are the same for every image, noise or not."""
+
+    def forward(self, images):
+        return torch.tensor([0.5, 0.3, 0.2]).log().expand(len(images), 3)
+
+
+def test_every_class_is_bounded_afterwards_by_its_own_average(data):
+    three = ads.from_tensors(data.floats(), torch.arange(len(data)) % 3)
+    h = ads.SmoothedClassifier(Shares().eval(), 0.5)
+    options = {"samples": 5000, "failure_probability": 0.003}
+    found = ads.certify(h, three, runner_up="complement", **options)
+    read = with_every_class_bounded(found)
     assert read.settings["runner-up"] == "split" and read.settings["bound"] == "chernoff"
-    # What is read is from averages, what is sampled from doubts that were rounded up by up to a percent.
-    assert (read.rows["radius"] >= split.rows["radius"] - 1e-5).all() and read.certified.any()
-    assert read.rows["radius"] == pytest.approx(split.rows["radius"], abs=0.02)
-    stopped = certified(plane, data, 0.9, radius=0.1)
-    with pytest.raises(ValueError, match="no averages"):
-        with_every_class_bounded(stopped)
+    # Each class has a third of the chance. Averages were kept in float32, so a little is added.
+    doubt, second = chernoff(np.array([0.5, 0.3]), 5000, 0.001)
+    assert doubt + 5e-7 < 1 - read.rows["lower"][0] < doubt + 5e-6
+    assert second + 5e-7 < read.rows["upper"][0] < second + 5e-6
+    assert read.certified.all() and not found.certified.any()
+    at_once = ads.certify(h, three, runner_up="split", bound="chernoff", **options)
+    # There doubts are rounded up by up to a percent.
+    assert (read.rows["radius"] >= at_once.rows["radius"]).all()
+    assert read.rows["radius"] == pytest.approx(at_once.rows["radius"], abs=0.02)
+
+
+def test_what_stopped_early_or_has_no_averages_is_not_bounded_again(plane, data):
+    for found in (certified(plane, data, 0.9, radius=0.1), ads.certify(plane, data)):
+        with pytest.raises(ValueError, match="no averages"):
+            with_every_class_bounded(found)
+
+
+def test_the_papers_theorem_of_a_lipschitz_h_is_read_again(plane, data):
+    once = certified(plane, data, 1.0, sigma=None)
+    mixed = ads.MixedClassifier(AgainstMargin(), plane, alpha=0.8)
+    papers = ads.certify(mixed, data, theorem="paper")
+    assert with_alpha(once, 0.8, "paper").rows["radius"] == pytest.approx(papers.rows["radius"], abs=1e-4)
+    assert papers.certified.any()
+    with pytest.raises(ValueError, match="margin, paper"):
+        with_alpha(once, 0.8, "lipschitz")
 
 
 def test_the_papers_theorem_is_read_from_the_same_samples(plane, data):
@@ -93,6 +122,7 @@ def test_the_frontier_is_the_best_at_each_radius(plane, data):
     for k, radius in enumerate(at):
         each = {name: member.accuracy(radius) for name, member in members.items()}
         assert best[k] == max(each.values()) and each[whose[k]] == best[k]
+    assert frontier.best([1e3]) == (0, [None])
     assert frontier.radii[0] == 0 and (np.diff(frontier.radii) > 0).all()
     built = build_frontier({name: (member, member) for name, member in members.items()}, 0.5)
     assert set(built.members) == set(members)

@@ -133,6 +133,17 @@ def test_a_split_failure_probability_helps_an_unsure_h():
     assert Smoothing(sampler=sampler, samples=2000, alpha=0.8).certify(image, INDEX[:1])["radius"] == other["radius"]
 
 
+def test_every_class_has_its_part_of_the_failure_probability(plane, images):
+    """Two classes: each bound is that of the complement with half of the chance."""
+    split, half = (
+        smoothing(plane, hard=False, runner_up=kind, failure_probability=chance).certify(images, INDEX)
+        for kind, chance in (("split", 0.01), ("complement", 0.005))
+    )
+    assert split["lower"].tolist() == half["lower"].tolist()
+    whole = smoothing(plane, hard=False, runner_up="complement", failure_probability=0.01).certify(images, INDEX)
+    assert (split["lower"] < whole["lower"]).all()
+
+
 def test_what_suits_the_votes_is_the_default(plane):
     assert smoothing(plane).facts["runner-up"] == "complement" and smoothing(plane).facts["bound"] == "clopper-pearson"
     soft = smoothing(plane, hard=False)

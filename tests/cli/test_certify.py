@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from adaptive_smoothing.certification.frontier import build_frontier
 from adaptive_smoothing.certification.smoothing import Smoothing
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.report.certified import WRITTEN, read_certificates
@@ -110,17 +111,27 @@ FRONTIER += ["--sigma", "0.1", "--samples", "40", "--selection", "8", "--images"
 
 
 def test_several_h_make_a_frontier(empty_folder):
+    folder = empty_folder / "runs" / "certify-compact-standard-at-50"
+    others = folder / "another" / "journal"  # of another run, which is not at its end
+    others.mkdir(parents=True)
+    (others / "kept").write_text("")
     result = run(*FRONTIER)
     assert result.exit_code == 0, result.output
-    folder = empty_folder / "runs" / "certify-compact-standard-at-50"
-    found = read_json(folder / "frontier.json")
-    assert set(found["members"]) == {"compact-robust", "compact-standard"} and (folder / "frontier.png").is_file()
-    for k, radius in enumerate(found["radii"]):
-        members = [read_certificates(folder / name) for name in found["members"]]
-        assert found["best"][k] <= max(member.rows["radius"].max() >= radius for member in members)
-    assert not list(folder.glob("**/journal"))
+    found, names = read_json(folder / "frontier.json"), ("compact-robust", "compact-standard")
+    runs = {name: (read_certificates(folder / name / "val"), read_certificates(folder / name)) for name in names}
+    again = build_frontier(runs, 0.5)
+    best, whose = again.best(found["radii"])
+    assert found["best"] == best.tolist() and found["whose"] == whose and found["best"][0] > 0
+    alphas = {name: member["settings"]["alpha"] for name, member in found["members"].items()}
+    assert alphas == {name: member.settings["alpha"] for name, member in again.members.items()}
+    assert list(folder.glob("**/journal")) == [others] and (others / "kept").exists()
     again = run(*FRONTIER)
     assert again.exit_code == 1 and "--overwrite" in str(again.exception)
+
+
+def test_every_h_of_a_frontier_has_a_name_of_its_own():
+    result = run(*FRONTIER[:3], "compact-robust", *FRONTIER[4:])
+    assert result.exit_code == 1 and "under a name of its own" in str(result.exception)
 
 
 def test_a_frontier_that_was_stopped_goes_on(monkeypatch):

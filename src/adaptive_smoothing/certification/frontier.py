@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptive_smoothing.certification import deterministic
 from adaptive_smoothing.certification import radius as radii
 from adaptive_smoothing.certification.bounds import chernoff
 from adaptive_smoothing.certification.certificate import Certificates
@@ -66,13 +67,20 @@ def _radii(found: Certificates, alpha: float, theorem: str) -> tuple[np.ndarray,
         pairs = ((rows["lower"], np.minimum(rows["upper"], 1)), means)
         radius, estimate = (THEOREMS[theorem](*pair, settings["sigma"], alpha) for pair in pairs)
         return radius, estimate
-    if settings["method"] != "lipschitz" or theorem != "margin":
+    if settings["method"] != "lipschitz" or theorem not in deterministic.THEOREMS:
         raise ValueError(
-            f"expected certificates by smoothing, or by a Lipschitz constant with the theorem margin, got "
-            f"{settings['method']} and {theorem}"
+            f"expected certificates by smoothing, or by a Lipschitz constant with a theorem among "
+            f"{', '.join(deterministic.THEOREMS)}, got {settings['method']} and {theorem}"
         )
-    mixed = radii.lipschitz_margin_radius(rows["doubt"], rows["constant"], alpha) if alpha < 1 else rows["alone"]
-    return mixed, mixed
+    if theorem == "paper":
+        # One constant for all classes, the largest, so that the second class decides.
+        each = settings["constant"] / 4
+        found_radius = radii.lipschitz_radius(rows["lower"], rows["upper"][:, None], each, each, alpha)
+    else:
+        found_radius = rows["alone"]
+        if alpha < 1:
+            found_radius = radii.lipschitz_margin_radius(rows["doubt"], rows["constant"], alpha)
+    return found_radius, found_radius
 
 
 def predictions(found: Certificates, alpha: float) -> np.ndarray:
@@ -109,11 +117,12 @@ class Frontier:
         """Certified accuracy of each member at some radii."""
         return {name: _accuracies(member, np.asarray(at)) for name, member in self.members.items()}
 
-    def best(self, at: Sequence[float] | np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """The largest certified accuracy at each of some radii, and whose it is."""
+    def best(self, at: Sequence[float] | np.ndarray) -> tuple[np.ndarray, list[str | None]]:
+        """The largest certified accuracy at each of some radii, and whose it is: nobody's, where there is none."""
         found = self.accuracies(at)
         table = np.stack(list(found.values()))
-        return table.max(0), [list(found)[which] for which in table.argmax(0)]
+        best, names = table.max(0), list(found)
+        return best, [names[which] if most else None for which, most in zip(table.argmax(0), best, strict=True)]
 
 
 def _accuracies(member: Certificates, at: np.ndarray) -> np.ndarray:

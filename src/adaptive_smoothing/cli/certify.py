@@ -34,9 +34,9 @@ from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.report.certified import (
     FRONTIER_WRITTEN,
     WRITTEN,
+    certified_frontier_table,
     certified_sentences,
     certified_table,
-    frontier_table,
     write_certificates,
     write_frontier,
 )
@@ -134,7 +134,7 @@ def _check_words(method: str | None, votes: str) -> None:
 
 
 def _check_meant(context: typer.Context, kinds: set[str]) -> None:
-    """Whoever gives an option means it to count."""
+    """Whoever gives an option means it to count; a seed or a batch size, which decide nothing, may stay."""
     used = {name for kind in kinds for name in (*OPTIONS[kind], *PREPARING.get(kind, ()))} | {"seed", "batch_size"}
     for name in dict.fromkeys(name for names in (*OPTIONS.values(), *PREPARING.values()) for name in names):
         source = context.get_parameter_source(name)
@@ -240,18 +240,19 @@ class Run:
             whole[subject.short] = self.certify(subject, test, folder / subject.short)
         found = Frontier({name: with_alpha(each, alphas[name], theorem) for name, each in whole.items()}, wanted)
         write_frontier(folder, found)
-        for part in folder.glob(f"**/{JOURNAL}"):
-            Journal(part).clear()
-        self.console.print(rich_table(frontier_table(found)))
+        for subject in subjects:
+            for part in (folder / subject.short, folder / subject.short / "val"):
+                Journal(part / JOURNAL).clear()
+        self.console.print(rich_table(certified_frontier_table(found)))
         self.console.print(f"\nIn {folder}: {', '.join(FRONTIER_WRITTEN)}, and a folder for each H", markup=False)
 
 
 def _check_frontier(subjects: list[Certified], theorem: str) -> None:
-    kinds = {subject.kind for subject in subjects}
+    kinds, names = {subject.kind for subject in subjects}, [subject.short for subject in subjects]
+    if len(set(names)) < len(names):
+        raise ValueError(f"expected every H once, and under a name of its own, got {', '.join(names)}: rename a file")
     if "local" in kinds:
         raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")
-    if "lipschitz" in kinds and theorem != "margin":
-        raise ValueError(f"expected --theorem margin with a Lipschitz H and --clean-accuracy, got {theorem}")
 
 
 def _subject(names: tuple[str, ...], alpha: float | None, device: str, ways: Ways) -> Certified:

@@ -30,19 +30,20 @@ class LipschitzLayer(nn.Module, ABC):
     def lipschitz(self) -> float:
         """The bound of the layer as it is computed in float32, found in float64."""
 
-    def kept(self, compute: Callable[[], Tensor]) -> Tensor:
-        """What the weights make, computed once as long as they stay as they are and need no gradient.
+    def kept(self, compute: Callable[..., Tensor], *weights: Tensor) -> Tensor:
+        """What is made of the weights: once, as long as they stay as they are and need no gradient.
 
         A bound by `lipschitz` is about what is kept, and so about the layer as it computes, whatever became of the
         weights meanwhile.
         """
-        weights = list(self.parameters(recurse=False))
         learning = self.training or (torch.is_grad_enabled() and any(each.requires_grad for each in weights))
-        if learning or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            return compute()
+        if learning or torch.compiler.is_compiling() or any(each.is_inference() for each in weights):
+            return compute(*weights)
         state = [(each.data_ptr(), each._version, each.dtype) for each in weights]
         if self not in _KEPT or _KEPT[self][0] != state:
-            _KEPT[self] = state, compute().detach()
+            # In float64, so that it is the same in any mode that a device has for float32.
+            with torch.inference_mode(False), torch.no_grad():
+                _KEPT[self] = state, compute(*(each.double() for each in weights)).to(weights[0].dtype)
         return _KEPT[self][1]
 
 
@@ -71,7 +72,7 @@ class ResidualConv(LipschitzLayer):
         return features - F.conv_transpose2d(hidden * scale.view(1, -1, 1, 1), self.weight, padding=padding)
 
     def _row_sums(self) -> Tensor:
-        return self.kept(lambda: weighted_row_sums(self.weight, self.log_q))
+        return self.kept(weighted_row_sums, self.weight, self.log_q)
 
     def lipschitz(self) -> float:
         exact = weighted_row_sums(self.weight.double(), self.log_q.double())
@@ -97,25 +98,27 @@ class Contraction(LipschitzLayer):
 
     def contracted(self) -> Tensor:
         """The weights that are used."""
-        return self.kept(self._contract)
+        return self.kept(self._contract, self.weight)
 
-    def _contract(self) -> Tensor:
-        with torch.autocast(self.weight.device.type, enabled=False):
-            return self._by_row(self._by_row(self.weight) * self._row_sums().rsqrt())
+    def _contract(self, weight: Tensor) -> Tensor:
+        with torch.autocast(weight.device.type, enabled=False):
+            rows = self._by_row(weight)
+            return self._by_row(rows * _row_sums(rows).rsqrt())
 
     def _by_row(self, weight: Tensor) -> Tensor:
         """Transposed where columns are fewer than rows; twice is not at all."""
         outputs, inputs = self.weight.shape
         return weight if outputs <= inputs else weight.T
 
-    def _row_sums(self) -> Tensor:
-        rows = self._by_row(self.weight)
-        return (rows @ rows.T).abs().sum(1, keepdim=True) + TINY
-
     def lipschitz(self) -> float:
         """Row sums weighted by what the rows were divided by, which would all be 1 without rounding."""
-        used, q = self._by_row(self.contracted()).double(), self._row_sums().double().sqrt().squeeze(1)
+        used = self._by_row(self.contracted()).double()
+        q = _row_sums(self._by_row(self.weight).double()).sqrt().squeeze(1)
         return (((used @ used.T).abs() @ q) / q).max().sqrt().item()
+
+
+def _row_sums(rows: Tensor) -> Tensor:
+    return (rows @ rows.T).abs().sum(1, keepdim=True) + TINY
 
 
 class PixelsToChannels(LipschitzLayer):

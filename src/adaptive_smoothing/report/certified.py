@@ -102,17 +102,17 @@ def _radii(largest: float) -> list[float]:
     return [step * k for k in range(int(largest / step) + 2)]
 
 
-def frontier_table(frontier: Frontier) -> Table:
-    """Certified accuracy of each mixture, and of the best of them, at the same clean accuracy."""
+def certified_frontier_table(frontier: Frontier) -> Table:
+    """Certified accuracy of each mixture at the same clean accuracy, and whose is the best at each radius."""
     at, members = _radii(float(frontier.radii.max())), frontier.members
-    best, whose = frontier.best(at)
+    _, whose = frontier.best(at)
     each = zip(*frontier.accuracies(at).values(), strict=True)
     rows = [
         ("alpha", *(f"{member.settings['alpha']:.3f}" for member in members.values()), ""),
         ("clean", *(_percent(member.clean) for member in members.values()), ""),
         *(
-            (f"L2 {radius:.4g}", *map(_percent, shares), name if most else "–")
-            for radius, shares, most, name in zip(at, each, best, whose, strict=True)
+            (f"L2 {radius:.4g}", *map(_percent, shares), name or "–")
+            for radius, shares, name in zip(at, each, whose, strict=True)
         ),
     ]
     title = f"Certified accuracy at {100 * frontier.clean_accuracy:g} % clean accuracy on validation images, in %"

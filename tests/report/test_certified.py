@@ -1,0 +1,70 @@
+"""A certification in words, as a table and as a figure, from certificates whose radii are known."""
+
+import numpy as np
+import pytest
+
+from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.frontier import Frontier
+from adaptive_smoothing.models.cards import _purpose
+from adaptive_smoothing.report.certified import (
+    certified_frontier_table,
+    certified_sentences,
+    certified_table,
+    frontier_panel,
+    read_certificates,
+    write_certificates,
+)
+from adaptive_smoothing.report.figures import png, side_by_side
+
+
+def certificates(radii, right, alpha=0.8):
+    radius = np.asarray(radii, dtype=float)
+    label = np.zeros(len(radius), dtype=int)
+    rows = {"label": label, "prediction": np.where(right, 0, 1), "certified": radius > 0, "radius": radius}
+    rows |= {"estimate": 1.5 * radius, "samples": np.full(len(radius), 100)}
+    settings = {"norm": "L2", "alpha": alpha, "method": "smoothing", "sigma": 0.5, "votes": "hard"}
+    return Certificates(rows, {**settings, "failure probability": 0.001, "precision": "float32"})
+
+
+NEAR = certificates([0.3, 0.3, 0.3, 0.0], [True, True, False, True])
+FAR = certificates([0.9, 0.0, 0.0, 0.0], [True, False, False, False], alpha=1.0)
+
+
+def test_the_table_counts_what_is_right_and_reaches_the_radius():
+    table = certified_table(NEAR)
+    rows = {row[0]: row for row in table.rows}
+    # Three images are certified, one of them wrong; estimates are half as large again.
+    assert rows["0"][1] == rows["0.25"][1] == "50.00 %" and rows["0.35"][1] == "0.00 %"
+    assert rows["0.4"][1] == "0.00 %" and rows["0.4"][3] == "50.00 %"
+    said = " ".join(certified_sentences(NEAR))
+    assert "75.00 %" in said and "3 images are certified, 2 of them right" in said and "0.150" in said
+
+
+def test_a_frontier_says_who_is_best_where_somebody_is():
+    table = certified_frontier_table(Frontier({"near": NEAR, "far": FAR}, 0.8))
+    assert table.columns == ("", "near", "far", "best")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["alpha"] == ("0.800", "1.000", "") and rows["clean"] == ("75.0", "25.0", "")
+    assert rows["L2 0.2"] == ("50.0", "25.0", "near") and rows["L2 0.7"] == ("0.0", "25.0", "far")
+    assert rows["L2 1"] == ("0.0", "0.0", "–")
+
+
+def test_the_figure_has_a_curve_for_each_and_a_name():
+    figure = side_by_side([frontier_panel(Frontier({"near": NEAR, "far": FAR}, 0.8), title="So", estimates=True)])
+    (axes,) = figure.axes
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == ["best of all", "near, α = 0.800", "far alone", "plug-in estimates", "clean accuracy"]
+    assert axes.get_title() == "So" and png(figure).startswith(b"\x89PNG")
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    write_certificates(tmp_path, NEAR, {"h": "some"}, {"seconds": 1})
+    again = read_certificates(tmp_path)
+    assert again.settings == NEAR.settings and again.accuracy(0.3) == 0.5
+    assert again.rows["radius"] == pytest.approx(NEAR.rows["radius"])
+
+
+def test_a_card_knows_a_lipschitz_network():
+    method = {"name": "standard"}
+    assert "Lipschitz" in _purpose({"model": {"arch": "lipschitz_net"}, "method": method})
+    assert "a g" in _purpose({"model": {"arch": "preact_resnet18"}, "method": method})
