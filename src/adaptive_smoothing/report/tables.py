@@ -127,7 +127,8 @@ def rich_table(table: Table) -> rich.table.Table:
         caption_justify="left", title_style="bold", pad_edge=False,
     )  # fmt: skip
     for position, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if position else "left", no_wrap=position == 0)
+        # A name that is cut could be another.
+        drawn.add_column(column, justify="right" if position else "left", no_wrap=position == 0, overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)
     return drawn
