@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from adaptive_smoothing.certification.smoothing import Smoothing
 from adaptive_smoothing.evaluation.journal import Journal
 from adaptive_smoothing.results import write_json, write_rows
 
@@ -39,6 +40,25 @@ def _define_missing_torchvision_operators() -> torch.library.Library | None:
 
 # The operators live as long as this object.
 TORCHVISION = _define_missing_torchvision_operators()
+
+
+@pytest.fixture
+def stop_certifying(monkeypatch):
+    """`done = stop_certifying(at=2)`: Ctrl-C comes with the second shard that is sampled; `done` has all sizes."""
+
+    def stop(at: int) -> list[int]:
+        done, certify = [], Smoothing.certify
+
+        def stops(self, images, index, tell):
+            done.append(len(images))
+            if len(done) == at:
+                raise KeyboardInterrupt
+            return certify(self, images, index, tell)
+
+        monkeypatch.setattr(Smoothing, "certify", stops)
+        return done
+
+    return stop
 
 
 class LinearClassifier(nn.Module):

@@ -16,7 +16,7 @@ from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.dial import CleanAccuracy, right_interval
-from adaptive_smoothing.evaluation.accuracy import check_data
+from adaptive_smoothing.evaluation.accuracy import check_data, device_of
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
 from adaptive_smoothing.models.contract import check_eval
@@ -161,9 +161,8 @@ def _per_image(
 ) -> np.ndarray:
     """What a function says of each batch, in columns, for all images."""
     check_data(data)
-    device = next(iter(model.parameters()), data.images).device
     answers = []
-    for batch in batches(data, batch_size, device=device):
+    for batch in batches(data, batch_size, device=device_of(model, data)):
         answers.append(function(batch).cpu())
         if progress is not None:
             progress(len(batch.labels))

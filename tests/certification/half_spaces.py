@@ -6,6 +6,8 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor, nn
 
+import adaptive_smoothing as ads
+
 SHAPE = (3, 4, 4)
 
 
@@ -38,6 +40,11 @@ class HalfSpaces(nn.Module):
     def at(self, distances: Tensor) -> Tensor:
         """Images at these distances."""
         return 0.5 + distances[:, None, None, None] * self.normal.view(1, *SHAPE)
+
+    def data(self, count: int) -> ads.ImageData:
+        """So many images of 8 bits on both sides, with the classes that it gives them."""
+        images = (self.at(torch.linspace(-0.6, 0.9, count)).clamp(0, 1) * 255).round() / 255
+        return ads.from_tensors(images, (self.distance(images) < 0).long())
 
 
 def vote_share(distance: float, sigma: float) -> float:

@@ -19,9 +19,7 @@ def plane():
 
 @pytest.fixture(scope="module")
 def data(plane):
-    images = (plane.at(torch.linspace(-0.6, 0.9, 9)).clamp(0, 1) * 255).round() / 255
-    labels = (plane.distance(images) < 0).long()
-    return ads.from_tensors(images, labels)
+    return plane.data(9)
 
 
 def smoothed(plane, **options):
@@ -68,20 +66,10 @@ def test_the_summary_adds_up(plane, data):
         assert found.accuracy(radius) == pytest.approx(share)
 
 
-def test_a_run_is_journalled_and_goes_on(plane, data, tmp_path, monkeypatch):
-    from adaptive_smoothing.certification.smoothing import Smoothing
-
+def test_a_run_is_journalled_and_goes_on(plane, data, tmp_path, stop_certifying):
     options = {"samples": 200, "shard_size": 3, "journal": tmp_path / "journal"}
     once = ads.certify(smoothed(plane), data, samples=200, shard_size=3)
-    done, certify = [], Smoothing.certify
-
-    def stops(self, images, index, tell):
-        done.append(len(images))
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        return certify(self, images, index, tell)
-
-    monkeypatch.setattr(Smoothing, "certify", stops)
+    done = stop_certifying(at=2)
     with pytest.raises(KeyboardInterrupt):
         ads.certify(smoothed(plane), data, **options)
     found = ads.certify(smoothed(plane), data, **options)
@@ -90,6 +78,23 @@ def test_a_run_is_journalled_and_goes_on(plane, data, tmp_path, monkeypatch):
         assert np.array_equal(column, found.rows[name]), name
     with pytest.raises(ValueError, match="another"):
         ads.certify(smoothed(plane), data, **{**options, "samples": 300})
+
+
+def test_several_devices_give_what_one_gives(plane, data):
+    for h, options in ((smoothed(plane), {"samples": 200}), (plane, {})):
+        mixed = ads.MixedClassifier(AgainstMargin(), h, alpha=0.9)
+        once = ads.certify(mixed, data, shard_size=4, **options)
+        told = []
+        found = ads.certify(mixed, data, shard_size=4, devices=("cpu", "cpu"), watch=told.append, **options)
+        assert found.settings == once.settings and told[-1].finished == len(data)
+        for name, column in once.rows.items():
+            assert np.array_equal(column, found.rows[name]), name
+
+
+@pytest.mark.parametrize("size", ["shard_size", "batch_size"])
+def test_a_size_is_at_least_one(plane, data, size):
+    with pytest.raises(ValueError, match=f"{size} of at least 1"):
+        ads.certify(smoothed(plane), data, **{size: 0})
 
 
 def test_progress_is_told(plane, data):

@@ -24,8 +24,7 @@ def plane():
 
 @pytest.fixture(scope="module")
 def data(plane):
-    images = (plane.at(torch.linspace(-0.6, 0.9, 12)).clamp(0, 1) * 255).round() / 255
-    return ads.from_tensors(images, (plane.distance(images) < 0).long())
+    return plane.data(12)
 
 
 def certified(plane, data, alpha, *, sigma=0.5, hard=True, **options):

@@ -5,7 +5,6 @@ import pytest
 from typer.testing import CliRunner
 
 from adaptive_smoothing.certification.frontier import build_frontier
-from adaptive_smoothing.certification.smoothing import Smoothing
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.report.certified import WRITTEN, read_certificates
 from adaptive_smoothing.results import read_json
@@ -36,16 +35,8 @@ def test_a_mixture_is_certified_into_its_folder(empty_folder):
     assert read_json(folder / "result.json")["models"]["hardmax"] is True
 
 
-def test_a_stopped_run_goes_on_and_another_is_not_overwritten(empty_folder, monkeypatch):
-    done, certify = [], Smoothing.certify
-
-    def stops(self, images, index, tell):
-        done.append(len(images))
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        return certify(self, images, index, tell)
-
-    monkeypatch.setattr(Smoothing, "certify", stops)
+def test_a_stopped_run_goes_on_and_another_is_not_overwritten(stop_certifying):
+    done = stop_certifying(at=2)
     result = run(*SMALL)
     assert result.exit_code == 130 and "the same command goes on" in result.output
     assert run(*SMALL).exit_code == 0 and done == [2, 1, 1]
@@ -134,16 +125,8 @@ def test_every_h_of_a_frontier_has_a_name_of_its_own():
     assert result.exit_code == 1 and "under a name of its own" in str(result.exception)
 
 
-def test_a_frontier_that_was_stopped_goes_on(monkeypatch):
-    done, certify = [], Smoothing.certify
-
-    def stops(self, images, index, tell):
-        done.append(len(images))
-        if len(done) == 7:
-            raise KeyboardInterrupt
-        return certify(self, images, index, tell)
-
-    monkeypatch.setattr(Smoothing, "certify", stops)
+def test_a_frontier_that_was_stopped_goes_on(stop_certifying):
+    done = stop_certifying(at=7)
     assert run(*FRONTIER).exit_code == 130
     assert run(*FRONTIER).exit_code == 0 and len(done) == 9
 

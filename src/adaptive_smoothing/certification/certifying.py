@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +18,7 @@ from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation import accuracy
 from adaptive_smoothing.evaluation.describing import describe
-from adaptive_smoothing.evaluation.journal import Columns, Journal
+from adaptive_smoothing.evaluation.journal import Columns, journal_at
 from adaptive_smoothing.evaluation.sharded import Sharded, ShardWatch, Watch
 from adaptive_smoothing.models.contract import check_eval, check_labels
 
@@ -114,13 +112,12 @@ def certify(
     check_eval(model)
     parts = Parts.of(model)
     how = make_method(parts, method, norm, options, pixels=math.prod(data.images.shape[1:]))
-    where = torch.device(device or next(iter(model.parameters()), data.images).device)
-    with tempfile.TemporaryDirectory() if journal is None and len(devices) > 1 else nullcontext(journal) as folder:
+    with journal_at(journal, overwrite, devices) as kept:
         run = Certifying(
             model=model,
             data=data,
-            device=where,
-            journal=Journal(None if folder is None else Path(folder), overwrite),
+            device=accuracy.device_of(model, data, device),
+            journal=kept,
             shard_size=shard_size,
             parts=parts,
             method=how,

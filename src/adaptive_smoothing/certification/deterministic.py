@@ -78,7 +78,8 @@ class Lipschitz:
     def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
         """See `Method`. Without chance; the columns `doubt`, `constant` and `alone` (the radius of h) are what any
         other alpha needs."""
-        logits = self.scale * all_logits(self._exact, images.double()).cpu()
+        # The copy may have come with the method from another process, and another device.
+        logits = self.scale * all_logits(self._exact.to(images.device), images.double()).cpu()
         rounded = self.scale * all_logits(self.robust, images).cpu().double()
         leads, pairs = _leads(logits, self.constants, (logits - rounded).abs().amax(1))
         shares = _probabilities(leads)

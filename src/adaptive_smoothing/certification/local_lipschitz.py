@@ -20,6 +20,7 @@ from adaptive_smoothing.attacks.pgd import STEP_FACTOR
 from adaptive_smoothing.attacks.verdict import all_logits, full_precision
 from adaptive_smoothing.certification import radius
 from adaptive_smoothing.certification.telling import Tell, nothing
+from adaptive_smoothing.evaluation.sharded import check_size
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.threat import Threat, per_image
 
@@ -41,6 +42,7 @@ class LocalEstimate:
 
     def __post_init__(self) -> None:
         radius.needed_margin(self.alpha)
+        check_size("batch_size", self.batch_size)
         if self.steps < 1:
             raise ValueError(f"expected at least 1 step, got {self.steps}")
         if not float(self.threat.eps) > 0:

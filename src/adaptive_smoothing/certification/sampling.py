@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.verdict import float32_as
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
+from adaptive_smoothing.evaluation.sharded import check_size
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
 from adaptive_smoothing.noise import beside, generator
 
@@ -45,6 +46,7 @@ class Sampler:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        check_size("batch_size", self.batch_size)
         if self.precision not in PRECISIONS:
             raise ValueError(f"expected a precision among {', '.join(PRECISIONS)}, got {self.precision!r}")
         if not (self.sigma > 0 and np.isfinite(self.sigma)):

@@ -9,28 +9,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from torch import nn
 
 from adaptive_smoothing.certification import certifying
 from adaptive_smoothing.certification.certificate import Certificates
-from adaptive_smoothing.certification.deterministic import LipschitzLogits
 from adaptive_smoothing.certification.frontier import Frontier, chosen_alphas, with_alpha
 from adaptive_smoothing.certification.methods import METHODS, make_method
 from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.certification.sampling import PRECISIONS
 from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP
+from adaptive_smoothing.cli.certified import Certified, Ways
 from adaptive_smoothing.cli.choosing import as_share
 from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.evaluate import JOURNAL, Subject, Watching, run_folder, threat_of
+from adaptive_smoothing.cli.evaluate import JOURNAL, Watching, run_folder, threat_of
 from adaptive_smoothing.cli.printing import TimeBar, screen
 from adaptive_smoothing.cli.sweep import check_classes, short
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.journal import Journal, room_for
-from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.transforms import Hardmax
-from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.report.certified import (
     FRONTIER_WRITTEN,
     WRITTEN,
@@ -99,24 +94,17 @@ def certify(
     threat = threat_of(norm or "Linf", eps)
     devices = [pick_device(part) for part in device.split(",")]
     wanted = _wanted(models, alpha, clean_accuracy, split)
-    if wanted is not None and (radius is not None or (norm and threat.norm == "Linf")):
-        raise ValueError(
-            "expected L2 and all samples with --clean-accuracy, got --norm Linf or --radius: leave them out"
-        )
     ways = Ways(method, sigma, votes, hardmax)
-    subjects = [_subject(pair, 1.0 if wanted else alpha, devices[0], ways) for pair in _pairs(models)]
+    subjects = [Certified.prepare(pair, 1.0 if wanted else alpha, devices[0], ways) for pair in _pairs(models)]
+    norm = threat.norm if norm else None
     if wanted is not None:
-        _check_frontier(subjects, theorem)
-    _check_meant(context, {subject.kind for subject in subjects})
-    options = {kind: {name: context.params[name] for name in names} for kind, names in OPTIONS.items()}
-    options["local"]["eps"] = float(threat.eps)
-    for subject in subjects:  # what is refused, is refused before anything is sampled
-        make_method(Parts.of(subject.model), subject.kind, threat.norm if norm else None, options[subject.kind])
+        _check_frontier(subjects, radius, norm)
+    options = _options(context, subjects, norm, float(threat.eps))
     everything = datasets.load(data, split, root=data_root, download=download)
     for subject in subjects:
         check_classes(subject.parts, everything)
     chosen = everything.take(slice(images))
-    run = Run(screen(), devices, options, threat.norm if norm else None, overwrite, shard_size)
+    run = Run(screen(), devices, options, norm, overwrite, shard_size)
     if wanted is None:
         run.alone(subjects[0], chosen, out or Path("runs") / f"certify-{subjects[0].short}-{subjects[0].kind}")
         return
@@ -133,6 +121,18 @@ def _check_words(method: str | None, votes: str) -> None:
         raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {votes!r}")
 
 
+def _options(
+    context: typer.Context, subjects: list[Certified], norm: str | None, eps: float
+) -> dict[str, dict[str, Any]]:
+    """Those of each method. What is refused is refused here, before anything is sampled."""
+    _check_meant(context, {subject.kind for subject in subjects})
+    options = {kind: {name: context.params[name] for name in names} for kind, names in OPTIONS.items()}
+    options["local"]["eps"] = eps
+    for subject in subjects:
+        make_method(Parts.of(subject.model), subject.kind, norm, options[subject.kind])
+    return options
+
+
 def _check_meant(context: typer.Context, kinds: set[str]) -> None:
     """Whoever gives an option means it to count; a seed or a batch size, which decide nothing, may stay."""
     used = {name for kind in kinds for name in (*OPTIONS[kind], *PREPARING.get(kind, ()))} | {"seed", "batch_size"}
@@ -143,23 +143,6 @@ def _check_meant(context: typer.Context, kinds: set[str]) -> None:
                 f"expected options of the method {' and '.join(sorted(kinds))}, got --{name.replace('_', '-')}, which "
                 "is of another: leave it out, or choose the method with --method"
             )
-
-
-@dataclass(frozen=True)
-class Ways:
-    """How a model is to be certified, as far as it was said."""
-
-    method: str | None
-    sigma: float | None
-    votes: str
-    hardmax: bool
-
-
-@dataclass(frozen=True)
-class Certified(Subject):
-    """A model that is ready for its method: h smoothed, g certain, as was asked for."""
-
-    kind: str = ""
 
 
 def _pairs(models: list[str]) -> list[tuple[str, ...]]:
@@ -247,62 +230,13 @@ class Run:
         self.console.print(f"\nIn {folder}: {', '.join(FRONTIER_WRITTEN)}, and a folder for each H", markup=False)
 
 
-def _check_frontier(subjects: list[Certified], theorem: str) -> None:
-    kinds, names = {subject.kind for subject in subjects}, [subject.short for subject in subjects]
+def _check_frontier(subjects: list[Certified], radius: float | None, norm: str | None) -> None:
+    names = [subject.short for subject in subjects]
+    if radius is not None or norm == "Linf":
+        raise ValueError(
+            "expected L2 and all samples with --clean-accuracy, got --norm Linf or --radius: leave them out"
+        )
     if len(set(names)) < len(names):
         raise ValueError(f"expected every H once, and under a name of its own, got {', '.join(names)}: rename a file")
-    if "local" in kinds:
+    if any(subject.kind == "local" for subject in subjects):
         raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")
-
-
-def _subject(names: tuple[str, ...], alpha: float | None, device: str, ways: Ways) -> Certified:
-    loaded = Subject.load(names[0], names[1] if len(names) > 1 else None, alpha, device)
-    kind = _method(ways.method, loaded.model, ways.sigma, names[-1])
-    model = _prepared(loaded.model, kind, ways, names[-1]).to(device)
-    facts = {**loaded.facts, "hardmax": ways.hardmax}
-    name = loaded.short if len(names) == 1 or alpha != 1 else short(names[-1])
-    return Certified(model, loaded.parts, facts, name, kind)
-
-
-def _method(method: str | None, model: nn.Module, sigma: float | None, name: str) -> str:
-    """What was asked for, or what h is made for."""
-    h = model.robust if isinstance(model, MixedClassifier) else model
-    if method is not None:
-        return method
-    if sigma is None and isinstance(h, LipschitzLogits):
-        return "lipschitz"
-    if sigma is None and _trained_sigma(name) is None:
-        raise ValueError(
-            f"expected a network with a proven Lipschitz constant, or one trained under noise, got {name}: smooth it "
-            "with --sigma 0.25, or ask for an estimate with --method local"
-        )
-    return "smoothing"
-
-
-def _prepared(model: nn.Module, kind: str, ways: Ways, name: str) -> nn.Module:
-    """The classifier that is certified."""
-    if ways.hardmax:
-        if not isinstance(model, MixedClassifier):
-            raise ValueError("expected a mixture for --hardmax, got one model alone: it is about G")
-        model = model.with_standard(Hardmax(model.standard))
-    if kind != "smoothing":
-        return model
-    noise = ways.sigma if ways.sigma is not None else _trained_sigma(name)
-    if noise is None:
-        raise ValueError(f"expected --sigma, got none, and {name} was not trained under noise: try 0.25, 0.5 or 1")
-    if not noise > 0:
-        raise ValueError(f"expected --sigma above 0, got {noise:g}: without noise there is nothing to certify with")
-    if isinstance(model, MixedClassifier):
-        Parts.of(model)  # what cannot be certified cannot be smoothed either
-        return model.with_robust(SmoothedClassifier(model.robust, noise, hard=ways.votes == "hard"))
-    return SmoothedClassifier(model, noise, hard=ways.votes == "hard")
-
-
-def _trained_sigma(name: str) -> float | None:
-    """That of a base for randomized smoothing, which its card says."""
-    try:
-        card = zoo.find_card(name)
-    except (ValueError, OSError):  # a mixture
-        return None
-    method = {} if card is None else card.card.get("recipe", {}).get("method", {})
-    return method.get("sigma") if method.get("name") == "gaussian" else None

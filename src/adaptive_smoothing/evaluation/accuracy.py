@@ -71,7 +71,7 @@ def evaluate(
     """
     check_data(data)
     check_eval(model)
-    device = device or next(iter(model.parameters()), data.images).device
+    device = device_of(model, data, device)
     rows, done = [], 0
     for batch in batches(data, batch_size, device=device):
         logits = verdict_logits(model, batch.images)
@@ -85,6 +85,11 @@ def evaluate(
         if progress is not None:
             progress(len(batch.labels))
     return Evaluation(*(torch.cat(column) for column in zip(*rows, strict=True)))
+
+
+def device_of(model: nn.Module, data: ImageData, device: str | torch.device | None = None) -> torch.device:
+    """The one that was asked for, or that of the model; of the images, if it has no parameters."""
+    return torch.device(device or next(iter(model.parameters()), data.images).device)
 
 
 def check_data(data: ImageData) -> None:

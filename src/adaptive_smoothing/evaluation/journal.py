@@ -10,8 +10,9 @@ import errno
 import hashlib
 import io
 import os
+import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,16 @@ class Journal:
 
     def _path(self, name: str) -> Path | None:
         return None if self.folder is None else self.folder / f"{name}.entry"
+
+
+@contextmanager
+def journal_at(folder: str | Path | None, overwrite: bool, devices: Sequence[str]) -> Iterator[Journal]:
+    """The journal of a run: in a folder, or nowhere; processes on several devices meet in one that is thrown away."""
+    if folder is None and len(devices) > 1:
+        with tempfile.TemporaryDirectory() as meeting:
+            yield Journal(Path(meeting))
+    else:
+        yield Journal(None if folder is None else Path(folder), overwrite)
 
 
 @contextmanager

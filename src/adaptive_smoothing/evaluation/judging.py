@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -22,8 +20,8 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation import accuracy, alarms
 from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
 from adaptive_smoothing.evaluation.describing import describe
-from adaptive_smoothing.evaluation.journal import Columns, Journal
-from adaptive_smoothing.evaluation.sharded import Progress, Sharded, ShardWatch, Watch
+from adaptive_smoothing.evaluation.journal import Columns, journal_at
+from adaptive_smoothing.evaluation.sharded import Progress, Sharded, ShardWatch, Watch, check_size
 from adaptive_smoothing.evaluation.shards import Shard
 from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
 from adaptive_smoothing.models.contract import check_eval
@@ -47,6 +45,10 @@ class Judging(Sharded):
     with_alarms: bool = True
     # One that somebody has already; by default a new one.
     engine: Engine | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("batch_size", self.batch_size)
 
     def run(self, devices: Sequence[str] = (), watch: Watch | None = None) -> Verdict:
         self.journal.bind(self.binding)
@@ -193,18 +195,12 @@ def judge(
     """Run a cascade over a data set; see `evaluate`."""
     accuracy.check_data(data)
     check_eval(model)
-    for name, size in (("batch_size", batch_size), ("shard_size", shard_size)):
-        if size is not None and size < 1:
-            raise ValueError(f"expected a {name} of at least 1, got {size}: leave it out for one that suits the device")
-    where = torch.device(device or next(iter(model.parameters()), data.images).device)
-    with tempfile.TemporaryDirectory() if journal is None and len(devices) > 1 else nullcontext(journal) as folder:
-        kept = Journal(None if folder is None else Path(folder), overwrite)
-        suited = cascade.for_model(model)
+    with journal_at(journal, overwrite, devices) as kept:
         judging = Judging(
             model=model,
             data=data,
-            cascade=suited,
-            device=where,
+            cascade=cascade.for_model(model),
+            device=accuracy.device_of(model, data, device),
             journal=kept,
             batch_size=batch_size,
             shard_size=shard_size,

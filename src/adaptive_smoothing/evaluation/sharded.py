@@ -48,6 +48,11 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
+def check_size(name: str, size: int | None) -> None:
+    if size is not None and size < 1:
+        raise ValueError(f"expected a {name} of at least 1, got {size}: leave it out for one that suits the device")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sharded(ABC):
     """What is done to which images, where, and where finished shards are kept. Children say how a shard is done."""
@@ -60,6 +65,9 @@ class Sharded(ABC):
     device: torch.device
     journal: Journal
     shard_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_size("shard_size", self.shard_size)
 
     @property
     @abstractmethod
