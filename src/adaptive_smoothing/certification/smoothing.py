@@ -93,6 +93,7 @@ class Smoothing:
             "wanted radius": self.radius,
             "give up": self.give_up,
             "precision": self.sampler.precision,
+            "compiled": self.sampler.compiled,
             "seed": self.sampler.seed,
         }
 
