@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from places import BENCHMARKS, RESULTS, percent, sweep
 
 from adaptive_smoothing.certification.certificate import Certificates
-from adaptive_smoothing.certification.frontier import (
-    Frontier,
-    build_frontier,
-    clean_accuracies,
-    with_alpha,
-    with_every_class_bounded,
-)
+from adaptive_smoothing.certification.frontier import Frontier, build_frontier, clean_accuracies, with_alpha
 from adaptive_smoothing.certification.local_lipschitz import estimated_radius
 from adaptive_smoothing.certification.margins import QUANTILES, margin_figures
 from adaptive_smoothing.certification.radius import needed_margin
@@ -65,23 +61,13 @@ def needed(pair: str, verdict: str) -> Table:
 
 
 def matched(votes: str, base: str, *others: str, theorem: str = "margin") -> Frontier:
-    """h alone, and mixtures of g with others whose alpha gives its clean accuracy on validation images.
-
-    Means of probabilities were certified by the complement, which is far from the second class: every class is bounded
-    afterwards.
-    """
+    """h alone, and mixtures of g with others whose alpha gives its clean accuracy on validation images."""
     folder = CERTIFIED / votes
     runs = {
         name: (read_certificates(folder / name / "val"), read_certificates(folder / name)) for name in (base, *others)
     }
-    if votes == "soft":
-        runs = {name: (validation, _bounded(test)) for name, (validation, test) in runs.items()}
     target = clean_accuracies(runs[base][0], np.ones(1)).item()
     return build_frontier(runs, target, theorem)
-
-
-def _bounded(found: Certificates) -> Certificates:
-    return with_every_class_bounded(found) if found.settings["method"] == "smoothing" else found
 
 
 def certified(votes: str, base: str, *others: str) -> Table:
@@ -125,9 +111,9 @@ def soundness() -> Table:
         rows.append(
             (
                 models["h"]["name"],
-                f"{settings['votes']} votes, {settings['runner-up']}" if "votes" in settings else "proven constant",
+                _by(settings),
                 f"{models['alpha']:g}",
-                tried["norm"],
+                f"{tried['norm']}, {tried['steps']} steps",
                 f"{tried['images']:,}",
                 f"{tried['broken']}",
                 f"{tried['broken with some g']}",
@@ -138,6 +124,36 @@ def soundness() -> Table:
     columns = ("h", "by", "α", "attack", "certified and attacked", "broken", "broken with some g", "mean lead of h")
     title = f"{total:,} certified test images, moved to the end of their radius"
     return Table(title, (*columns, "lead to spare that was taken, median / most, %"), tuple(rows))
+
+
+def _by(settings: dict[str, Any]) -> str:
+    if "votes" not in settings:
+        return "proven constant"
+    return f"{settings['samples']:,} {settings['votes']} votes, {settings['runner-up']}"
+
+
+def sampling() -> Table:
+    """Noisy answers a second, compiled and not: benchmarks/sampling.py."""
+    rows = []
+    for device in ("cuda", "cpu"):
+        found = read_json(BENCHMARKS / f"sampling-{device}.json")
+        plain, *_ = found["rows"]
+        for row in found["rows"]:
+            faster = row["samples a second"] / plain["samples a second"]
+            rows.append(
+                (
+                    found["facts"]["device"],
+                    row["precision"],
+                    f"{row['batch']:,}",
+                    "compiled" if row["compiled"] else "as it is",
+                    f"{row['first, s']:.1f}",
+                    f"{row['samples a second']:,}",
+                    f"{faster:.2f}×",
+                    f"{row['network alone']:,}",
+                )
+            )
+    columns = ("", "precision", "batch", "base", "first batches, s", "samples a second", "faster", "network alone")
+    return Table("Samples a second of gaussian-050, with their noise and counted", columns, tuple(rows))
 
 
 def certify_speed() -> Table:

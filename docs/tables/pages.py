@@ -49,6 +49,7 @@ KINDS = (
     certified_tables.certified,
     certified_tables.soundness,
     certified_tables.certify_speed,
+    certified_tables.sampling,
     certified_tables.local,
 )
 TABLES = {table.__name__: table for table in KINDS}

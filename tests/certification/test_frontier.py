@@ -2,18 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
 from half_spaces import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.certification.bounds import chernoff
 from adaptive_smoothing.certification.frontier import (
     Frontier,
     build_frontier,
     clean_accuracies,
     largest_alpha,
     with_alpha,
-    with_every_class_bounded,
 )
 
 
@@ -41,37 +38,6 @@ def test_another_alpha_needs_no_other_samples(plane, data, sigma):
         assert np.array_equal(read.rows["prediction"], again.rows["prediction"])
         assert read.rows["radius"] == pytest.approx(again.rows["radius"], abs=1e-4)
         assert np.array_equal(read.certified, again.certified)
-
-
-class Shares(torch.nn.Module):
-    """Three classes whose probabilities are the same for every image, noise or not."""
-
-    def forward(self, images):
-        return torch.tensor([0.5, 0.3, 0.2]).log().expand(len(images), 3)
-
-
-def test_every_class_is_bounded_afterwards_by_its_own_average(data):
-    three = ads.from_tensors(data.floats(), torch.arange(len(data)) % 3)
-    h = ads.SmoothedClassifier(Shares().eval(), 0.5)
-    options = {"samples": 5000, "failure_probability": 0.003}
-    found = ads.certify(h, three, runner_up="complement", **options)
-    read = with_every_class_bounded(found)
-    assert read.settings["runner-up"] == "split" and read.settings["bound"] == "chernoff"
-    # Each class has a third of the chance. Averages were kept in float32, so a little is added.
-    doubt, second = chernoff(np.array([0.5, 0.3]), 5000, 0.001)
-    assert doubt + 5e-7 < 1 - read.rows["lower"][0] < doubt + 5e-6
-    assert second + 5e-7 < read.rows["upper"][0] < second + 5e-6
-    assert read.certified.all() and not found.certified.any()
-    at_once = ads.certify(h, three, runner_up="split", bound="chernoff", **options)
-    # There doubts are rounded up by up to a percent.
-    assert (read.rows["radius"] >= at_once.rows["radius"]).all()
-    assert read.rows["radius"] == pytest.approx(at_once.rows["radius"], abs=0.02)
-
-
-def test_what_stopped_early_or_has_no_averages_is_not_bounded_again(plane, data):
-    for found in (certified(plane, data, 0.9, radius=0.1), ads.certify(plane, data)):
-        with pytest.raises(ValueError, match="no averages"):
-            with_every_class_bounded(found)
 
 
 def test_the_papers_theorem_of_a_lipschitz_h_is_read_again(plane, data):

@@ -57,6 +57,22 @@ def test_samples_do_not_depend_on_batches_neighbours_or_how_many_are_asked_for(p
             assert torch.allclose(answers, once[image], atol=1e-6)
 
 
+def test_a_compiled_base_is_asked_with_the_same_noise(plane, images, monkeypatch):
+    asked = []
+
+    def compiled(base, **options):
+        asked.append(options)
+        return lambda noisy: base(noisy)
+
+    plain = smoothing(plane).certify(images, INDEX)
+    monkeypatch.setattr(torch, "compile", compiled)
+    method = Smoothing(sampler=Sampler(plane, SIGMA, hard=True, compiled=True), samples=4000)
+    assert np.array_equal(method.certify(images, INDEX)["probabilities"], plain["probabilities"])
+    # Once, for batches of any size.
+    assert asked == [{"dynamic": True}]
+    assert method.facts["compiled"] and not smoothing(plane).facts["compiled"]
+
+
 def test_noise_differs_between_images_streams_blocks_and_seeds_and_has_the_right_size(plane):
     image = torch.full((1, 3, 4, 4), 0.5)
 

@@ -13,13 +13,10 @@ import numpy as np
 
 from adaptive_smoothing.certification import deterministic
 from adaptive_smoothing.certification import radius as radii
-from adaptive_smoothing.certification.bounds import chernoff
 from adaptive_smoothing.certification.certificate import Certificates
 from adaptive_smoothing.certification.parts import surely
 from adaptive_smoothing.certification.smoothing import THEOREMS
 
-# More than float32 is off by where averages were kept in it.
-ROUNDING = 1e-6
 # Alphas that are tried. Below 1/2 nothing is certified; at 1 it is h alone.
 ALPHAS = np.round(np.linspace(0.5, 1.0, 501), 3)
 
@@ -39,24 +36,6 @@ def with_alpha(found: Certificates, alpha: float, theorem: str = "margin") -> Ce
     rows["certified"] = rows["radius"] > 0
     rows["prediction"] = np.where(rows["certified"], rows["robust_class"], predictions(found, alpha))
     return Certificates(rows, {**found.settings, "alpha": safe, "theorem": theorem})
-
-
-def with_every_class_bounded(found: Certificates) -> Certificates:
-    """The same samples with bounds on every class, from the averages that are kept of them: for means of probabilities
-    that were certified by the complement, which is far from the second class. What is better must not be chosen image
-    by image, or after a look at both: the failure probability would be that of both together."""
-    settings, classes = found.settings, found.rows["probabilities"].shape[1]
-    if settings["method"] != "smoothing" or settings["wanted radius"] is not None:
-        raise ValueError("expected certificates by smoothing with all samples, got others: there are no averages")
-    chance = settings["failure probability"] / classes
-    # Averages are kept in float32.
-    means = found.rows["probabilities"].astype(np.float64)
-    own = np.arange(classes) == found.rows["robust_class"][:, None]
-    upper = chernoff((1 + ROUNDING) * np.where(own, 1 - means, means) + ROUNDING, settings["samples"], chance)
-    doubt, others = upper[own], np.where(own, 0.0, upper).max(1)
-    rows = {**found.rows, "lower": 1 - doubt, "upper": np.minimum(others, doubt)}
-    again = Certificates(rows, {**settings, "bound": "chernoff", "runner-up": "split"})
-    return with_alpha(again, settings["alpha"], settings["theorem"])
 
 
 def _radii(found: Certificates, alpha: float, theorem: str) -> tuple[np.ndarray, np.ndarray]:

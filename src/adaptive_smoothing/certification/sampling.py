@@ -35,7 +35,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 @dataclass(frozen=True)
 class Sampler:
     """Noisy answers of `base`: its probabilities or, with `hard`, its votes, computed in `precision`, `compiled` where
-    that pays: from some ten million samples on.
+    that pays: on a GPU from some 20 million samples on.
 
     What is certified is the classifier in that precision.
     """

@@ -74,7 +74,7 @@ def certify(
     ] = None,
     theorem: Annotated[str, typer.Option(help="margin; weaker are the paper's: paper, lipschitz")] = "margin",
     precision: Annotated[str, typer.Option(help=f"Of smoothing: {', '.join(PRECISIONS)}")] = "float32",
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile H: pays on 1e7 samples")] = False,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile H; pays from 2e7 samples")] = False,
     norm: Annotated[str | None, typer.Option(help="L2, or Linf; local: default Linf")] = None,
     eps: Annotated[str, typer.Option(help="Radius of a local estimate")] = "8/255",
     steps: Annotated[int, typer.Option(min=1, help="Steps of PGD in a local estimate")] = 20,
