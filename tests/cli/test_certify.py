@@ -49,6 +49,7 @@ def test_a_stopped_run_goes_on_and_another_is_not_overwritten(stop_certifying):
     [
         (["--method", "local", "--radius", "0.1"], "got --radius"),
         (["--method", "local", "--sigma", "0.1"], "got --sigma"),
+        (["--method", "local", "--compile"], "got --compile,"),
         (["--sigma", "0.1", "--steps", "3"], "got --steps"),
         (["--method", "lipschitz", "--seed", "3"], "pairwise_lipschitz"),
     ],

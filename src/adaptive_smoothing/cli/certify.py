@@ -137,12 +137,13 @@ def _options(
 def _check_meant(context: typer.Context, kinds: set[str]) -> None:
     """Whoever gives an option means it to count; a seed or a batch size, which decide nothing, may stay."""
     used = {name for kind in kinds for name in (*OPTIONS[kind], *PREPARING.get(kind, ()))} | {"seed", "batch_size"}
+    written = {each.name: each.opts[0] for each in context.command.params}
     for name in dict.fromkeys(name for names in (*OPTIONS.values(), *PREPARING.values()) for name in names):
         source = context.get_parameter_source(name)
         if name not in used and source is not None and source.name == "COMMANDLINE":
             raise ValueError(
-                f"expected options of the method {' and '.join(sorted(kinds))}, got --{name.replace('_', '-')}, which "
-                "is of another: leave it out, or choose the method with --method"
+                f"expected options of the method {' and '.join(sorted(kinds))}, got {written[name]}, which is of "
+                "another: leave it out, or choose the method with --method"
             )
 
 
