@@ -35,13 +35,13 @@ def seconds_of(work: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - began
 
 
-def measure(sampler: Sampler, images: Tensor, samples: int, device: str) -> dict[str, Any]:
+def measure(sampler: Sampler, images: Tensor, classes: int, samples: int, device: str) -> dict[str, Any]:
     """Of so many samples of each image, after a first pass that is longer than the others."""
     index = torch.arange(len(images))
     size = sampler.batch_size or BATCH.get(images.device.type, 1024)
 
     def everything(count: int) -> None:
-        tally = Tally(torch.zeros(len(images), 1, dtype=torch.int64, device=images.device), 10, sampler.values)
+        tally = Tally(torch.zeros(len(images), 1, dtype=torch.int64, device=images.device), classes, sampler.values)
         for rows, answers in sampler.draw(images, index, "estimation", 0, count):
             tally.add(rows, answers)
 
@@ -77,14 +77,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     base = zoo.load(args.model, device=args.device)
-    images = datasets.load("builtin", "test").take(slice(args.images)).to(args.device).floats()
+    data = datasets.load("builtin", "test").take(slice(args.images)).to(args.device)
     rows: list[dict[str, Any]] = []
     for precision in args.precisions:
         for compiled in (False, True):
             for batch in args.batches:
                 torch.compiler.reset()
                 sampler = Sampler(base, args.sigma, hard=True, precision=precision, compiled=compiled, batch_size=batch)
-                rows.append(measure(sampler, images, args.samples, args.device))
+                rows.append(measure(sampler, data.floats(), data.num_classes, args.samples, args.device))
                 print(rows[-1], flush=True)
                 if args.out:
                     facts = {"model": model_facts(args.model), **environment(args.device)}

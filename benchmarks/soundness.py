@@ -66,7 +66,7 @@ def main() -> None:
         samples=args.look,
         batch=args.batch,
     )
-    summary = {"norm": args.norm, "steps": args.steps, **tried.summary()}
+    summary = {"norm": args.norm, "steps": args.steps, "look": args.look, "batch": args.batch, **tried.summary()}
     print(summary, flush=True)
     if args.out:
         seconds = {"certify": round(certified_in, 1), "attack": round(time.perf_counter() - began - certified_in, 1)}

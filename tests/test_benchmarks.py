@@ -121,6 +121,17 @@ def test_what_stands_all_attacks_is_counted_where_all_were_made(linear):
     assert found["stands_all"] == both.mean() and 0 < both.mean() < 1
 
 
+def test_samples_a_second_are_of_all_that_were_asked_for(linear, monkeypatch):
+    sampling = benchmark("sampling")
+    images, ticks = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)), iter((0, 1, 1, 3, 3, 7))
+    monkeypatch.setattr(sampling.time, "perf_counter", lambda: next(ticks))
+    row = sampling.measure(
+        sampling.Sampler(linear, 0.1, hard=True, batch_size=16), images, linear.num_classes, 40, "cpu"
+    )
+    # 120 samples of three images in two seconds; seven whole batches of the network alone in four.
+    assert (row["first, s"], row["samples a second"], row["network alone"]) == (1, 60, 28)
+
+
 def test_an_arithmetic_is_as_far_off_as_it_rounds(linear):
     """To whole numbers: the logits are off by up to one half, the more of a spread the smaller that is."""
     arithmetic = benchmark("arithmetic")

@@ -35,6 +35,14 @@ def test_a_mixture_is_certified_into_its_folder(empty_folder):
     assert read_json(folder / "result.json")["models"]["hardmax"] is True
 
 
+def test_the_network_is_compiled_if_asked(empty_folder, monkeypatch):
+    compiled = []
+    monkeypatch.setattr("torch.compile", lambda base, **options: compiled.append(base) or base)
+    assert run(*SMALL, "--out", "plain").exit_code == 0 and not compiled
+    assert run(*SMALL, "--compile", "--out", "compiled").exit_code == 0 and len(compiled) == 1
+    assert read_json(empty_folder / "compiled" / "result.json")["settings"]["compiled"] is True
+
+
 def test_a_stopped_run_goes_on_and_another_is_not_overwritten(stop_certifying):
     done = stop_certifying(at=2)
     result = run(*SMALL)

@@ -34,8 +34,8 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True)
 class Sampler:
-    """Noisy answers of `base`: its probabilities or, with `hard`, its votes, computed in `precision`, `compiled` where
-    that pays: on a GPU from some 20 million samples on.
+    """Noisy answers of `base`: its probabilities or, with `hard`, its votes, computed in `precision`, `compiled` if
+    asked, which pays where there are very many.
 
     What is certified is the classifier in that precision.
     """
