@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from clock import clocked
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.arithmetic import FINENESS, FULL, Arithmetic, FastModel, fast
@@ -49,11 +49,7 @@ def images_per_second(model: nn.Module, arithmetic: Arithmetic, images: Tensor, 
     victim = Victim(FastModel(model, images.device, arithmetic), arithmetic=arithmetic)
     state, rounds = {"label": labels, "target": labels}, []
     for _ in range(ROUNDS + 1):
-        began = time.perf_counter()
-        victim.answer(cross_entropy, images, state)
-        if images.is_cuda:
-            torch.cuda.synchronize()
-        rounds.append(time.perf_counter() - began)
+        rounds.append(clocked(lambda: victim.answer(cross_entropy, images, state))[1])
     return len(images) / statistics.median(rounds[1:])  # the first one warms up
 
 

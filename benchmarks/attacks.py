@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from clock import clocked
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.adaptive import preset
@@ -59,16 +59,6 @@ class Counting(nn.Module):
 
     def _count(self, gradient: Tensor) -> None:
         self.backward_images += len(gradient)
-
-
-def clocked(work: Callable[[], Any]) -> tuple[Any, float]:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    result = work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - began
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:

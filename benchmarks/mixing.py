@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from clock import clocked
 from torch import Tensor, nn
 
 from adaptive_smoothing.data import datasets
@@ -32,14 +32,6 @@ from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.training.mixing_recipe import MixingRecipe
 
 ROUNDS = 9
-
-
-def seconds(work: Callable[[], object], device: torch.device) -> float:
-    began = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def overhead(g: nn.Module, h: nn.Module, images: Tensor, *, half: bool, compiled: bool) -> list[dict[str, Any]]:
@@ -65,7 +57,7 @@ def overhead(g: nn.Module, h: nn.Module, images: Tensor, *, half: bool, compiled
         run()
     rows = []
     for name, run in mixtures.items():
-        rounds = [(seconds(lambda: [base() for base in alone], device), seconds(run, device)) for _ in range(ROUNDS)]
+        rounds = [(clocked(lambda: [base() for base in alone])[1], clocked(run)[1]) for _ in range(ROUNDS)]
         ratio = statistics.median(mixed / both for both, mixed in rounds)
         rows.append(
             {
@@ -105,12 +97,11 @@ def main() -> None:
         recipe = read_toml(options.recipe, MixingRecipe, options.changes)
         splits = ("val" if options.data == "builtin" else "train", "val")  # a trial without CIFAR-10
         train, val = (datasets.load(options.data, split, root=options.data_root) for split in splits)
-        trained: list[MixedClassifier] = []
         with tempfile.TemporaryDirectory() as folder:
             where = {"folder": folder, "device": str(device), "quiet": True}
-            took = seconds(lambda: trained.append(fit_adaptive(g, h, train, val, recipe, **where)), device)
+            trained, took = clocked(lambda: fit_adaptive(g, h, train, val, recipe, **where))
         if options.keep:
-            trained[0].save_pretrained(options.keep, card=training_facts(recipe, len(train), took, device))
+            trained.save_pretrained(options.keep, card=training_facts(recipe, len(train), took, device))
         found["training"] = {"recipe": recipe.name, "images": len(train), "minutes": round(took / 60, 2)}
     write_json(options.out, found | environment(device))
     for row in rows:

@@ -1,7 +1,7 @@
 """Noisy answers a second: the network as it is and compiled, in batches of several sizes, and where the time goes.
 
-    python benchmarks/sampling.py gaussian-050 --sigma 0.5 --device cuda --precisions tf32 bfloat16 \
-        --out benchmarks/results/sampling.json
+    python benchmarks/sampling.py gaussian-050 --sigma 0.5 --device cuda --precisions bfloat16 \
+        --out benchmarks/results/sampling-cuda.json
 
 Of the samples that `certify` draws; "network alone" leaves out the noise and the counting.
 """
@@ -9,59 +9,41 @@ Of the samples that `certify` draws; "network alone" leaves out the noise and th
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from clock import clocked
 from torch import Tensor
 
-from adaptive_smoothing.certification.sampling import BATCH, PRECISIONS, Sampler, Tally
+from adaptive_smoothing.certification.sampling import PRECISIONS, Sampler, Tally
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.results import write_json
 
 
-def seconds_of(work: Callable[[], Any], device: str) -> float:
-    """By the clock, with all that was started finished."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    work()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def measure(sampler: Sampler, images: Tensor, classes: int, samples: int, device: str) -> dict[str, Any]:
+def measure(sampler: Sampler, images: Tensor, classes: int, samples: int) -> dict[str, Any]:
     """Of so many samples of each image, after a first pass that is longer than the others."""
-    index = torch.arange(len(images))
-    size = sampler.batch_size or BATCH.get(images.device.type, 1024)
+    index, size, drawn = torch.arange(len(images)), sampler.batch_size, samples * len(images)
+    assert size is not None  # every row says which
+    noisy, batches = images[:1].repeat(size, 1, 1, 1), max(1, drawn // size)
 
     def everything(count: int) -> None:
         tally = Tally(torch.zeros(len(images), 1, dtype=torch.int64, device=images.device), classes, sampler.values)
         for rows, answers in sampler.draw(images, index, "estimation", 0, count):
             tally.add(rows, answers)
 
-    def network() -> None:
-        noisy = images[:1].repeat(size, 1, 1, 1)
-        for _ in range(max(1, samples * len(images) // size)):
-            with torch.no_grad(), sampler._arithmetic(images.device.type):
-                sampler._answers(noisy)
-
-    first = seconds_of(lambda: everything(-(-2 * size // len(images)) + 1), device)
-    drawn = samples * len(images)
-    whole = seconds_of(lambda: everything(samples), device)
-    alone = seconds_of(network, device)
+    _, first = clocked(lambda: everything(2 * size // len(images) + 1))
+    _, whole = clocked(lambda: everything(samples))
+    _, alone = clocked(lambda: [sampler.answers(noisy) for _ in range(batches)])
     return {
         "precision": sampler.precision,
         "compiled": sampler.compiled,
         "batch": size,
         "first, s": round(first, 2),
         "samples a second": round(drawn / whole),
-        "network alone": round(max(1, drawn // size) * size / alone),
+        "network alone": round(batches * size / alone),
     }
 
 
@@ -84,7 +66,7 @@ def main() -> None:
             for batch in args.batches:
                 torch.compiler.reset()
                 sampler = Sampler(base, args.sigma, hard=True, precision=precision, compiled=compiled, batch_size=batch)
-                rows.append(measure(sampler, data.floats(), data.num_classes, args.samples, args.device))
+                rows.append(measure(sampler, data.floats(), data.num_classes, args.samples))
                 print(rows[-1], flush=True)
                 if args.out:
                     facts = {"model": model_facts(args.model), **environment(args.device)}

@@ -13,11 +13,10 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from clock import clocked
 
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.results import write_json
@@ -40,14 +39,6 @@ def random_data(images: int) -> ImageData:
     )
 
 
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
 def measure(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         watcher = Watcher(Path(folder), quiet=True, tensorboard=False)
@@ -58,9 +49,9 @@ def measure(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs
             for batch in trainer.batches(epoch):
                 trainer.train_step(batch)
 
-        first, *others = (seconds(lambda epoch=epoch: train(epoch)) for epoch in range(epochs + 1))
+        first, *others = (clocked(lambda epoch=epoch: train(epoch))[1] for epoch in range(epochs + 1))
         times = {"first": first, "epoch": statistics.median(others)}
-        times |= {"checkpoint": seconds(trainer.save), "validation": seconds(trainer.validate)}
+        times |= {"checkpoint": clocked(trainer.save)[1], "validation": clocked(trainer.validate)[1]}
     return {name: round(value, 2) for name, value in times.items()}
 
 

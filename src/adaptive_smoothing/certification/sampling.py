@@ -76,10 +76,7 @@ class Sampler:
             counts = torch.tensor([stop - start for _, start, stop in jobs])
             rows = beside(torch.tensor([row for row, _, _ in jobs]).repeat_interleave(counts), images.device)
             noise = torch.cat([self._noise(images, numbers[row], stream, *span) for row, *span in jobs])
-            # Not around the loop: whoever uses the answers meanwhile would be under them, too.
-            with torch.no_grad(), self._arithmetic(images.device.type):
-                answers = self._answers(images[rows] + self.sigma * noise)
-            yield rows, answers
+            yield rows, self.answers(images[rows] + self.sigma * noise)
 
     def _noise(self, images: Tensor, index: int, stream: str, start: int, stop: int) -> Tensor:
         """Of samples of one block of an image."""
@@ -91,6 +88,11 @@ class Sampler:
             device=images.device,
         )
         return drawn[offset : offset + stop - start]
+
+    def answers(self, noisy: Tensor) -> Tensor:
+        """To one batch of noisy images: probabilities, or votes, [samples, C]."""
+        with torch.no_grad(), self._arithmetic(noisy.device.type):
+            return self._answers(noisy)
 
     def _answers(self, noisy: Tensor) -> Tensor:
         if noisy.is_cuda:
