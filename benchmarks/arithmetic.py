@@ -18,16 +18,16 @@ import torch
 from clock import clocked
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.arithmetic import FINENESS, FULL, Arithmetic, FastModel, fast
+from adaptive_smoothing.attacks.engine.arithmetic import FINENESS, FULL, Arithmetic, FastModel, fast
 from adaptive_smoothing.attacks.objectives import cross_entropy
-from adaptive_smoothing.attacks.steps import Victim
-from adaptive_smoothing.attacks.verdict import all_logits
+from adaptive_smoothing.attacks.step_attack import Victim
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.environment import environment
 
 # What the search found best at 90 % clean on the ResNet-18 pair: results/mixtures/fourth-round.
 MIXEDNUTS = {"scale": 1.0, "power": 8.0, "shift": -0.75}
@@ -55,7 +55,7 @@ def images_per_second(model: nn.Module, arithmetic: Arithmetic, images: Tensor, 
 
 def errors(model: nn.Module, arithmetic: Arithmetic, images: Tensor) -> dict[str, float]:
     """Median and largest share of the spread, and of how many images it is above the bound."""
-    logits = all_logits(model, images)
+    logits = fp32_logits_chunked(model, images)
     off = torch.cat(
         [arithmetic.error(model, *both) for both in zip(images.split(500), logits.split(500), strict=True)]
     ) / (logits.amax(1) - logits.amin(1))

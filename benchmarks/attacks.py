@@ -24,17 +24,17 @@ from clock import clocked
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.adaptive import preset
-from adaptive_smoothing.attacks.engine import Engine
-from adaptive_smoothing.attacks.verdict import all_logits
-from adaptive_smoothing.cli.evaluate import Subject
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.journal import Journal
-from adaptive_smoothing.evaluation.judging import Judging
+from adaptive_smoothing.evaluation.evaluate import EvaluationRun
 from adaptive_smoothing.evaluation.verdict import Verdict
-from adaptive_smoothing.report.facts import environment
+from adaptive_smoothing.mixing.loading import LoadedModel
+from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.threat import Linf
 
 EPS = 8 / 255
@@ -77,7 +77,7 @@ def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> 
 
     def work() -> Verdict:
         engine.passes.forward = engine.passes.backward = 0
-        judging = Judging(
+        judging = EvaluationRun(
             model=model, data=data, cascade=cascade, device=device, journal=Journal(), with_alarms=False, engine=engine
         )
         return judging.run()
@@ -105,7 +105,7 @@ def reference(
 
     (images, _), row = timed(work)
     model.requires_grad_(False)
-    stands = all_logits(model, images).argmax(1) == batch.labels
+    stands = fp32_logits_chunked(model, images).argmax(1) == batch.labels
     row |= {"forwards": counting.forward_images, "backwards": counting.backward_images}
     return row | {"stands": batch.index[stands].tolist()}
 
@@ -159,7 +159,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
-    subject = Subject.load(args.models[0], args.models[1] if len(args.models) > 1 else None, args.alpha, args.device)
+    subject = LoadedModel.load(
+        args.models[0], args.models[1] if len(args.models) > 1 else None, args.alpha, args.device
+    )
     data = datasets.load(args.data, args.split, root=args.data_root).take(args.images)
     facts = {"models": subject.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
     runs: dict[str, dict[str, Any]] = {}

@@ -23,12 +23,13 @@ from torch import nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.tradeoff import tradeoff
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment, model_facts
+from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.results import difference, write_json
+from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.tuning.curves import clean_accuracy
 
 
 def measure(

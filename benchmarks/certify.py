@@ -21,15 +21,16 @@ import torch
 from scipy.stats import beta, norm
 from torch import Tensor, nn
 
-from adaptive_smoothing.certification.certificate import Certificates
-from adaptive_smoothing.certification.certifying import certify
+from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.certification.certify import certify
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.contract import trusted_images
+from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.results import difference, write_json
+from adaptive_smoothing.runs.environment import environment
 
 N0, N, CHANCE, BATCH = 100, 100_000, 0.001, 1000
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.judging import judge
+from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment, model_facts
+from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.threat import Linf
 
 ARRANGEMENTS: dict[str, dict[str, Any]] = {
@@ -53,7 +54,7 @@ def main() -> None:
     first: Verdict | None = None
     for name, options in ARRANGEMENTS.items():
         began = time.perf_counter()
-        verdict = judge(model, data, cascade, device="cpu", with_alarms=False, precise=True, **options)
+        verdict = evaluate_cascade(model, data, cascade, device="cpu", with_alarms=False, precise=True, **options)
         first = first or verdict
         rows[name] = {"robust accuracy": verdict.robust, "seconds": round(time.perf_counter() - began, 1)}
         rows[name] |= difference(verdict, first)

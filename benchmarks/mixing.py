@@ -20,16 +20,16 @@ from clock import clocked
 from torch import Tensor, nn
 
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.fitting import fit_adaptive
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.contract import trusted_images
-from adaptive_smoothing.report.facts import environment, training_facts
 from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.settings import read_toml
-from adaptive_smoothing.training.mixing_recipe import MixingRecipe
+from adaptive_smoothing.training.mixing.recipe import MixingRecipe
+from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 
 ROUNDS = 9
 
@@ -51,7 +51,7 @@ def overhead(g: nn.Module, h: nn.Module, images: Tensor, *, half: bool, compiled
     mixtures = {
         "one alpha": prepared(MixedClassifier(g, h, 0.85)),
         "mixing network": prepared(MixedClassifier(g, h, MixingNetwork.between(g, h))),
-        "second ending": prepared(MixedClassifier(g, h, SecondEnding.of(h))),
+        "second ending": prepared(MixedClassifier(g, h, FineTunedTail.of(h))),
     }
     for run in (*alone, *mixtures.values()):
         run()

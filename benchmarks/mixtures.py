@@ -29,21 +29,27 @@ from torch import nn
 from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.dial_curves import dial_accuracy, dial_setting
 from adaptive_smoothing.evaluation.accuracy import evaluate as predict
-from adaptive_smoothing.evaluation.judging import evaluate
-from adaptive_smoothing.evaluation.stored import RESULT, ROWS
-from adaptive_smoothing.fitting import ATTACKED, fit_adaptive, fit_fixed, fit_nonlinear
-from adaptive_smoothing.mixing import artifact
+from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment, training_facts
 from adaptive_smoothing.results import write_json, write_rows
+from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import RESULT, ROWS
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
-from adaptive_smoothing.training.mixing_recipe import MixingRecipe
-from adaptive_smoothing.tuning import tune
+from adaptive_smoothing.training.mixing.recipe import MixingRecipe
+from adaptive_smoothing.training.mixing.train import (
+    ATTACKED,
+    fit_adaptive,
+    fit_nonlinear,
+    fixed_mixture,
+    training_facts,
+)
+from adaptive_smoothing.tuning.curves import accuracy_curve, current_setting
+from adaptive_smoothing.tuning.tune import tune
 
 SEARCH = "search"
 
@@ -85,10 +91,10 @@ class Bench:
 
     def _made(self, what: str, changes: list[str], folder: Path) -> MixedClassifier:
         if what == "fixed":
-            return fit_fixed(self.g, self.h, **numbers(changes))
-        if artifact.exists(what):
+            return fixed_mixture(self.g, self.h, **numbers(changes))
+        if pretrained.exists(what):
             mixed = MixedClassifier.from_pretrained(what, device=self.options.device)
-            return mixed.with_dial(**numbers(changes), shift=0.0) if changes else mixed
+            return mixed.with_sigmoid(**numbers(changes), shift=0.0) if changes else mixed
         recipe = read_toml(what, MixingRecipe, changes)
         options = {"folder": folder, "device": self.options.device, "quiet": True}
         options |= {"compiled": False} if self.options.eager else {}
@@ -102,7 +108,7 @@ class Bench:
     def facts(self, mixed: MixedClassifier) -> dict[str, Any]:
         """Its clean accuracy on validation images, its numbers, and its transforms."""
         names = NUMBERS if isinstance(mixed.alpha, nn.Module) else ("alpha", *NUMBERS)
-        clean = dial_accuracy(mixed, self.val)(dial_setting(mixed))
+        clean = accuracy_curve(mixed, self.val)(current_setting(mixed))
         bases = {"g": mixed.standard, "h": mixed.robust}
         transforms = {name: base.options for name, base in bases.items() if isinstance(base, LogitTransform)}
         numbers = {name: getattr(mixed, name).tolist() for name in names}

@@ -28,11 +28,11 @@ from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, in_full_p
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.losses import logit_margin, wanted
 from adaptive_smoothing.attacks.objectives import (
+    flip_standard,
+    flip_standard_margin,
     targeted_margin,
     targeted_probability,
-    turn_beside,
-    turn_hostile,
-    turn_standard,
+    worst_case_standard,
 )
 from adaptive_smoothing.attacks.views import (
     Plain,
@@ -41,14 +41,14 @@ from adaptive_smoothing.attacks.views import (
     lacks_learned_alpha,
     learns_alpha,
 )
-from adaptive_smoothing.cli.evaluate import Subject
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.judging import judge
+from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.mixing.mixer import Mixer
-from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.results import write_json, write_rows
+from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.threat import Linf, Threat
 
 # To see whether more of the same would break more.
@@ -64,7 +64,7 @@ class LessSteep:
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
-        return model.with_dial(self.scale, self.scale / model.alpha_scale * model.alpha_shift)
+        return model.with_sigmoid(self.scale, self.scale / model.alpha_scale * model.alpha_shift)
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ def contestants(threat: Threat) -> dict[str, Stage]:
         "FAB-T": fab,
         "APGD-T, margin": targeted(targeted_margin),
         "APGD-T, lead in probability": targeted(targeted_probability),
-        "APGD-T, turning g": targeted(turn_standard),
+        "APGD-T, turning g": targeted(flip_standard),
         f"APGD-T, turning g, {RESTARTS} restarts": targeted(
-            turn_standard, needs=lacks_learned_alpha, restarts=RESTARTS, seed=1
+            flip_standard, needs=lacks_learned_alpha, restarts=RESTARTS, seed=1
         ),
-        hostile: targeted(turn_hostile, needs=learns_alpha),
-        f"{hostile}, past a flat alpha": targeted(turn_hostile, Smooth(), learns_alpha),
+        hostile: targeted(worst_case_standard, needs=learns_alpha),
+        f"{hostile}, past a flat alpha": targeted(worst_case_standard, Smooth(), learns_alpha),
         **{
-            f"{hostile}, alpha's scale {scale:g}": targeted(turn_hostile, LessSteep(scale), has_score)
+            f"{hostile}, alpha's scale {scale:g}": targeted(worst_case_standard, LessSteep(scale), has_score)
             for scale in (1.0, 3.0, 10.0)
         },
         "APGD-T, alpha down and g turned, alpha's scale 1": targeted(GiveWay(), LessSteep(1.0), has_score),
@@ -124,10 +124,10 @@ def contestants(threat: Threat) -> dict[str, Stage]:
         ),
         f"APGD-T, margin, {STEPS} steps": targeted(targeted_margin, needs=learns_alpha, steps=STEPS),
         f"APGD-T, margin, {plain}": targeted(targeted_margin, Plain(), has_steep_part),
-        f"APGD-T, turning g, {plain}": targeted(turn_standard, Plain(), has_steep_part),
-        f"{hostile}, {plain}": targeted(turn_hostile, Plain(), has_steep_part),
-        f"APGD-T, margin of h, turning g, {plain}": targeted(turn_beside, h_itself, has_steep_part),
-        f"{hostile}, alpha's scale 1, {plain}": targeted(turn_hostile, less_steep_plain, has_both),
+        f"APGD-T, turning g, {plain}": targeted(flip_standard, Plain(), has_steep_part),
+        f"{hostile}, {plain}": targeted(worst_case_standard, Plain(), has_steep_part),
+        f"APGD-T, margin of h, turning g, {plain}": targeted(flip_standard_margin, h_itself, has_steep_part),
+        f"{hostile}, alpha's scale 1, {plain}": targeted(worst_case_standard, less_steep_plain, has_both),
     }
 
 
@@ -143,7 +143,7 @@ def measure(
             continue
         threat = stage.attack.threat  # type: ignore[union-attr]
         began = time.perf_counter()
-        verdict = judge(
+        verdict = evaluate_cascade(
             model, data, Cascade(name, threat, (stage, in_full_precision(threat, 0))), device=device, with_alarms=False
         )
         stands[name], seconds[name] = verdict.robust_correct.numpy(), round(time.perf_counter() - began, 1)
@@ -158,15 +158,15 @@ def measure(
         yield rows, stands
 
 
-def subjects(models: list[str], alphas: list[float], device: str) -> Iterator[tuple[str, Subject]]:
+def subjects(models: list[str], alphas: list[float], device: str) -> Iterator[tuple[str, LoadedModel]]:
     """Two models at each alpha, or mixtures as they are."""
     if alphas:
         standard, robust = models
         for alpha in alphas:
-            yield f"α = {alpha:g}", Subject.load(standard, robust, alpha, device)
+            yield f"α = {alpha:g}", LoadedModel.load(standard, robust, alpha, device)
         return
     for name in models:
-        yield name, Subject.load(name, None, None, device)
+        yield name, LoadedModel.load(name, None, None, device)
 
 
 def main() -> None:

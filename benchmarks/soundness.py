@@ -14,16 +14,17 @@ import argparse
 import time
 from pathlib import Path
 
-from adaptive_smoothing.certification.certifying import certify
+from adaptive_smoothing.certification.certify import certify
 from adaptive_smoothing.certification.challenge import challenge
 from adaptive_smoothing.certification.smoothing import RUNNERS_UP
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.report.facts import environment, model_facts
 from adaptive_smoothing.results import write_json, write_rows
+from adaptive_smoothing.runs.environment import environment
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ from clock import clocked
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.training.base_trainer import Trainer
+from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import Recipe
-from adaptive_smoothing.training.trainer import Trainer
-from adaptive_smoothing.training.watching import Watcher
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -41,7 +41,7 @@ def random_data(images: int) -> ImageData:
 
 def measure(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        watcher = Watcher(Path(folder), quiet=True, tensorboard=False)
+        watcher = TrainingMonitor(Path(folder), quiet=True, tensorboard=False)
         val = data.take(slice(5000))
         trainer = Trainer(recipe, data, val, Path(folder), device=device, compiled=compiled, watcher=watcher)
 

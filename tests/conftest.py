@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.certification.smoothing import Smoothing
-from adaptive_smoothing.evaluation.journal import Journal
 from adaptive_smoothing.results import write_json, write_rows
+from adaptive_smoothing.runs.journal import Journal
 
 torch.set_num_threads(2)
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adaptive_smoothing.attacks.arithmetic import FINENESS, FULL, Arithmetic
+from adaptive_smoothing.attacks.engine.arithmetic import FINENESS, FULL, Arithmetic
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import Advice, Mixer
+from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import Nonlinear
 from adaptive_smoothing.threat import Linf
 
@@ -65,9 +65,9 @@ def test_each_objective_is_alone_and_beside_the_others(linear):
 class Gap(Mixer):
     """The surer h is, the more weight it gets."""
 
-    def forward(self, evidence):
-        first, second = evidence.h.topk(2).values.unbind(1)
-        return Advice(first - second, evidence.h)
+    def forward(self, base_outputs):
+        first, second = base_outputs.h.topk(2).values.unbind(1)
+        return MixerOutput(first - second, base_outputs.h)
 
 
 def test_a_learned_alpha_meets_more_attacks(linear):

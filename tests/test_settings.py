@@ -7,7 +7,7 @@ import pytest
 
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.settings import SettingsError, from_table, read_toml
-from adaptive_smoothing.training.mixing_recipe import MixingRecipe
+from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.recipe import CommonRecipe, Recipe
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))

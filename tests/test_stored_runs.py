@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.demo import STORED
-from adaptive_smoothing.cli.learned import stored_comparison
+from adaptive_smoothing.cli.demo_learned import stored_comparison
+from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.dial import CleanAccuracy
-from adaptive_smoothing.dial_curves import dial_setting
-from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
-from adaptive_smoothing.mixing import artifact, cards
+from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
+from adaptive_smoothing.mixing import mixture_card, pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import model_facts
+from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.results import read_json
 from adaptive_smoothing.settings import from_table
-from adaptive_smoothing.training.mixing_recipe import MixingRecipe
+from adaptive_smoothing.training.mixing.recipe import MixingRecipe
+from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
+from adaptive_smoothing.tuning.curves import current_setting
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -52,19 +52,19 @@ def test_the_stored_answers_are_those_the_models_give_here():
     run, images = load_tradeoff(STORED), datasets.load("builtin", "test").take(60)
     at = [list(run.rows["index"]).index(position) for position in images.index.tolist()]
     assert (run.rows["label"][at] == images.labels.numpy()).all()
-    assert len(CleanAccuracy.load(STORED / VALIDATION).low) == load_facts(STORED)["choice"]["images"]
+    assert len(CleanAccuracyCurve.load(STORED / VALIDATION).low) == load_facts(STORED)["choice"]["images"]
     for letter, name in (("g", "compact-standard"), ("h", "compact-robust")):
         with torch.no_grad():
             right = zoo.load(name)(images.floats()).argmax(1) == images.labels
         np.testing.assert_array_equal(run.rows[f"clean_{letter}"][at], right.numpy())
 
 
-@pytest.mark.parametrize("name", artifact.names())
+@pytest.mark.parametrize("name", pretrained.names())
 def test_a_stored_mixture_is_what_its_card_says(name):
-    folder = artifact.find(name)
-    description = artifact.read(folder)
+    folder = pretrained.find(name)
+    description = pretrained.read(folder)
     card = description["card"]
-    assert (folder / "mixture.md").read_text() == cards.markdown(name, description, folder / artifact.WEIGHTS)
+    assert (folder / "mixture.md").read_text() == mixture_card.markdown(name, description, folder / pretrained.WEIGHTS)
     recipe = from_table(MixingRecipe, card["recipe"])
     assert recipe.mixer.kind == description["alpha"]["kind"] and recipe.data.name == "cifar10"
     assert card["figures"]["val"]["clean"] == pytest.approx(card["wanted"]["clean_accuracy"], abs=5e-4)
@@ -74,10 +74,10 @@ def test_a_stored_mixture_is_what_its_card_says(name):
 
 def test_the_mixture_in_the_package_is_right_where_its_dial_says_so():
     """The images in the package are the first of those that the dial was set on."""
-    folder, images = artifact.find("compact-mixed"), datasets.load("builtin", "val").take(slice(60))
-    mixed, ends = MixedClassifier.from_pretrained(folder), CleanAccuracy.load(folder / VALIDATION)
-    setting = dial_setting(mixed)
-    assert ends(setting) == artifact.read(folder)["card"]["figures"]["val"]["clean"]
+    folder, images = pretrained.find("compact-mixed"), datasets.load("builtin", "val").take(slice(60))
+    mixed, ends = MixedClassifier.from_pretrained(folder), CleanAccuracyCurve.load(folder / VALIDATION)
+    setting = current_setting(mixed)
+    assert ends(setting) == pretrained.read(folder)["card"]["figures"]["val"]["clean"]
     with torch.no_grad():
         right = mixed(images.floats()).argmax(1) == images.labels
     np.testing.assert_array_equal(right.numpy(), ((ends.low < setting) & (setting < ends.high))[:60])
@@ -97,7 +97,7 @@ def test_the_stored_comparison_is_of_the_mixture_in_the_package():
         assert (
             mixed.alpha_scale.item() == numbers["alpha_scale"] and mixed.alpha_range.tolist() == numbers["alpha_range"]
         )
-        mixed = mixed.with_dial(numbers["alpha_scale"], numbers["alpha_shift"])
+        mixed = mixed.with_sigmoid(numbers["alpha_scale"], numbers["alpha_shift"])
         with torch.no_grad():
             right = mixed(images.floats()).argmax(1) == images.labels
         np.testing.assert_array_equal(point.clean[images.index.numpy()], right.numpy())
@@ -114,7 +114,7 @@ def test_the_stored_comparison_is_of_the_mixture_in_the_package():
     ],
 )
 def test_a_card_says_what_was_measured_of_the_mixture_as_it_is(name, run, row):
-    described, result = artifact.read(artifact.find(name)), read_json(run / "result.json")
+    described, result = pretrained.read(pretrained.find(name)), read_json(run / "result.json")
     (found,) = (one for one in result["mixtures"] if one["mixture"] == row and one["wanted"] == 0.9)
     shift, scale = (found["numbers"][number] for number in ("alpha_shift", "alpha_scale"))
     assert described["numbers"] == found["numbers"] | {"alpha_shift": pytest.approx(shift, abs=1e-5 * scale)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from places import BENCHMARKS, RESULTS, percent, sweep
 
-from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import parameters
-from adaptive_smoothing.report.story import Choice, at
+from adaptive_smoothing.models.facts import parameters
+from adaptive_smoothing.report.sentences import Choice, at
 from adaptive_smoothing.report.tables import PAPER_GAPS, Table, alpha_table, cost_table, gap_table, models_table
 from adaptive_smoothing.results import read_json
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from places import BENCHMARKS, RESULTS, percent, sweep
 
-from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.frontier import Frontier, build_frontier, clean_accuracies, with_alpha
 from adaptive_smoothing.certification.local_lipschitz import estimated_radius
 from adaptive_smoothing.certification.margins import QUANTILES, margin_figures
 from adaptive_smoothing.certification.radius import needed_margin
-from adaptive_smoothing.evaluation.stored import load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
 from adaptive_smoothing.evaluation.verdict import STANDS
 from adaptive_smoothing.report.certified import read_certificates
 from adaptive_smoothing.report.tables import Table

@@ -13,11 +13,11 @@ import mixture_tables
 from places import COMPARED, RESULTS, ROOT, sweep
 
 from adaptive_smoothing.evaluation.comparison import Comparison
-from adaptive_smoothing.evaluation.stored import load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
 from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.folder import figures
 from adaptive_smoothing.report.panels import comparison_panel
-from adaptive_smoothing.report.story import Report
+from adaptive_smoothing.report.run_folder import figures
+from adaptive_smoothing.report.sentences import Report
 from adaptive_smoothing.report.tables import markdown
 
 PAIRS = ("resnet18", "compact")

@@ -9,29 +9,29 @@ x_adv = ads.PGD(ads.Linf(8 / 255), steps=20)(mixed, x, y)
 from adaptive_smoothing.attacks.adaptive import AdaptiveAttack, preset
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.certification.certificate import Certificates
-from adaptive_smoothing.certification.certifying import certify
+from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.certification.certify import certify
 from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
 from adaptive_smoothing.data.datasets import load as load_data
 from adaptive_smoothing.evaluation.accuracy import Evaluation
-from adaptive_smoothing.evaluation.judging import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
-from adaptive_smoothing.fitting import fit_nonlinear, train_mixing
-from adaptive_smoothing.mixing.classifier import MixedClassifier, Mixture
+from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
+from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.formula import alpha_from_gamma, gamma_from_alpha
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.mixing.locally_biased import LocallyBiasedSmoothing, NearestNeighbors
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.oracle import OracleAlpha, oracle_mixture
-from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models.features import FeatureTaps, suggest_taps
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.models.wrapping import Classifier, wrap
+from adaptive_smoothing.models.wrap import Classifier, wrap
 from adaptive_smoothing.models.zoo import load as load_model
 from adaptive_smoothing.threat import L2, Linf, Threat, parse_threat
-from adaptive_smoothing.tuning import tune
+from adaptive_smoothing.training.mixing.train import fit_nonlinear, train_mixing
+from adaptive_smoothing.tuning.tune import tune
 from adaptive_smoothing.version import VERSION
 
 __version__ = VERSION
@@ -46,18 +46,18 @@ __all__ = [
     "Evaluation",
     "FastAttack",
     "FeatureTaps",
+    "FineTunedTail",
     "GradientMixedClassifier",
     "Hardmax",
     "ImageData",
     "Linf",
     "LocallyBiasedSmoothing",
     "MixedClassifier",
+    "MixedOutput",
     "MixingNetwork",
-    "Mixture",
     "NearestNeighbors",
     "Nonlinear",
     "OracleAlpha",
-    "SecondEnding",
     "SmoothedClassifier",
     "Threat",
     "Tradeoff",

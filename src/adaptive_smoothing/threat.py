@@ -184,3 +184,13 @@ def parse_threat(text: str) -> Threat:
 def parse_number(text: str | float) -> float:
     """`8/255`, `0.031` or a plain number -> float."""
     return float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
+
+
+def make_threat(norm: str, eps: str) -> Threat:
+    kinds = {known.lower(): kind for known, kind in NORMS.items()}
+    if norm.lower() not in kinds:
+        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example --norm L2 --eps 0.5")
+    try:
+        return kinds[norm.lower()](parse_number(eps))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected a radius such as 8/255 or 0.5, got {eps!r}: {error}") from error

@@ -9,15 +9,15 @@ from toys import CPU, Planes, aimed, pictures
 
 from adaptive_smoothing.attacks.adaptive import PRESETS, AdaptiveAttack, AdaptiveAutoAttack, preset
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.arithmetic import FULL, Arithmetic, FastModel, fast
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack, in_full_precision
-from adaptive_smoothing.attacks.cascade import Cascade, Stage, Standing, run_stage
-from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, Stage, run_stage
+from adaptive_smoothing.attacks.engine.arithmetic import FULL, Arithmetic, FastModel, fast
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.steps import StepAttack, keep_worst
+from adaptive_smoothing.attacks.step_attack import StepAttack, keep_worst
 from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, Smooth
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
@@ -79,7 +79,7 @@ def stairs(*bounds):
     images[:, 0, -1, -1] = 0.0
     shot = aimed(LastPixel().eval(), images, Linf(1.0))
     stages = [Stage(f"below {bound}", Reaches(shot.threat, bound, [])) for bound in bounds]
-    standing, engine = Standing.before(shot), Engine(LastPixel().eval(), CPU, 16)
+    standing, engine = CascadeState.before(shot), Engine(LastPixel().eval(), CPU, 16)
     for number, stage in enumerate(stages):
         run_stage(engine, number, stage, shot, standing)
     return standing, [sorted({pixel for row in stage.attack.seen for pixel in row}) for stage in stages]
@@ -116,7 +116,7 @@ def test_a_stage_never_raises_robust_accuracy():
         Stage("pgd", PGD(shot.threat, steps=5)),
         Stage("helps", lambda model, images, labels: images),
     ]
-    standing, engine, left = Standing.before(shot), Engine(model, CPU, 16), [30]
+    standing, engine, left = CascadeState.before(shot), Engine(model, CPU, 16), [30]
     for number, stage in enumerate(stages):
         before = standing.fooled_by.clone()
         run_stage(engine, number, stage, shot, standing)
@@ -128,7 +128,7 @@ def test_a_stage_never_raises_robust_accuracy():
 def test_a_plain_attack_is_judged_like_any_other():
     model, images = Planes(classes=2), pictures(20)
     shot = aimed(model, images, Linf(0.01))
-    standing = Standing.before(shot)
+    standing = CascadeState.before(shot)
     run_stage(Engine(model, CPU, 8), 0, Stage("plain", PGD(Linf(0.01), steps=10)), shot, standing)
     assert torch.equal(standing.fooled_by >= 0, model.distance(images, shot.labels, shot.threat) < 0.01)
 
@@ -137,7 +137,7 @@ def test_a_plain_attack_that_leaves_the_ball_fools_nobody_and_is_told_on():
     """Such as one with another radius than that of the evaluation."""
     model = Planes(classes=2)
     shot = aimed(model, pictures(20), Linf(0.01))
-    standing = Standing.before(shot)
+    standing = CascadeState.before(shot)
     stage = Stage("plain", lambda model, images, labels: images + 0.0105)
     with pytest.warns(UserWarning, match="left the Linf ball on 20 of 20 images, and went as far as 0.0105"):
         run_stage(Engine(model, CPU, 8), 0, stage, shot, standing)
@@ -152,7 +152,7 @@ def test_an_attack_to_the_end_goes_on_with_what_has_fallen():
         Stage(name, APGD(shot.threat, steps=8, climb=climb, target_classes=count, to_the_end=True))
         for name, climb, count in (("ce", cross_entropy, 0), ("t", targeted_margin, 3))
     ]
-    both, alone = Standing.before(shot), [Standing.before(shot) for _ in stages]
+    both, alone = CascadeState.before(shot), [CascadeState.before(shot) for _ in stages]
     for number, stage in enumerate(stages):
         for standing in (both, alone[number]):
             run_stage(Engine(model, CPU, 16), number, stage, shot, standing)
@@ -165,7 +165,7 @@ def test_an_attack_to_the_end_goes_on_with_what_has_fallen():
 def test_progress_of_an_attack_to_the_end_counts_what_is_new():
     model, told = mixed(), []
     shot = aimed(model, pictures(30), Linf(0.008))
-    standing = Standing.before(shot)
+    standing = CascadeState.before(shot)
     for number in range(2):
         left = len(standing.left())
         told.clear()
@@ -185,7 +185,7 @@ def test_a_plain_attack_gets_smaller_batches_where_memory_is_short_and_weights_t
         return PGD(Linf(0.01), steps=10)(model, images, labels)
 
     shot = aimed(model, pictures(10), Linf(0.01))
-    standing = Standing.before(shot)
+    standing = CascadeState.before(shot)
     run_stage(Engine(model, CPU, 16), 0, Stage("plain", attack), shot, standing)
     assert sizes == [10, 8, 4, 4, 2] and not any(flags) and model.weight.requires_grad
     assert torch.equal(standing.fooled_by == 0, model.distance(shot.images, shot.labels, shot.threat) < 0.01)
@@ -196,7 +196,7 @@ def test_pgd_has_a_radius_for_each_image():
     labels = model(images).argmax(1)
     radii = model.distance(images, labels, Linf(0.0)) * torch.where(torch.arange(20) % 2 == 0, 1.1, 0.9)
     shot = aimed(model, images, Linf(radii))
-    standing = Standing.before(shot)
+    standing = CascadeState.before(shot)
     # The first two fall to another stage, so that positions in the batch and in the data differ.
     standing.fooled_by[:2] = 0
     run_stage(Engine(model, CPU, 8), 1, Stage("pgd", PGD(shot.threat, steps=20)), shot, standing)
@@ -227,7 +227,7 @@ def test_what_stands_by_a_rounding_error_is_attacked_in_full_precision(coarse):
     labels = model(images).argmax(1)
     # Just enough to fool the model, by a margin that the nearest half cannot show.
     shot = aimed(model, images, Linf(model.distance(images, labels, LINF) + 0.001))
-    engine, standing = Engine(model, CPU, 16), Standing.before(shot)
+    engine, standing = Engine(model, CPU, 16), CascadeState.before(shot)
     run_stage(engine, 0, Stage("apgd", APGD(shot.threat, steps=20)), shot, standing)
     assert len(standing.left()) > 5
     again = replace(in_full_precision(shot.threat, 0), attack=APGD(shot.threat, steps=20))
@@ -248,7 +248,7 @@ def test_full_precision_goes_on_from_the_worst_version_towards_the_class_it_is_c
     stage = in_full_precision(shot.threat, 0)
     fell = []
     for first_step in (stage.attack.first_step, 1e-3):
-        standing = Standing.before(shot)
+        standing = CascadeState.before(shot)
         standing.worst, standing.margin = worst[close].clone(), torch.full((len(shot),), -1e-7)
         brief = replace(stage.attack, steps=2, first_step=first_step)
         run_stage(Engine(model, CPU, 16), 0, replace(stage, attack=brief), shot, standing)
@@ -260,7 +260,7 @@ def test_what_fell_keeps_the_logits_it_was_judged_by():
     model, images = mixed(), pictures(30)
     shot = aimed(model, images, Linf(0.01))
     for attack in (APGD(shot.threat, steps=8), PGD(shot.threat, steps=8)):
-        standing = Standing.before(shot)
+        standing = CascadeState.before(shot)
         run_stage(Engine(model, CPU, 16), 0, Stage("attack", attack), shot, standing)
         fell = standing.fooled_by == 0
         assert 3 < fell.sum() < 30
@@ -271,7 +271,7 @@ def test_what_fell_keeps_the_logits_it_was_judged_by():
 def test_what_stands_by_more_is_left_alone(coarse):
     model = Planes()
     shot = aimed(model, pictures(6), Linf(0.001))
-    standing = Standing.before(shot)
+    standing = CascadeState.before(shot)
     standing.margin[:] = torch.tensor([-1.0, -0.6, -0.4, 0.1, -0.5, -torch.inf])
     was = standing.margin.clone()
     run_stage(Engine(model, CPU, 16), 0, in_full_precision(shot.threat, 0), shot, standing)
@@ -324,9 +324,9 @@ def test_the_fast_preset_turns_g_where_there_is_one():
     assert names(FastAttack(LINF), Planes()) == ["margin-pgd", "diverse-pgd", *after]
     hard = ["margin-pgd", "smooth-hostile-pgd", "diverse-pgd-p", *after]
     assert names(FastAttack(LINF), mixed(0.5, Hardmax(Planes()))) == hard
-    turned = ["margin-pgd", "turning-pgd", "diverse-pgd-p", "apgd-t", PRECISE]
-    assert names(FastAttack(LINF), mixed()) == turned
-    learned = [*turned[:2], "hostile-pgd", "smooth-hostile-pgd", *turned[2:]]
+    at_setting = ["margin-pgd", "turning-pgd", "diverse-pgd-p", "apgd-t", PRECISE]
+    assert names(FastAttack(LINF), mixed()) == at_setting
+    learned = [*at_setting[:2], "hostile-pgd", "smooth-hostile-pgd", *at_setting[2:]]
     assert names(FastAttack(LINF), mixed(Brightness())) == learned
 
 
@@ -399,7 +399,7 @@ def test_every_adaptive_stage_runs_on_a_mixture_that_has_everything():
     engine = Engine(model, CPU, 16)
     for number, stage in enumerate(AdaptiveAttack(shot.threat).for_model(model).stages[:-1]):
         short = {"queries": 3} if isinstance(stage.attack, Square) else {"steps": 2}
-        standing = Standing.before(shot)
+        standing = CascadeState.before(shot)
         run_stage(engine, number, replace(stage, attack=replace(stage.attack, **short)), shot, standing)
         assert standing.margin.isfinite().all() and (standing.queries > 0).all()
 
@@ -423,7 +423,7 @@ def test_lowering_alpha_finds_what_the_plain_attack_does_not_see():
     engine, stages = Engine(model, CPU, 8), {stage.name: stage for stage in AdaptiveAttack(shot.threat).stages}
     outcomes = {}
     for name in ("apgd-ce-alpha-0.5", "gray-ce"):
-        standing = Standing.before(shot)
+        standing = CascadeState.before(shot)
         run_stage(engine, 0, replace(stages[name], attack=replace(stages[name].attack, steps=10)), shot, standing)
         outcomes[name] = (standing.fooled_by == 0).all().item()
     assert outcomes == {"apgd-ce-alpha-0.5": True, "gray-ce": False}
@@ -453,7 +453,7 @@ def test_a_g_that_is_sure_hides_its_gradient_and_is_turned_all_the_same():
     stages = {stage.name: stage for stage in AdaptiveAttack(threat).for_model(model).stages}
     fell = {}
     for name in ("apgd-ce", "apgd-t", "apgd-margin-t", "turning-t"):
-        standing = Standing.before(shot)
+        standing = CascadeState.before(shot)
         brief = replace(stages[name].attack, steps=10)
         run_stage(Engine(model, CPU, 64, precise=True), 0, replace(stages[name], attack=brief), shot, standing)
         fell[name] = (standing.fooled_by == 0).float().mean().item()
@@ -507,7 +507,7 @@ def test_a_plain_model_has_no_parts_to_attack(name, role):
     shot = aimed(model, pictures(2), LINF)
     (stage,) = preset(name, LINF).stages
     with pytest.raises(ValueError, match=f"expected a mixture, whose {role} .* got Planes: mix two models"):
-        run_stage(Engine(model, CPU), 0, stage, shot, Standing.before(shot))
+        run_stage(Engine(model, CPU), 0, stage, shot, CascadeState.before(shot))
 
 
 def test_the_std_attack_is_made_on_g_and_judged_on_the_mixture():
@@ -518,7 +518,7 @@ def test_the_std_attack_is_made_on_g_and_judged_on_the_mixture():
     for alpha in (0.0, 1.0):
         model = mixed(alpha)
         shot = aimed(model, images, Linf(0.03))
-        standing = Standing.before(shot)
+        standing = CascadeState.before(shot)
         run_stage(Engine(model, CPU), 0, stage, shot, standing)
         fell.append(int((standing.fooled_by == 0).sum()))
     assert fell[0] == 20 and fell[1] < 15
@@ -584,7 +584,7 @@ def test_a_clipped_alpha_is_lowered_by_an_attack_on_its_smooth_side(clip):
         fell = []
         for stage in stages:
             if stage.name in (plain, f"smooth-{plain}"):
-                standing = Standing.before(shot)
+                standing = CascadeState.before(shot)
                 run_stage(Engine(model, CPU), 0, replace(stage, attack=replace(stage.attack, steps=20)), shot, standing)
                 fell.append(int((standing.fooled_by == 0).sum()))
         assert fell == [0, 4], plain

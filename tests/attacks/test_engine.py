@@ -10,20 +10,20 @@ import torch
 from torch import nn
 from toys import CPU, Planes, aimed, pictures, run
 
-from adaptive_smoothing.attacks import arithmetic
-from adaptive_smoothing.attacks import engine as engine_file
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.arithmetic import AS_IT_IS, FLOAT16, FULL, TF32, Arithmetic, FastModel, frozen
+from adaptive_smoothing.attacks.attack_input import AttackInput
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.engine import arithmetic
+from adaptive_smoothing.attacks.engine import engine as engine_file
+from adaptive_smoothing.attacks.engine.arithmetic import AS_IT_IS, FLOAT16, FULL, TF32, Arithmetic, FastModel, frozen
+from adaptive_smoothing.attacks.engine.engine import Engine
+from adaptive_smoothing.attacks.engine.float16 import HalfConvolutions, with_lifted_gradients
+from adaptive_smoothing.attacks.engine.jobs import Jobs
 from adaptive_smoothing.attacks.fab import FAB
-from adaptive_smoothing.attacks.half import HalfConvolutions, with_lifted_gradients
-from adaptive_smoothing.attacks.jobs import Jobs
 from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_dlr, targeted_margin
-from adaptive_smoothing.attacks.shot import Shot
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.steps import StepAttack, Victim, keep_worst
-from adaptive_smoothing.attacks.verdict import verdict
+from adaptive_smoothing.attacks.step_attack import StepAttack, Victim, keep_worst
+from adaptive_smoothing.attacks.success import confirm
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.threat import L2, Linf
 
@@ -99,7 +99,7 @@ def scripted(margins, length, looks, batch_size, order=None, *, to_the_end=False
     images = torch.zeros(count, 1, 2, 2)
     images[:, 0, 0, 1] = order / CODES
     attack = Scripted(Linf(1.0), jobs, length, looks, to_the_end)
-    shot = Shot(images, torch.zeros(count).long(), order, torch.zeros(count, 2), attack.threat)
+    shot = AttackInput(images, torch.zeros(count).long(), order, torch.zeros(count, 2), attack.threat)
     return run(Table(margins), attack, shot, batch_size)
 
 
@@ -165,7 +165,7 @@ def test_a_job_that_an_earlier_one_has_made_idle_is_not_begun():
     model.register_forward_hook(lambda module, images, output: seen.extend((CODES * images[0][:, 0, 0, 0]).tolist()))
     images = torch.zeros(10, 1, 2, 2)
     images[:, 0, 0, 1] = torch.arange(10) / CODES
-    shot = Shot(images, torch.zeros(10).long(), torch.arange(10), torch.zeros(10, 2), Linf(1.0))
+    shot = AttackInput(images, torch.zeros(10).long(), torch.arange(10), torch.zeros(10, 2), Linf(1.0))
     run(model, Scripted(Linf(1.0), 10, 20, 4), shot, 10)
     assert max(seen) < 100
 
@@ -176,7 +176,7 @@ def test_progress_rises_to_the_end():
     told = []
     images = torch.zeros(20, 1, 2, 2)
     images[:, 0, 0, 1] = torch.arange(20) / CODES
-    shot = Shot(images, torch.zeros(20).long(), torch.arange(20), torch.zeros(20, 2), Linf(1.0))
+    shot = AttackInput(images, torch.zeros(20).long(), torch.arange(20), torch.zeros(20, 2), Linf(1.0))
     outcome = run(Table(margins), Scripted(Linf(1.0), 5, 12, 4), shot, 7, watch=lambda *now: told.append(now))
     shares, fallen = zip(*told, strict=True)
     assert list(shares) == sorted(shares) and list(fallen) == sorted(fallen)
@@ -252,7 +252,7 @@ class Upside(nn.Module):
         return self.model(images.flip(2))
 
 
-class InPlace(engine_file.Batch):
+class InPlace(engine_file.JobBatch):
     """Steps as a recorded graph does, every tensor in its place."""
 
     def advance(self, steps):
@@ -266,12 +266,12 @@ def test_what_is_recorded_is_the_attack_itself(network, name, threat, monkeypatc
     """An update may hand back tensors of the state under other names."""
     shot = aimed(network, pictures(14, (3, 8, 8), 0, 1), threat)
     expected = run(network, ATTACKS[name](threat), shot, 7)
-    monkeypatch.setattr(engine_file, "Batch", InPlace)
+    monkeypatch.setattr(engine_file, "JobBatch", InPlace)
     outcome = run(network, ATTACKS[name](threat), shot, 7)
     assert torch.equal(outcome.worst, expected.worst) and torch.equal(outcome.margin, expected.margin)
 
 
-class Kept(engine_file.Batch):
+class Kept(engine_file.JobBatch):
     """Kept for the next batch of its size, as those are that were recorded on a GPU."""
 
     def __init__(self, *arguments, **options):
@@ -279,10 +279,10 @@ class Kept(engine_file.Batch):
         self.cuda, self.recordable = True, False
 
 
-@pytest.mark.parametrize("kind", [engine_file.Batch, Kept])
+@pytest.mark.parametrize("kind", [engine_file.JobBatch, Kept])
 def test_what_an_engine_keeps_of_an_attack_changes_no_other(network, kind, monkeypatch):
     """Stages of one name after one another, and again: the same as on engines of their own."""
-    monkeypatch.setattr(engine_file, "Batch", kind)
+    monkeypatch.setattr(engine_file, "JobBatch", kind)
     shot = aimed(network, pictures(6, (3, 8, 8), 0, 1), Linf(0.012))
     engine = Engine(network, CPU, 8)
     attacks = [APGD(Linf(0.012), steps=5), APGD(Linf(0.012), steps=9, climb=targeted_dlr, target_classes=2)]
@@ -354,7 +354,7 @@ def two_tables(fast, full, length=12, looks=4, batch_size=8):
     images = torch.zeros(count, 1, 2, 2)
     images[:, 0, 0, 1] = torch.arange(count) / CODES
     attack = Scripted(Linf(1.0), jobs, length, looks)
-    shot = Shot(images, torch.zeros(count).long(), torch.arange(count), torch.zeros(count, 2), attack.threat)
+    shot = AttackInput(images, torch.zeros(count).long(), torch.arange(count), torch.zeros(count, 2), attack.threat)
     engine = Engine(Table(full), CPU, batch_size)
     engine._arithmetic = arithmetic.fast(CPU)[0]
     engine._fast[id(engine.model), engine._arithmetic] = Fast(Table(fast))
@@ -387,7 +387,7 @@ def test_what_stands_by_a_rounding_error_is_judged_when_all_jobs_are_done(monkey
 def test_a_level_image_is_one_that_the_model_calls_by_another_name():
     """Of level classes the first is named: 0 beats 1, which the image is."""
     model, images = Table(torch.zeros(1, 1, 40)), torch.zeros(2, 1, 2, 2)
-    margin, _ = verdict(model, images, images, torch.tensor([0, 1]), Linf(0.1))
+    margin, _ = confirm(model, images, images, torch.tensor([0, 1]), Linf(0.1))
     assert (margin > 0).tolist() == [False, True]
 
 
@@ -443,9 +443,9 @@ def test_the_surface_of_the_ball_is_inside_whatever_the_size_of_the_image(eps):
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     on_surface = threat.project(threat.project(images + noise, images), images)
     model, labels = Planes(2, (3, 224, 224)), torch.zeros(4).long()
-    assert verdict(model, on_surface, images, labels, threat)[0].isfinite().all()
+    assert confirm(model, on_surface, images, labels, threat)[0].isfinite().all()
     beyond = images + 1.0001 * (on_surface - images)
-    assert (verdict(model, beyond, images, labels, threat)[0] == -torch.inf).all()
+    assert (confirm(model, beyond, images, labels, threat)[0] == -torch.inf).all()
 
 
 class Poisoned(nn.Module):

@@ -10,7 +10,7 @@ from adaptive_smoothing.attacks.losses import (
     targeted_dlr_loss,
     targeted_margin_loss,
 )
-from adaptive_smoothing.attacks.objectives import Climb, LowerAlpha, TurnStandard, cross_entropy, margin
+from adaptive_smoothing.attacks.objectives import FlipStandard, LossObjective, LowerAlpha, cross_entropy, margin
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 
 # The best wrong class of the first is 3, of the second 0; the third is a tie.
@@ -128,7 +128,7 @@ def test_turning_g_adds_the_lead_of_the_target_in_g_up_to_a_bound(mixed):
     )
     sure = lead.median().item()
     assert (lead < sure).any() and (lead > sure).any()
-    found, logits = TurnStandard(targeted_margin_loss, sure)(mixed, IMAGES, CLASSES, targets)
+    found, logits = FlipStandard(targeted_margin_loss, sure)(mixed, IMAGES, CLASSES, targets)
     torch.testing.assert_close(found, loss + lead.clamp(max=sure))
     assert torch.equal(logits, mixed(IMAGES))
 
@@ -137,7 +137,7 @@ def test_a_g_that_is_sure_of_the_target_is_left_alone(mixed):
     images, targets = IMAGES.clone().requires_grad_(), mixed.standard(IMAGES).argmax(1)
     gradients = [
         torch.autograd.grad(objective(mixed, images, CLASSES, targets)[0].sum(), images)[0]
-        for objective in (Climb(targeted_margin_loss), TurnStandard(targeted_margin_loss, sure=-1.0))
+        for objective in (LossObjective(targeted_margin_loss), FlipStandard(targeted_margin_loss, sure=-1.0))
     ]
     assert torch.equal(*gradients)
 
@@ -155,6 +155,8 @@ def test_an_alpha_of_zero_is_no_infinity(mixed):
 
 def test_objectives_of_the_same_loss_are_the_same():
     """Engines and journals tell attacks apart by them."""
-    assert Climb(cross_entropy_loss) == cross_entropy and hash(Climb(cross_entropy_loss)) == hash(cross_entropy)
+    assert LossObjective(cross_entropy_loss) == cross_entropy and hash(LossObjective(cross_entropy_loss)) == hash(
+        cross_entropy
+    )
     assert cross_entropy != margin
     assert LowerAlpha(cross_entropy_loss, 0.1) != LowerAlpha(cross_entropy_loss, 0.5)

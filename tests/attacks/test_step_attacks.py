@@ -13,15 +13,15 @@ from toys import CPU, Planes, aimed, assert_inside, pictures, run
 
 from adaptive_smoothing.attacks import square as square_file
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.arithmetic import fast
 from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.engine.arithmetic import fast
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.fab import FAB, way_to_plane
 from adaptive_smoothing.attacks.losses import targeted_margin_loss
 from adaptive_smoothing.attacks.objectives import cross_entropy, dlr, margin, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.steps import Answer, most_likely_targets, targets_with_restarts
+from adaptive_smoothing.attacks.step_attack import Answer, most_likely_targets, targets_with_restarts
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import L2, Linf
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine import Engine
-from adaptive_smoothing.attacks.shot import Outcome, Shot
+from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.threat import Threat
 
 CPU = torch.device("cpu")
@@ -39,19 +39,19 @@ def pictures(count: int = 64, shape: tuple[int, int, int] = (3, 4, 4), low: floa
     return low + (high - low) * torch.rand(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
-def aimed(model: nn.Module, images: Tensor, threat: Threat) -> Shot:
+def aimed(model: nn.Module, images: Tensor, threat: Threat) -> AttackInput:
     """Images labelled with what the model says of them."""
     with torch.no_grad():
         logits = model(images)
-    return Shot(images, logits.argmax(1), torch.arange(len(images)), logits, threat)
+    return AttackInput(images, logits.argmax(1), torch.arange(len(images)), logits, threat)
 
 
-def run(model: nn.Module, attack, shot: Shot, batch_size: int = 64, **options) -> Outcome:
+def run(model: nn.Module, attack, shot: AttackInput, batch_size: int = 64, **options) -> AttackOutcome:
     """In full precision, as what is tested is not the arithmetic."""
     return Engine(model, CPU, batch_size, precise=True).run("test", attack, shot, **options)
 
 
-def assert_inside(outcome: Outcome, shot: Shot) -> None:
+def assert_inside(outcome: AttackOutcome, shot: AttackInput) -> None:
     """The worst versions are in the ball and in the box, and those that fooled the model are not the images."""
     assert (shot.threat.distance(outcome.worst, shot.images) <= shot.eps + 1e-6).all()
     assert outcome.worst.min() >= 0 and outcome.worst.max() <= 1

@@ -6,7 +6,7 @@ import torch
 from half_spaces import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.challenge import challenge
 
 

@@ -11,10 +11,10 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import demo, sweep
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData, from_tensors
-from adaptive_smoothing.evaluation.stored import save_tradeoff
+from adaptive_smoothing.evaluation.tradeoff_files import save_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.report.story import Report
+from adaptive_smoothing.report.sentences import Report
 
 OPTIONS = {"depth": 10, "width": 0.25}
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.cli import demo, learned
-from adaptive_smoothing.cli.choosing import VALIDATION
+from adaptive_smoothing.cli import demo, demo_learned
 from adaptive_smoothing.cli.main import app, main
+from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.dial import CleanAccuracy
-from adaptive_smoothing.dial_curves import dial_accuracy
 from adaptive_smoothing.evaluation.budget import Deadline
-from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff, save_tradeoff
+from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff, save_tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import model_facts
+from adaptive_smoothing.models.facts import model_facts
+from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
+from adaptive_smoothing.tuning.curves import accuracy_curve
 
 pytestmark = pytest.mark.usefixtures("package")
 
@@ -64,7 +64,7 @@ def test_the_stored_run_is_drawn_beside_the_live_one() -> None:
     models = {"g": model_facts(demo.STANDARD), "h": model_facts(demo.ROBUST)}
     save_tradeoff(demo.STORED, load_tradeoff("first"), {"models": models})
     # All that is known of the validation images: that 77 are right up to alpha 0.625.
-    CleanAccuracy(np.full(77, -np.inf), np.full(77, 0.625)).save(demo.STORED / VALIDATION)
+    CleanAccuracyCurve(np.full(77, -np.inf), np.full(77, 0.625)).save(demo.STORED / VALIDATION)
     said = tell("--clean-accuracy", "0.5", "--images", "4", "--out", "second")
     assert "run made just now on 4 images; the lines are the stored run of the same models on 8" in said
     assert load_tradeoff("second").images == 4
@@ -81,13 +81,13 @@ def mixture(package: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wr
     """A second ending for the tiny models, with a stored comparison: 90 % clean, 50 % standing, 25 % with one alpha."""
     folder, compared = tmp_path / "mixed", tmp_path / "compared"
     g, h = (zoo.load(name) for name in (demo.STANDARD, demo.ROBUST))
-    mixed = MixedClassifier(g, h, SecondEnding.of(h))
+    mixed = MixedClassifier(g, h, FineTunedTail.of(h))
     mixed.save_pretrained(folder)
-    dial_accuracy(mixed, datasets.load("builtin", "val")).save(folder / VALIDATION)
+    accuracy_curve(mixed, datasets.load("builtin", "val")).save(folder / VALIDATION)
     compared.mkdir()
     write_comparison(compared)
-    monkeypatch.setattr(learned, "MIXED", str(folder))
-    monkeypatch.setattr(learned, "COMPARED", compared)
+    monkeypatch.setattr(demo_learned, "MIXED", str(folder))
+    monkeypatch.setattr(demo_learned, "COMPARED", compared)
     return folder
 
 

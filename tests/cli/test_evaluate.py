@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 from adaptive_smoothing.attacks import adaptive
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.cli import demo, printing
+from adaptive_smoothing.cli import console, demo
 from adaptive_smoothing.cli import evaluate as evaluate_file
-from adaptive_smoothing.cli.evaluate import Watching
 from adaptive_smoothing.cli.main import app, main
+from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.evaluation import cost
-from adaptive_smoothing.evaluation.journal import Journal
-from adaptive_smoothing.evaluation.judging import Progress
+from adaptive_smoothing.evaluation.evaluate import Progress
 from adaptive_smoothing.report import verdicts
+from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.threat import Threat
 
 pytestmark = pytest.mark.usefixtures("package")
@@ -207,7 +207,7 @@ def test_the_binarization_test_is_one_of_the_attack_of_the_run() -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_file_gets_a_line_of_progress_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printing, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(console, "LINE_EVERY", 0.0)
     said = evaluate(demo.STANDARD, "--no-alarms")
     assert "0:00 gone" in said and re.search(r"gone, \d:\d\d left: \d images left, robust so far", said)
 

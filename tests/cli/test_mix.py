@@ -12,12 +12,12 @@ from adaptive_smoothing.cli import mix as verb
 from adaptive_smoothing.cli.demo import ROBUST, STANDARD
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.judging import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.second_ending import SecondEnding
+from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.tuning import tune
+from adaptive_smoothing.tuning.tune import tune
 
 RECIPE = """
 name = "tiny"
@@ -67,7 +67,7 @@ def test_a_fixed_alpha_by_its_target():
 
 
 def test_what_a_clean_accuracy_costs_is_said(monkeypatch):
-    monkeypatch.setattr("adaptive_smoothing.tuning.FastAttack", partial(preset, "B"))
+    monkeypatch.setattr("adaptive_smoothing.tuning.tune.FastAttack", partial(preset, "B"))
     said = mix("--mode", "fixed", "--clean-accuracy", "60", "--attacked", "4", "--out", "mine")
     few, attack = datasets.load("cifar10", "val").take(slice(4)), preset("B", Linf(8 / 255))
     models = MixedClassifier.from_pretrained("mine"), zoo.load(ROBUST)
@@ -122,7 +122,7 @@ def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
     assert made["threat"] == "Linf:0.0156863" and made["recipe"]["attack"]["eps"] == 4 / 255
     assert made["recipe"]["standard_scale"] == 7 and MixedClassifier.from_pretrained("mine").standard_scale == 7
     mixed = MixedClassifier.from_pretrained("mine")
-    assert isinstance(mixed.alpha, SecondEnding) and card("mine")["recipe"]["optimizer"]["batch_size"] == 12
+    assert isinstance(mixed.alpha, FineTunedTail) and card("mine")["recipe"]["optimizer"]["batch_size"] == 12
     found = evaluate(mixed, datasets.load("cifar10", "val")).clean
     assert found == pytest.approx(card("mine")["figures"]["val"]["clean"], abs=1e-6)
     arguments = ["evaluate", "mine", "--preset", "B", "--images", "2", "--no-alarms", "--device", "cpu"]
@@ -142,7 +142,7 @@ def test_a_nonlinear_mixture(monkeypatch):
 
 
 def small_search(g, h, val, threat, **options):
-    from adaptive_smoothing.fitting import fit_nonlinear
+    from adaptive_smoothing.training.mixing.train import fit_nonlinear
 
     assert options["attacked"] == verb.FEW  # on a CPU
     return fit_nonlinear(g, h, val, threat, **options | {"attacked": 2, "tried": 1})

@@ -10,7 +10,7 @@ import torch
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.training.mixing_recipe import default_recipe
+from adaptive_smoothing.training.mixing.recipe import default_recipe
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli import sweep as sweep_file
-from adaptive_smoothing.cli.choosing import VALIDATION
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.sweep import parse_alphas
-from adaptive_smoothing.dial import CleanAccuracy
-from adaptive_smoothing.evaluation.stored import load_facts, load_tradeoff
+from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
-from adaptive_smoothing.report import folder
+from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
+from adaptive_smoothing.report import run_folder
+from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
 
 pytestmark = pytest.mark.usefixtures("package")
 
@@ -31,7 +31,7 @@ def sweep(*arguments: str, code: int = 0) -> str:
 def test_a_sweep_writes_its_run_folder(tmp_path: Path) -> None:
     said = sweep("--images", "6", "--alphas", "0,0.5,1", "--batch-size", "4")
     folder = tmp_path / "runs/sweep-compact-standard-compact-robust"
-    assert f"{folder.as_uri()}/page.html" in said
+    assert f"{run_folder.as_uri()}/page.html" in said
     run = load_tradeoff(folder)
     assert run.images == 6 and run.mix_alphas.tolist() == [0, 0.5, 1] and len(run.alphas) == 101
     assert run.settings["steps"] == 2 and run.settings["data"] == "builtin/test"
@@ -49,7 +49,7 @@ def test_alpha_by_its_target_is_chosen_on_validation_images_and_attacked() -> No
     assert f"{choice['images']} validation images" in said and f"{choice['alpha']:.3f} (chosen)" in said
     assert load_tradeoff("tuned").mix_alphas.tolist() == sorted({0, choice["alpha"], 1})
     # The alpha of any other target can be read off what was kept.
-    kept = CleanAccuracy.load(Path("tuned") / VALIDATION)
+    kept = CleanAccuracyCurve.load(Path("tuned") / VALIDATION)
     assert len(kept.low) == choice["images"] and kept.largest(0.6) == choice["alpha"]
 
 
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(folder.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(run_folder.tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(sweep_file, "tradeoff_parts", lambda *a, **k: pytest.fail("work was done"))
     assert "got theirs (Permission denied): choose another --out" in sweep("--out", "theirs", code=1)
 

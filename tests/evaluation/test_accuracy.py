@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
+from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.threat import Linf
 
 
@@ -71,7 +71,7 @@ def test_verdicts_are_in_full_precision_whatever_was_set(linear, data):
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            logits = verdict_logits(Watching().eval(), data.floats())
+            logits = fp32_logits(Watching().eval(), data.floats())
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before

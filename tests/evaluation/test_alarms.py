@@ -13,12 +13,12 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.views import Smooth
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
-from adaptive_smoothing.evaluation.judging import judge
+from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import Advice
+from adaptive_smoothing.mixing.mixer import MixerOutput
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.wrapping import wrap
+from adaptive_smoothing.models.wrap import wrap
 from adaptive_smoothing.threat import L2, Linf
 
 LINF = Linf(8 / 255)
@@ -142,9 +142,9 @@ def test_a_detached_alpha_is_seen(small):
 class DetachedScore(MixingNetwork):
     """A mixing network whose score an attacker cannot follow."""
 
-    def forward(self, evidence):
-        score, h = super().forward(evidence)
-        return Advice(score.detach(), h)
+    def forward(self, base_outputs):
+        score, h = super().forward(base_outputs)
+        return MixerOutput(score.detach(), h)
 
 
 @pytest.mark.parametrize("kind", [MixingNetwork, DetachedScore])
@@ -167,7 +167,7 @@ def test_an_alpha_that_is_a_switch_is_flat_and_not_detached(small):
     data = datasets.from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
     for source, answered in {None: False, Smooth(): True}.items():
         attack = Cascade("one step", LINF, (Stage("pgd-1", PGD(LINF, steps=1), source),))
-        assert ("flat-alpha" in {alarm.name for alarm in judge(switch, data, attack).alarms}) != answered
+        assert ("flat-alpha" in {alarm.name for alarm in evaluate_cascade(switch, data, attack).alarms}) != answered
 
 
 def test_a_mixture_inside_something_else_is_seen(small):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.classifier import MixedClassifier, Mixture
+from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models.contract import check_eval, check_logits
 
@@ -62,7 +62,7 @@ def test_alpha_0_and_1_are_the_bases_exactly():
 def test_forward_gives_logits_and_mix_what_they_were_made_of():
     mixed = MixedClassifier(G, H, 0.25, standard_scale=2.0, robust_scale=0.5)
     mixture = mixed.mix(images())
-    assert isinstance(mixture, Mixture) and torch.equal(mixture.logits, mixed(images()))
+    assert isinstance(mixture, MixedOutput) and torch.equal(mixture.logits, mixed(images()))
     assert torch.equal(mixture.alpha, torch.full((6,), 0.25))
     assert torch.equal(mixture.g, 2 * G(images()))
 

@@ -10,15 +10,15 @@ from torch import nn
 from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.cascade import Cascade
-from adaptive_smoothing.attacks.objectives import cross_entropy, turn_standard
+from adaptive_smoothing.attacks.objectives import cross_entropy, flip_standard
 from adaptive_smoothing.attacks.views import AtAlpha, Plain
 from adaptive_smoothing.data.datasets import from_tensors
-from adaptive_smoothing.evaluation.judging import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.mixer import Advice, Mixer
+from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.mixing.second_ending import SecondEnding
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.threat import Linf
@@ -45,7 +45,9 @@ def scored(mixer: Mixer) -> Mixer:
 
 def mixers() -> list[Mixer]:
     torch.manual_seed(2)
-    return [mixer.requires_grad_(False) for mixer in (MixingNetwork.between(G, H, width=8), scored(SecondEnding.of(H)))]
+    return [
+        mixer.requires_grad_(False) for mixer in (MixingNetwork.between(G, H, width=8), scored(FineTunedTail.of(H)))
+    ]
 
 
 @pytest.fixture(params=["network", "second ending"])
@@ -69,7 +71,7 @@ def test_one_pass_of_each_base_serves_logits_and_features(mixer):
 
 def test_the_mixture_is_that_of_the_advice(mixer):
     mixed = MixedClassifier(G, H, mixer, standard_scale=3.0, alpha_scale=2.0, alpha_shift=0.4)
-    advice = mixer(mixed.evidence(IMAGES))
+    advice = mixer(mixed.base_outputs(IMAGES))
     mixture = mixed.mix(IMAGES)
     torch.testing.assert_close(mixture.alpha, torch.sigmoid(2 * advice.score + 0.4))
     torch.testing.assert_close(mixture.h, advice.h)
@@ -80,7 +82,7 @@ def test_the_mixture_is_that_of_the_advice(mixer):
 
 def test_the_dial_turns_alpha_and_nothing_else(mixer):
     mixed = MixedClassifier(G, H, mixer)
-    low, high = (mixed.with_dial(2.0, shift).mix(IMAGES) for shift in (-1.0, 1.0))
+    low, high = (mixed.with_sigmoid(2.0, shift).mix(IMAGES) for shift in (-1.0, 1.0))
     assert (high.alpha > low.alpha).all()
     torch.testing.assert_close(high.h, low.h)
     ranged = mixed.with_alpha_range(0.8, 0.9).mix(IMAGES).alpha
@@ -126,10 +128,10 @@ def test_a_hardened_g_still_gives_its_features():
 
 def test_a_second_ending_starts_as_h():
     """One alpha for all, and h as it is."""
-    mixture = MixedClassifier(G, H, SecondEnding.of(H), alpha_shift=1.0).mix(IMAGES)
+    mixture = MixedClassifier(G, H, FineTunedTail.of(H), alpha_shift=1.0).mix(IMAGES)
     torch.testing.assert_close(mixture.h, H(IMAGES))
     torch.testing.assert_close(mixture.alpha, torch.tensor(1.0).sigmoid().expand(6))
-    assert SecondEnding.of(H).robust_taps == ("stage3",) and SecondEnding.of(H, "stage2").robust_taps == ("stage2",)
+    assert FineTunedTail.of(H).robust_taps == ("stage3",) and FineTunedTail.of(H, "stage2").robust_taps == ("stage2",)
 
 
 def test_a_second_ending_knows_nothing_of_g():
@@ -140,25 +142,25 @@ def test_a_second_ending_knows_nothing_of_g():
 
 def test_scores_can_be_made_standard():
     mixer = mixers()[1]
-    evidence = MixedClassifier(G, H, mixer).evidence(IMAGES)
-    before = mixer(evidence).score
-    mixer.standardize(evidence)
-    torch.testing.assert_close(mixer(evidence).score, (before - before.mean()) / before.std(correction=0))
-    same = SecondEnding.of(H)
-    same.standardize(evidence)
-    assert torch.equal(same(evidence).score, torch.zeros(6))
+    base_outputs = MixedClassifier(G, H, mixer).base_outputs(IMAGES)
+    before = mixer(base_outputs).score
+    mixer.standardize(base_outputs)
+    torch.testing.assert_close(mixer(base_outputs).score, (before - before.mean()) / before.std(correction=0))
+    same = FineTunedTail.of(H)
+    same.standardize(base_outputs)
+    assert torch.equal(same(base_outputs).score, torch.zeros(6))
 
 
 def test_scores_are_balanced_in_training():
     mixer = MixingNetwork.between(G, H, width=8).train().requires_grad_(False)
-    score = mixer(MixedClassifier(G, H, mixer).evidence(IMAGES)).score
+    score = mixer(MixedClassifier(G, H, mixer).base_outputs(IMAGES)).score
     assert score.mean().abs() < 1e-5 and score.std(correction=0) == pytest.approx(1, abs=0.05)
 
 
 def test_views_keep_what_is_mixed(mixer):
     mixed = MixedClassifier(G, H, mixer, alpha_scale=2.0, alpha_shift=0.3, standard_scale=3.0)
     assert torch.equal(mixed.with_scales(3.0, 1.0)(IMAGES), mixed(IMAGES))
-    assert torch.equal(mixed.gray_box().with_dial(2.0, 0.3)(IMAGES), mixed(IMAGES))
+    assert torch.equal(mixed.gray_box().with_sigmoid(2.0, 0.3)(IMAGES), mixed(IMAGES))
     torch.testing.assert_close(mixed.with_standard(H).mix(IMAGES).g, 3 * H(IMAGES))
     assert "alpha_scale=2, alpha_shift=0.3" in repr(mixed)
 
@@ -173,7 +175,7 @@ def test_half_precision_networks_keep_their_dial(mixer):
 
 def test_turning_g_goes_through_a_mixer(mixer):
     images, labels, targets = IMAGES.clone().requires_grad_(), torch.zeros(6).long(), torch.ones(6).long()
-    loss, logits = turn_standard(MixedClassifier(G, H, mixer), images, labels, targets)
+    loss, logits = flip_standard(MixedClassifier(G, H, mixer), images, labels, targets)
     (gradient,) = torch.autograd.grad(loss.sum(), images)
     assert logits.shape == (6, 10) and (gradient.flatten(1).abs().sum(1) > 0).all()
 
@@ -203,7 +205,7 @@ def test_transforms_inside_a_learned_mixture():
     mixed = MixedClassifier(Hardmax(G), Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), mixer)
     assert mixer.robust_taps == MixingNetwork.between(G, H, width=8).robust_taps and mixed(IMAGES).shape == (6, 10)
     with pytest.raises(ValueError, match="got a Nonlinear of one"):
-        SecondEnding.of(Nonlinear(H, scale=5.0, power=3.0, shift=-0.5))
+        FineTunedTail.of(Nonlinear(H, scale=5.0, power=3.0, shift=-0.5))
 
 
 def test_a_mixer_does_not_see_the_transform_of_what_it_makes_of_h():
@@ -254,8 +256,8 @@ def test_past_a_transform_alpha_has_a_gradient_where_it_is_flat():
 class Logits(Mixer):
     """A mixer that listens to g."""
 
-    def forward(self, evidence):
-        return Advice(evidence.g.std(1), evidence.h)
+    def forward(self, base_outputs):
+        return MixerOutput(base_outputs.g.std(1), base_outputs.h)
 
 
 def test_a_mixer_has_a_gradient_through_a_g_that_has_none():
@@ -281,7 +283,7 @@ def test_any_two_networks(g, h, size):
     g, h = (timm.create_model(name, num_classes=10).eval() if name else H for name in (g, h))
     images = torch.rand(2, 3, size, size)
     shape = (3, size, size)
-    for mixer in (MixingNetwork.between(g, h, shape=shape, width=8), SecondEnding.of(h, shape=shape)):
+    for mixer in (MixingNetwork.between(g, h, shape=shape, width=8), FineTunedTail.of(h, shape=shape)):
         mixture = MixedClassifier(g, h, mixer).mix(images)
         assert mixture.alpha.shape == (2,) and mixture.logits.isfinite().all()
 
@@ -305,8 +307,8 @@ def test_a_dial_is_a_number():
 class Constant(Mixer):
     """A mixer of one's own."""
 
-    def forward(self, evidence):
-        return Advice(torch.full_like(evidence.g[:, 0], 0.5), evidence.h)
+    def forward(self, base_outputs):
+        return MixerOutput(torch.full_like(base_outputs.g[:, 0], 0.5), base_outputs.h)
 
 
 def test_a_mixer_of_ones_own():
@@ -365,5 +367,5 @@ def test_layers_that_give_rows_of_numbers_can_be_named():
     g, h = Rows().eval(), Rows().eval()
     network = MixingNetwork.between(g, h, standard_taps=["2", "4"], robust_taps=["1", "3"])
     assert network.channels == (16, 12)
-    for mixer in (network, SecondEnding.of(h, "2")):
+    for mixer in (network, FineTunedTail.of(h, "2")):
         assert MixedClassifier(g, h, mixer)(IMAGES).shape == (len(IMAGES), 10)

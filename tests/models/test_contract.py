@@ -22,7 +22,7 @@ from adaptive_smoothing.models.contract import (
     trusted_images,
     with_zero_gradient,
 )
-from adaptive_smoothing.models.wrapping import Classifier, Resize, num_classes, pick_logits, wrap
+from adaptive_smoothing.models.wrap import Classifier, Resize, num_classes, pick_logits, wrap
 
 SHAPE = (3, 8, 8)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.features import FeatureTaps, suggest_taps
-from adaptive_smoothing.models.wrapping import wrap
+from adaptive_smoothing.models.wrap import wrap
 
 
 class Twice(nn.Module):

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.models.wrapping import wrap
+from adaptive_smoothing.models.wrap import wrap
 from adaptive_smoothing.noise import generator
 
 

@@ -12,11 +12,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from adaptive_smoothing.models import foreign, zoo
+from adaptive_smoothing.models import third_party, zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.resnet import CIFAR10_MEAN, CIFAR10_STD
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.models.wrapping import Classifier, wrap
+from adaptive_smoothing.models.wrap import Classifier, wrap
 
 CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes": 5}, "clean": 0.9}
 
@@ -427,7 +427,7 @@ def test_a_broken_library_is_not_called_missing(monkeypatch):
     def fail(_: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(foreign.importlib, "import_module", fail)
+    monkeypatch.setattr(third_party.importlib, "import_module", fail)
     with pytest.raises(ImportError, match="nms does not exist: it was built for another torch; reinstall both"):
         zoo.load("timm:resnet18")
 

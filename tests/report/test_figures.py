@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.report.figures import gap_figure, png, svg, tradeoff_figure
-from adaptive_smoothing.report.story import Report
+from adaptive_smoothing.report.sentences import Report
 from adaptive_smoothing.report.style import DARK
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_smoothing.evaluation.stored import load_tradeoff
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.folder import write_run
+from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
 from adaptive_smoothing.report.page import like_the_paper, page
-from adaptive_smoothing.report.story import Report, at, sentences, threat_words
+from adaptive_smoothing.report.run_folder import write_run
+from adaptive_smoothing.report.sentences import Report, at, sentences, threat_words
 from adaptive_smoothing.report.tables import cost_table, gap_table, markdown, models_table, tables
 
 VOID = {"meta", "img", "source", "link", "br"}

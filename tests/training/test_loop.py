@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adaptive_smoothing import checkpoints
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, statistics_kept
+from adaptive_smoothing.training.base_trainer import Trainer
 from adaptive_smoothing.training.loop import DivergedError, Stopped
+from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import Recipe
-from adaptive_smoothing.training.trainer import Trainer
-from adaptive_smoothing.training.watching import Watcher
 
 
 def tiny_data(images=96, size=8):
@@ -39,7 +39,7 @@ def recipe(method="standard", epochs=4, **changes):
 
 
 def trainer(folder, settings, data=None, save_every=0.0):
-    data, watcher = data or tiny_data(), Watcher(folder, quiet=True, tensorboard=False)
+    data, watcher = data or tiny_data(), TrainingMonitor(folder, quiet=True, tensorboard=False)
     return Trainer(settings, data, data.take(slice(32)), folder, watcher=watcher, save_every=save_every)
 
 

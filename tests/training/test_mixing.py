@@ -11,21 +11,21 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
-from adaptive_smoothing.checkpoints import CheckpointError
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import evaluate
-from adaptive_smoothing.fitting import fit_adaptive, train_mixing
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.settings import SettingsError, from_table, read_toml
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.batch import TrainingBatch
-from adaptive_smoothing.training.mixing import MixingTrainer, untrained
-from adaptive_smoothing.training.mixing_attacks import Climber, TrainingPGD, beginning, climb_only
-from adaptive_smoothing.training.mixing_loss import composite_loss
-from adaptive_smoothing.training.mixing_recipe import LossSettings, MixerSettings, MixingRecipe, default_recipe
-from adaptive_smoothing.training.watching import Watcher
-from adaptive_smoothing.tuning import tune
+from adaptive_smoothing.training.checkpoints import CheckpointError
+from adaptive_smoothing.training.mixing.attacks import Climber, TrainingPGD, beginning, climb_only
+from adaptive_smoothing.training.mixing.loss import composite_loss
+from adaptive_smoothing.training.mixing.recipe import LossSettings, MixerSettings, MixingRecipe, default_recipe
+from adaptive_smoothing.training.mixing.train import fit_adaptive, train_mixing
+from adaptive_smoothing.training.mixing.trainer import MixingTrainer, untrained_mixture
+from adaptive_smoothing.training.monitor import TrainingMonitor
+from adaptive_smoothing.tuning.tune import tune
 
 EPS = 0.06
 SETTINGS = ["A", "B", "C", "turning", "hostile"]
@@ -106,13 +106,13 @@ def recipe(setting: str = "B", epochs: int = 2, **changes) -> MixingRecipe:
 
 def trainer(folder, settings: MixingRecipe, data: ImageData | None = None, **options) -> MixingTrainer:
     data = data or toy_data()
-    mixed = untrained(settings, G, H, shape=(3, 8, 8))
+    mixed = untrained_mixture(settings, G, H, shape=(3, 8, 8))
     options = {"watcher": quiet(folder), "save_every": 0.0, **options}
     return MixingTrainer(settings, mixed, data, data.take(slice(64)), folder, **options)
 
 
-def quiet(folder) -> Watcher:
-    return Watcher(folder, quiet=True, tensorboard=False)
+def quiet(folder) -> TrainingMonitor:
+    return TrainingMonitor(folder, quiet=True, tensorboard=False)
 
 
 def first_batch(run: MixingTrainer) -> TrainingBatch:
@@ -144,7 +144,7 @@ def test_attacks_hurt_the_mixture(tmp_path, setting):
     settings = {"through_robust": 0.0, "steps": 10, "vary_steps": False}
     run = trainer(tmp_path, recipe(setting, attack=settings, dial={"shift": -4.0}))
     lesson = run.lesson(first_batch(run))
-    mixture = run.mixed.weigh(lesson.evidence, lesson.images)
+    mixture = run.mixed.weigh(lesson.base_outputs, lesson.images)
     clean, attacked = (mixture.logits.argmax(1) == lesson.labels).float().chunk(2)
     assert clean.mean() - attacked.mean() > 0.1
 
@@ -176,7 +176,8 @@ def test_pseudo_labels(tmp_path):
     clean, attacked = lesson.pseudo.chunk(2)
     assert clean.sum() == 0 and attacked[:16].sum() == 0 and attacked[16:].min() == 1
     g, h = (
-        (logits.argmax(1) == lesson.labels)[64:80].float().mean() for logits in (lesson.evidence.g, lesson.evidence.h)
+        (logits.argmax(1) == lesson.labels)[64:80].float().mean()
+        for logits in (lesson.base_outputs.g, lesson.base_outputs.h)
     )
     assert g == 1 and h < 0.8
 
@@ -188,14 +189,14 @@ def test_unfooled_images_can_be_left_out(tmp_path):
     dropped = trainer(tmp_path / "b", recipe("B", dial={"shift": 6.0}, attack=settings | {"unfooled": "drop"}))
     assert kept.lesson(first_batch(kept)).weights.min() == 1
     lesson = dropped.lesson(first_batch(dropped))
-    answers = dropped.mixed.weigh(lesson.evidence, lesson.images).logits.argmax(1)
+    answers = dropped.mixed.weigh(lesson.base_outputs, lesson.images).logits.argmax(1)
     fooled = (answers != lesson.labels)[64:]
     assert torch.equal(lesson.weights[64:].bool(), fooled) and 0 < fooled.sum() < 64
 
 
 def test_a_hostile_g_says_what_it_claims(tmp_path):
     lesson = (run := trainer(tmp_path, recipe("hostile"))).lesson(first_batch(run))
-    clean, attacked = lesson.evidence.g.chunk(2)
+    clean, attacked = lesson.base_outputs.g.chunk(2)
     torch.testing.assert_close(clean, G(lesson.images[:64]))
     assert torch.equal(attacked.argmax(1), 1 - lesson.labels[64:]) and (attacked.softmax(1).amax(1) == 1).all()
 
@@ -205,9 +206,9 @@ def test_the_lesson_has_the_claims_of_the_attack(tmp_path):
     with torch.no_grad():
         run.model.scorer[-1].weight.normal_()
     lesson = run.lesson(first_batch(run))
-    assert torch.equal(run.attack.hostile.claims, lesson.evidence.g[64:].argmax(1))
+    assert torch.equal(run.attack.hostile.claims, lesson.base_outputs.g[64:].argmax(1))
     told = run.mixed.with_standard(run.attack.hostile)
-    lies = run.mixed.weigh(lesson.evidence, lesson.images).logits[64:]
+    lies = run.mixed.weigh(lesson.base_outputs, lesson.images).logits[64:]
     torch.testing.assert_close(told(lesson.images[64:]), lies)
 
 
@@ -304,7 +305,7 @@ def test_on_a_gpu(tmp_path, setting, compiled):
     data = ImageData(pixels, index % 10, tuple("abcdefghij"), "noise", index)
     taps = {"robust_taps": [], "standard_taps": []}
     settings = recipe(setting, epochs=1, evaluate_every=1, mixer=taps)
-    mixed = untrained(settings, g, h)
+    mixed = untrained_mixture(settings, g, h)
     kept = {"folder": tmp_path, "device": "cuda", "compiled": compiled, "quiet": True}
     trained = train_mixing(mixed, data, data, Linf(EPS), recipe=settings, **kept)
     assert tune(trained, data, clean_accuracy=0.01)(data.floats().cuda()).isfinite().all()
@@ -314,7 +315,7 @@ def test_a_run_goes_on_with_the_pair_it_began_with(tmp_path):
     settings, data = recipe("B", epochs=1), toy_data(64)
     run = trainer(tmp_path, settings, data)
     run.save()
-    other = untrained(settings, Reads(1, gain=100.0, scale=8.0), H, shape=(3, 8, 8))
+    other = untrained_mixture(settings, Reads(1, gain=100.0, scale=8.0), H, shape=(3, 8, 8))
     with pytest.raises(CheckpointError, match="was made with another pair of base classifiers"):
         MixingTrainer(settings, other, data, data.take(slice(64)), tmp_path, watcher=quiet(tmp_path)).resume()
 
@@ -354,7 +355,7 @@ def test_a_trained_second_ending_has_standard_scores_and_the_alpha_it_learned(tm
     before = run.mixed.mix(images).alpha
     assert before.std() > 0.1
     run._standardize(run.model)
-    score = run.model(run.mixed.evidence(images)).score
+    score = run.model(run.mixed.base_outputs(images)).score
     assert score.mean().item() == pytest.approx(0, abs=1e-4) and score.std(correction=0).item() == pytest.approx(1)
     torch.testing.assert_close(run.mixed.mix(images).alpha, before, atol=1e-3, rtol=0)
     assert run.mixed.alpha_scale.item() == pytest.approx(run.recipe.dial.scale * run.model.spread.item())
@@ -390,7 +391,7 @@ def test_alpha_goes_no_lower_than_it_has_to(tmp_path):
     """And further where g would not win back enough: with an h that is as sure as g it has no say at one half."""
     settings, data = recipe("hostile", dial={"low": 0.5}), toy_data(64)
     for robust, low in ((UNSURE, 0.5), (H, 0.25)):
-        mixed = untrained(settings, G, robust, shape=(3, 8, 8))
+        mixed = untrained_mixture(settings, G, robust, shape=(3, 8, 8))
         run = MixingTrainer(settings, mixed, data, data, tmp_path, watcher=quiet(tmp_path))
         assert run.mixed.alpha_range.tolist() == pytest.approx([low, 1.0], abs=0.01)
         run.turn_dial()
@@ -407,7 +408,7 @@ def test_a_dial_that_cannot_reach_its_target_comes_closest(tmp_path):
 
 def test_a_trained_mixture_keeps_the_range_it_learned_with(tmp_path):
     settings, data = recipe("hostile", epochs=1, dial={"low": 0.5}), toy_data(64)
-    mixed = untrained(settings, G, UNSURE, shape=(3, 8, 8)).with_alpha_range(0.7, 0.9)
+    mixed = untrained_mixture(settings, G, UNSURE, shape=(3, 8, 8)).with_alpha_range(0.7, 0.9)
     options = {"folder": tmp_path / "own", "quiet": True}
     own = train_mixing(mixed, data, data, Linf(EPS), recipe=settings, **options)
     assert own.alpha_range.tolist() == pytest.approx([0.7, 0.9])
@@ -424,7 +425,7 @@ def test_the_price_is_what_makes_turning_the_dial_change_nothing(tmp_path):
     lesson = run.lesson(first_batch(run))
 
     def losses(shift: float) -> torch.Tensor:
-        mixture = run.mixed.with_dial(1.0, shift).weigh(lesson.evidence, lesson.images)
+        mixture = run.mixed.with_sigmoid(1.0, shift).weigh(lesson.base_outputs, lesson.images)
         return composite_loss(settings.loss, mixture.logits, mixture.alpha, lesson.labels, lesson.pseudo)
 
     with torch.no_grad():
@@ -440,7 +441,7 @@ def test_the_price_is_what_makes_turning_the_dial_change_nothing(tmp_path):
 
 def test_alpha_has_its_full_range_in_training(tmp_path):
     settings = recipe("B")
-    mixed = untrained(settings, G, H, shape=(3, 8, 8)).with_alpha_range(0.8, 0.9)
+    mixed = untrained_mixture(settings, G, H, shape=(3, 8, 8)).with_alpha_range(0.8, 0.9)
     data = toy_data(64)
     run = MixingTrainer(settings, mixed, data, data, tmp_path, watcher=quiet(tmp_path))
     assert run.mixed.alpha_range.tolist() == [0, 1] and mixed.alpha_range.tolist() == pytest.approx([0.8, 0.9])
@@ -487,7 +488,7 @@ def test_a_hostile_g_has_no_features_and_withstands_nothing(tmp_path):
         replace(hostile, mixer=recipe("B").mixer)
     with pytest.raises(ValueError, match=r"through_robust = 0 in the hostile setting, got 0\.5"):
         replace(hostile, attack=replace(hostile.attack, through_robust=0.5))
-    mixed = untrained(recipe("B"), G, H, shape=(3, 8, 8))
+    mixed = untrained_mixture(recipe("B"), G, H, shape=(3, 8, 8))
     with pytest.raises(ValueError, match="taps nothing of g for the hostile setting, got a MixingNetwork"):
         MixingTrainer(hostile, mixed, toy_data(64), toy_data(64), tmp_path)
 
@@ -497,7 +498,7 @@ def test_the_default_recipe_fits_the_mixer(tmp_path, monkeypatch):
     monkeypatch.setattr(MixingTrainer, "run", lambda self: asked.append(self.recipe))
     data = toy_data(512)
     for number, kind in enumerate(("B", "hostile")):
-        mixed = untrained(recipe(kind), G, H, shape=(3, 8, 8))
+        mixed = untrained_mixture(recipe(kind), G, H, shape=(3, 8, 8))
         train_mixing(mixed, data, data, Linf(EPS), folder=tmp_path / str(number), quiet=True)
     assert [found.attack.setting for found in asked] == ["C", "turning"] and asked[0].attack.eps == EPS
     assert asked[1].data.cutout == 2  # a quarter of the side
@@ -507,7 +508,7 @@ def test_g_is_as_sure_as_the_recipe_has_it_unless_the_mixture_says_so(tmp_path, 
     asked = []
     monkeypatch.setattr(MixingTrainer, "run", lambda self: asked.append(self.mixed.standard_scale.item()))
     for number, scale in enumerate((1.0, 2.0)):
-        mixed = untrained(recipe("hostile"), G, H, shape=(3, 8, 8)).with_scales(scale)
+        mixed = untrained_mixture(recipe("hostile"), G, H, shape=(3, 8, 8)).with_scales(scale)
         where = {"folder": tmp_path / str(number), "quiet": True}
         train_mixing(mixed, toy_data(512), toy_data(64), Linf(EPS), clean_accuracy=0.8, **where)
     assert asked == [3.0, 2.0]
@@ -578,6 +579,6 @@ def test_the_default_recipe_trains_any_pair(tmp_path):
     settings = replace(settings, optimizer=replace(settings.optimizer, epochs=1, batch_size=16), data=recipe().data)
     settings = replace(settings, attack=replace(settings.attack, steps=2))
     data = toy_data(32)
-    mixed = untrained(settings, g, h, shape=(3, 8, 8))
+    mixed = untrained_mixture(settings, g, h, shape=(3, 8, 8))
     watcher = quiet(tmp_path)
     assert MixingTrainer(settings, mixed, data, data, tmp_path, watcher=watcher).run() is mixed.alpha

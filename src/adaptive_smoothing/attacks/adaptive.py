@@ -18,11 +18,11 @@ from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_l
 from adaptive_smoothing.attacks.objectives import (
     LowerAlpha,
     cross_entropy,
+    flip_standard,
+    flip_standard_margin,
     targeted_dlr,
     targeted_margin,
-    turn_beside,
-    turn_hostile,
-    turn_standard,
+    worst_case_standard,
 )
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.views import (
@@ -31,8 +31,8 @@ from adaptive_smoothing.attacks.views import (
     GrayBox,
     Plain,
     Smooth,
+    has_differentiable_standard,
     has_flat_part,
-    has_g_to_turn,
     has_hard_part,
     has_steep_part,
     lacks_learned_alpha,
@@ -59,13 +59,13 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     ce, targeted, fab, square, precise = AutoAttack(threat, seed=seed).stages
     margin, turning, hostile, beside = (
         APGD(threat, climb=climb, target_classes=TARGETS, seed=seed)
-        for climb in (targeted_margin, turn_standard, turn_hostile, turn_beside)
+        for climb in (targeted_margin, flip_standard, worst_case_standard, flip_standard_margin)
     )
     stages = (
         ce,
         targeted,
         Stage("apgd-margin-t", margin),
-        Stage("turning-t", turning, needs=has_g_to_turn),
+        Stage("turning-t", turning, needs=has_differentiable_standard),
         Stage("hostile-t", hostile, needs=learns_alpha),
         *(stage for weight in ALPHA_WEIGHTS for stage in lowering_alpha(threat, weight, seed)),
         Stage("smooth-margin-t", margin, Smooth(), has_hard_part),
@@ -129,7 +129,7 @@ def _pgd(
     return build
 
 
-def MinimumMargin(threat: Threat, *, seed: int = 0) -> Cascade:
+def MarginAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     """The two APGD parts of AutoAttack, for the smallest lead of the right class they reach (the paper's appendix)."""
     apgd = (
         Stage("apgd-ce", APGD(threat, climb=cross_entropy, to_the_end=True, seed=seed)),
@@ -149,7 +149,7 @@ PRESETS: dict[str, Callable[..., Cascade]] = {
     "fast": FastAttack,
     "standard": AutoAttack,
     "adaptive": AdaptiveAttack,
-    "margin": MinimumMargin,
+    "margin": MarginAttack,
     "A": _pgd("A", GrayBox()),
     "B": _pgd("B"),
     "C": AutoAttack,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, cross_entropy
-from adaptive_smoothing.attacks.steps import (
+from adaptive_smoothing.attacks.step_attack import (
     Answer,
     State,
     StepAttack,

@@ -9,21 +9,21 @@ from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.objectives import (
     Objective,
     cross_entropy,
+    flip_standard,
     margin,
     targeted_dlr,
     targeted_margin,
     targeted_probability,
-    turn_hostile,
-    turn_standard,
+    worst_case_standard,
 )
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.views import (
     Plain,
     Smooth,
+    has_differentiable_standard,
     has_flat_part,
-    has_g_to_turn,
     has_steep_part,
-    lacks_g_to_turn,
+    lacks_differentiable_standard,
     learns_alpha,
     learns_beside_a_steep_part,
     mixes_no_probabilities,
@@ -61,14 +61,14 @@ def FastAttack(threat: Threat, *, seed: int = 0) -> Cascade:
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, climb=margin, seed=seed)),
         Stage("diverse-pgd", diverse(targeted_margin), needs=mixes_no_probabilities),
-        Stage("turning-pgd", diverse(turn_standard, 4), needs=has_g_to_turn),
-        Stage("hostile-pgd", diverse(turn_hostile, 4), needs=learns_alpha),
-        Stage("smooth-hostile-pgd", diverse(turn_hostile, 4), Smooth(), has_flat_part),
-        Stage("plain-turning-pgd", diverse(turn_standard, 4), Plain(), has_steep_part),
-        Stage("plain-hostile-pgd", diverse(turn_hostile, 4), Plain(), learns_beside_a_steep_part),
+        Stage("turning-pgd", diverse(flip_standard, 4), needs=has_differentiable_standard),
+        Stage("hostile-pgd", diverse(worst_case_standard, 4), needs=learns_alpha),
+        Stage("smooth-hostile-pgd", diverse(worst_case_standard, 4), Smooth(), has_flat_part),
+        Stage("plain-turning-pgd", diverse(flip_standard, 4), Plain(), has_steep_part),
+        Stage("plain-hostile-pgd", diverse(worst_case_standard, 4), Plain(), learns_beside_a_steep_part),
         Stage("diverse-pgd-p", diverse(targeted_probability), needs=mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, climb=targeted_dlr, target_classes=2, seed=seed)),
-        Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed), needs=lacks_g_to_turn),
+        Stage("fab-short", FAB(threat, steps=30, target_classes=3, seed=seed), needs=lacks_differentiable_standard),
         in_full_precision(threat, seed, steps=50),
     )
     return Cascade("fast", threat, stages, audit=boundary_and_square(threat, seed))

@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine import Engine, View
-from adaptive_smoothing.attacks.jobs import Watch
+from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
+from adaptive_smoothing.attacks.engine.engine import Engine, View
+from adaptive_smoothing.attacks.engine.jobs import Watch
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.shot import Outcome, Shot
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.steps import StepAttack
-from adaptive_smoothing.attacks.verdict import verdict
+from adaptive_smoothing.attacks.step_attack import StepAttack
+from adaptive_smoothing.attacks.success import confirm
 from adaptive_smoothing.threat import Threat
 
 # What attack libraries have: an attack on a model's images and labels that returns other images.
@@ -91,7 +91,7 @@ class Cascade:
 
 
 @dataclass
-class Standing:
+class CascadeState:
     """What is known of each image so far: which stage fooled it (-1: none), and the rest as in an `Outcome`."""
 
     fooled_by: Tensor
@@ -101,14 +101,14 @@ class Standing:
     queries: Tensor
 
     @classmethod
-    def before(cls, shot: Shot) -> Standing:
-        start = Outcome.before(shot)
+    def before(cls, shot: AttackInput) -> CascadeState:
+        start = AttackOutcome.before(shot)
         return cls(torch.full_like(shot.labels, -1), start.worst, start.margin, start.logits, start.queries)
 
     def left(self) -> Tensor:
         return (self.fooled_by < 0).nonzero().squeeze(1)
 
-    def add(self, number: int, which: Tensor, outcome: Outcome) -> None:
+    def add(self, number: int, which: Tensor, outcome: AttackOutcome) -> None:
         fell = outcome.fooled & (self.fooled_by[which] < 0)
         closer = fell | (outcome.margin > self.margin[which])
         for mine, theirs in ((self.worst, outcome.worst), (self.margin, outcome.margin), (self.logits, outcome.logits)):
@@ -118,7 +118,7 @@ class Standing:
 
 
 def run_stage(
-    engine: Engine, number: int, stage: Stage, shot: Shot, standing: Standing, watch: Watch | None = None
+    engine: Engine, number: int, stage: Stage, shot: AttackInput, standing: CascadeState, watch: Watch | None = None
 ) -> None:
     """Attack what the stage is for, and note what became of it."""
     which = _for_stage(engine, stage, shot, standing)
@@ -135,7 +135,7 @@ def run_stage(
     standing.add(number, which, outcome)
 
 
-def _for_stage(engine: Engine, stage: Stage, shot: Shot, standing: Standing) -> Tensor:
+def _for_stage(engine: Engine, stage: Stage, shot: AttackInput, standing: CascadeState) -> Tensor:
     """What stands, or only what stands by a rounding error; everything for an attack that goes to the end."""
     left = standing.left()
     if stage.precise:
@@ -148,7 +148,7 @@ def _told_of_new(watch: Watch, before: int, share: float, fallen: int) -> None:
     watch(share, max(0, fallen - before))
 
 
-def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Module | None) -> Outcome:
+def plain_outcome(engine: Engine, attack: PlainAttack, shot: AttackInput, source: nn.Module | None) -> AttackOutcome:
     """An attack that is no engine's: called batch by batch, judged like any other."""
     attacked = source or engine.model
     worst, queries = [], torch.zeros_like(shot.labels)
@@ -158,12 +158,12 @@ def plain_outcome(engine: Engine, attack: PlainAttack, shot: Shot, source: nn.Mo
             worst.append(_for(attack, part)(attacked, part.images, part.labels))
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
-    margin, logits = verdict(engine.model, torch.cat(worst), shot.images, shot.labels, shot.threat)
+    margin, logits = confirm(engine.model, torch.cat(worst), shot.images, shot.labels, shot.threat)
     _warn_if_outside(torch.cat(worst), shot, margin)
-    return Outcome(margin > 0, torch.cat(worst), margin, logits, queries)
+    return AttackOutcome(margin > 0, torch.cat(worst), margin, logits, queries)
 
 
-def _warn_if_outside(worst: Tensor, shot: Shot, margin: Tensor) -> None:
+def _warn_if_outside(worst: Tensor, shot: AttackInput, margin: Tensor) -> None:
     """It looks like robustness, and is an attack with another radius than that of the evaluation."""
     outside = margin.isneginf()
     if outside.any():
@@ -186,6 +186,6 @@ def _counted(model: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def _for(attack: PlainAttack, shot: Shot) -> PlainAttack:
+def _for(attack: PlainAttack, shot: AttackInput) -> PlainAttack:
     """PGD with the radii of these images."""
     return replace(attack, threat=attack.threat.with_eps(shot.threat.eps)) if isinstance(attack, PGD) else attack

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, margin
-from adaptive_smoothing.attacks.steps import (
+from adaptive_smoothing.attacks.step_attack import (
     Answer,
     State,
     StepAttack,

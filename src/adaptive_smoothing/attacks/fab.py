@@ -15,7 +15,15 @@ from torch import Tensor
 
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import Objective, targeted_margin
-from adaptive_smoothing.attacks.steps import Answer, State, StepAttack, choose, column, keep_worst, most_likely_targets
+from adaptive_smoothing.attacks.step_attack import (
+    Answer,
+    State,
+    StepAttack,
+    choose,
+    column,
+    keep_worst,
+    most_likely_targets,
+)
 from adaptive_smoothing.threat import Threat
 
 # The weight of the clean image at most, how far beyond the plane, and how far back (the reference's numbers).

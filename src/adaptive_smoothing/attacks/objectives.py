@@ -23,13 +23,13 @@ from adaptive_smoothing.attacks.losses import (
     targeted_probability_loss,
     wanted,
 )
-from adaptive_smoothing.mixing.formula import mix_with_claim
+from adaptive_smoothing.mixing.formula import mix_with_certain_standard
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Climb:
+class LossObjective:
     """A loss of the model's logits."""
 
     loss: Loss
@@ -41,9 +41,9 @@ class Climb:
         return self.loss(logits, labels, targets), logits
 
 
-cross_entropy, margin, dlr = Climb(cross_entropy_loss), Climb(margin_loss), Climb(dlr_loss)
-targeted_margin, targeted_dlr = Climb(targeted_margin_loss), Climb(targeted_dlr_loss)
-targeted_probability = Climb(targeted_probability_loss)
+cross_entropy, margin, dlr = LossObjective(cross_entropy_loss), LossObjective(margin_loss), LossObjective(dlr_loss)
+targeted_margin, targeted_dlr = LossObjective(targeted_margin_loss), LossObjective(targeted_dlr_loss)
+targeted_probability = LossObjective(targeted_probability_loss)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LowerAlpha:
 
 
 @dataclass(frozen=True)
-class TurnStandard:
+class FlipStandard:
     """The loss of a mixed classifier, and the lead that the target has in g, until g is sure of it.
 
     A g that is sure of some other class hides from the gradient how easily it could be turned: its part of the mixture
@@ -82,15 +82,15 @@ class TurnStandard:
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mixture, target = model.mix(images), wanted(targets)
-        turned = mix_with_claim(mixture.h, mixture.alpha, target) if self.hostile else mixture.logits
+        at_setting = mix_with_certain_standard(mixture.h, mixture.alpha, target) if self.hostile else mixture.logits
         # How far the target is above the best of all other classes in g, and no further than g has to be sure.
         lead = -logit_margin(mixture.g, target).clamp(min=-self.sure)
-        return self.loss(turned, labels, targets) + lead, mixture.logits
+        return self.loss(at_setting, labels, targets) + lead, mixture.logits
 
 
-turn_standard = TurnStandard(targeted_probability_loss)
-turn_beside = TurnStandard(targeted_margin_loss)
-turn_hostile = TurnStandard(targeted_margin_loss, hostile=True)
+flip_standard = FlipStandard(targeted_probability_loss)
+flip_standard_margin = FlipStandard(targeted_margin_loss)
+worst_case_standard = FlipStandard(targeted_margin_loss, hostile=True)
 
 
 @dataclass(frozen=True)

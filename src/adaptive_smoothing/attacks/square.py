@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.attacks.steps import Answer, State, StepAttack, choose, column
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, column
 from adaptive_smoothing.noise import fold, uniform
 from adaptive_smoothing.threat import L2, Threat
 
@@ -163,8 +163,8 @@ def _move_mass(state: State, size: Tensor, chance: Tensor) -> Tensor:
     both = (delta * torch.maximum(to, source)).square().sum((2, 3), keepdim=True)
     unused = (eps.square() - delta.square().sum((1, 2, 3), keepdim=True)).clamp_min(0)
     row, col = _places(delta, size, chance[:, 0], chance[:, 1])
-    turned = (chance[:, 4] < 0.5)[:, None, None]
-    bump = _bump(size, torch.where(turned, col, row), torch.where(turned, row, col))[:, None] * to
+    at_setting = (chance[:, 4] < 0.5)[:, None, None]
+    bump = _bump(size, torch.where(at_setting, col, row), torch.where(at_setting, row, col))[:, None] * to
     bump = _signs(chance[:, 5:])[:, :, None, None] * bump / _length(bump, (2, 3))
     moved = bump + delta * to / _length(delta * to, (2, 3))
     moved = moved / _length(moved, (2, 3)) * (unused / channels + both).sqrt()

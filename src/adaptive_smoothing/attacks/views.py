@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from adaptive_smoothing.mixing.bases import BaseClassifiers
+from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, inner
@@ -84,13 +84,13 @@ def mixes_no_probabilities(model: nn.Module) -> bool:
     return not mixes_probabilities(model)
 
 
-def has_g_to_turn(model: nn.Module) -> bool:
+def has_differentiable_standard(model: nn.Module) -> bool:
     """A mixture whose g has a gradient."""
     return isinstance(model, MixedClassifier) and not isinstance(model.standard, Hardmax)
 
 
-def lacks_g_to_turn(model: nn.Module) -> bool:
-    return not has_g_to_turn(model)
+def lacks_differentiable_standard(model: nn.Module) -> bool:
+    return not has_differentiable_standard(model)
 
 
 def learns_alpha(model: nn.Module) -> bool:

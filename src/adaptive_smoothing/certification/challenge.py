@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.objectives import margin
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.verdict import all_logits
 from adaptive_smoothing.certification.bounds import Betting, clopper_pearson
-from adaptive_smoothing.certification.certificate import Certificates
-from adaptive_smoothing.certification.parts import Parts
+from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.radius import needed_margin
 from adaptive_smoothing.certification.sampling import Sampler, Tally
+from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.threat import L2, Linf, Threat
 
@@ -79,7 +79,7 @@ def challenge(
     """Attack every certified image of `data` inside the radius that `found` gives it, which is about these images."""
     if data.fingerprint() != found.settings["fingerprint"]:
         raise ValueError(f"expected the images that were certified, got {data.name}, which are others")
-    parts, precision = Parts.of(model), found.settings["precision"]
+    parts, precision = CertificationTarget.of(model), found.settings["precision"]
     chosen = np.flatnonzero(found.certified)
     rows: list[dict[str, np.ndarray]] = []
     for start in range(0, len(chosen), batch):
@@ -114,7 +114,13 @@ def _threat(found: Certificates, which: np.ndarray, norm: str, images: Tensor) -
 
 
 def _worst(
-    parts: Parts, images: Tensor, classes: Tensor, threat: Threat, steps: int, attack_samples: int, seed: int
+    parts: CertificationTarget,
+    images: Tensor,
+    classes: Tensor,
+    threat: Threat,
+    steps: int,
+    attack_samples: int,
+    seed: int,
 ) -> Tensor:
     """Of what attacks on h and on the mixture find, that where h leads by least."""
     h: nn.Module = parts.robust
@@ -127,7 +133,7 @@ def _worst(
     attack = PGD(threat, steps=steps, objective=margin)
     candidates = [PGD(threat, steps=steps)(h, images, classes)]
     candidates += [attack(target, images, classes) for target in targets]
-    leads = torch.stack([_lead(all_logits(h, moved).softmax(1), classes) for moved in candidates])
+    leads = torch.stack([_lead(fp32_logits_chunked(h, moved).softmax(1), classes) for moved in candidates])
     best = leads.argmin(0)
     return torch.stack(candidates)[best, torch.arange(len(images), device=images.device)]
 
@@ -138,14 +144,14 @@ def _lead(probabilities: Tensor, classes: Tensor) -> Tensor:
 
 
 def _look(
-    parts: Parts, moved: Tensor, classes: Tensor, index: Tensor, samples: int, precision: str, seed: int
+    parts: CertificationTarget, moved: Tensor, classes: Tensor, index: Tensor, samples: int, precision: str, seed: int
 ) -> dict[str, np.ndarray]:
     """What h and the mixture say of moved images, with the class at most as likely, and others at least as likely, as
     they can be called with confidence."""
     if isinstance(parts.robust, SmoothedClassifier):
         own, others, mean = _seen(parts.robust, moved, classes, index, samples, precision, seed)
     else:
-        mean = (parts.scale * all_logits(parts.robust, moved).double()).softmax(1)
+        mean = (parts.scale * fp32_logits_chunked(parts.robust, moved).double()).softmax(1)
         own = mean.gather(1, classes[:, None]).squeeze(1).cpu().numpy()
         others = mean.scatter(1, classes[:, None], -1.0).cpu().numpy()
     lead = own - others.max(1)

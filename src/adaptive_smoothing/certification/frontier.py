@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptive_smoothing.certification import deterministic
+from adaptive_smoothing.certification import lipschitz
 from adaptive_smoothing.certification import radius as radii
-from adaptive_smoothing.certification.certificate import Certificates
-from adaptive_smoothing.certification.parts import surely
+from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.smoothing import THEOREMS
+from adaptive_smoothing.certification.target import surely
 
 # Alphas that are tried. Below 1/2 nothing is certified; at 1 it is h alone.
 ALPHAS = np.round(np.linspace(0.5, 1.0, 501), 3)
@@ -46,10 +46,10 @@ def _radii(found: Certificates, alpha: float, theorem: str) -> tuple[np.ndarray,
         pairs = ((rows["lower"], np.minimum(rows["upper"], 1)), means)
         radius, estimate = (THEOREMS[theorem](*pair, settings["sigma"], alpha) for pair in pairs)
         return radius, estimate
-    if settings["method"] != "lipschitz" or theorem not in deterministic.THEOREMS:
+    if settings["method"] != "lipschitz" or theorem not in lipschitz.THEOREMS:
         raise ValueError(
             f"expected certificates by smoothing, or by a Lipschitz constant with a theorem among "
-            f"{', '.join(deterministic.THEOREMS)}, got {settings['method']} and {theorem}"
+            f"{', '.join(lipschitz.THEOREMS)}, got {settings['method']} and {theorem}"
         )
     if theorem == "paper":
         # One constant for all classes, the largest, so that the second class decides.

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.arithmetic import frozen
+from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.pgd import STEP_FACTOR
-from adaptive_smoothing.attacks.verdict import all_logits, full_precision
 from adaptive_smoothing.certification import radius
 from adaptive_smoothing.certification.telling import Tell, nothing
-from adaptive_smoothing.evaluation.sharded import check_size
 from adaptive_smoothing.models.contract import trusted_images
+from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
+from adaptive_smoothing.runs.sharded import check_size
 from adaptive_smoothing.threat import Threat, per_image
 
 
@@ -69,7 +69,7 @@ class LocalEstimate:
     def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
         """See `Method`: nothing is certified; the column `constants` is [N, C]."""
         eps = float(self.threat.eps)
-        probabilities = (self.scale * all_logits(self.robust, images).double()).softmax(1).cpu().numpy()
+        probabilities = (self.scale * fp32_logits_chunked(self.robust, images).double()).softmax(1).cpu().numpy()
         constants = self.largest_changes(images, probabilities.argmax(1)) / eps
         ranked = -np.sort(-probabilities, axis=1)
         return {
@@ -98,7 +98,7 @@ class LocalEstimate:
         return torch.cat(found).cpu().numpy()
 
     def _num_classes(self, images: Tensor) -> int:
-        return all_logits(self.robust, images[:1]).shape[1]
+        return fp32_logits_chunked(self.robust, images[:1]).shape[1]
 
     def _climb(self, images: Tensor, predicted: Tensor, classes: int) -> Tensor:
         """Every image with every class at once: the paper's PGD, from the image itself."""

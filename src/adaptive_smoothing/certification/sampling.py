@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.verdict import float32_as
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
-from adaptive_smoothing.evaluation.sharded import check_size
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
+from adaptive_smoothing.models.inference import float32_as
 from adaptive_smoothing.noise import beside, generator
+from adaptive_smoothing.runs.sharded import check_size
 
 # Samples of an image whose noise is drawn at once.
 BLOCK = 128

@@ -10,22 +10,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from adaptive_smoothing.certification import certifying
-from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification import certify as certification
+from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.certification.certifiers import METHODS, make_certifier
 from adaptive_smoothing.certification.frontier import Frontier, chosen_alphas, with_alpha
-from adaptive_smoothing.certification.methods import METHODS, make_method
-from adaptive_smoothing.certification.parts import Parts
 from adaptive_smoothing.certification.sampling import PRECISIONS
 from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP
-from adaptive_smoothing.cli.certified import Certified, Ways
-from adaptive_smoothing.cli.choosing import as_share
+from adaptive_smoothing.certification.target import CertificationTarget
+from adaptive_smoothing.cli.certify_model import CertifiedModel, CertifyPreparation
+from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.evaluate import JOURNAL, Watching, run_folder, threat_of
-from adaptive_smoothing.cli.printing import TimeBar, screen
-from adaptive_smoothing.cli.sweep import check_classes, short
+from adaptive_smoothing.cli.progress import Watching
+from adaptive_smoothing.cli.target import as_share
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.journal import Journal, room_for
+from adaptive_smoothing.mixing.loading import check_classes
+from adaptive_smoothing.models.facts import short_name
 from adaptive_smoothing.report.certified import (
     FRONTIER_WRITTEN,
     WRITTEN,
@@ -35,8 +35,11 @@ from adaptive_smoothing.report.certified import (
     write_certificates,
     write_frontier,
 )
-from adaptive_smoothing.report.facts import environment
 from adaptive_smoothing.report.tables import rich_table
+from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import JOURNAL, resumable_folder
+from adaptive_smoothing.runs.journal import Journal, room_for
+from adaptive_smoothing.threat import make_threat
 
 VOTES = ("hard", "soft")
 # Options that are of one method alone, and those that make of h what it certifies.
@@ -92,11 +95,11 @@ def certify(
 ) -> None:
     """Certify how far each image can be moved without another answer; goes on where it was stopped."""
     _check_words(method, votes)
-    threat = threat_of(norm or "Linf", eps)
+    threat = make_threat(norm or "Linf", eps)
     devices = [pick_device(part) for part in device.split(",")]
     wanted = _wanted(models, alpha, clean_accuracy, split)
-    ways = Ways(method, sigma, votes, hardmax)
-    subjects = [Certified.prepare(pair, 1.0 if wanted else alpha, devices[0], ways) for pair in _pairs(models)]
+    ways = CertifyPreparation(method, sigma, votes, hardmax)
+    subjects = [CertifiedModel.prepare(pair, 1.0 if wanted else alpha, devices[0], ways) for pair in _pairs(models)]
     norm = threat.norm if norm else None
     if wanted is not None:
         _check_frontier(subjects, radius, norm)
@@ -110,7 +113,7 @@ def certify(
         run.alone(subjects[0], chosen, out or Path("runs") / f"certify-{subjects[0].short}-{subjects[0].kind}")
         return
     val = datasets.load(data, "val", root=data_root).take(slice(images))
-    folder = out or Path("runs") / f"certify-{short(models[0])}-at-{100 * wanted:g}"
+    folder = out or Path("runs") / f"certify-{short_name(models[0])}-at-{100 * wanted:g}"
     run.frontier(subjects, val, chosen, folder, wanted, theorem)
 
 
@@ -123,14 +126,14 @@ def _check_words(method: str | None, votes: str) -> None:
 
 
 def _options(
-    context: typer.Context, subjects: list[Certified], norm: str | None, eps: float
+    context: typer.Context, subjects: list[CertifiedModel], norm: str | None, eps: float
 ) -> dict[str, dict[str, Any]]:
     """Those of each method. What is refused is refused here, before anything is sampled."""
     _check_meant(context, {subject.kind for subject in subjects})
     options = {kind: {name: context.params[name] for name in names} for kind, names in OPTIONS.items()}
     options["local"]["eps"] = eps
     for subject in subjects:
-        make_method(Parts.of(subject.model), subject.kind, norm, options[subject.kind])
+        make_certifier(CertificationTarget.of(subject.model), subject.kind, norm, options[subject.kind])
     return options
 
 
@@ -175,12 +178,12 @@ class Run:
     overwrite: bool
     shard_size: int | None
 
-    def certify(self, subject: Certified, data: ImageData, folder: Path, **changes: Any) -> Certificates:
+    def certify(self, subject: CertifiedModel, data: ImageData, folder: Path, **changes: Any) -> Certificates:
         """One model on some images, into its folder. Its journal stays, for a command that is not at its end."""
-        folder = run_folder(folder, self.overwrite)
+        folder = resumable_folder(folder, self.overwrite)
         started = time.perf_counter()
         with TimeBar(self.console) as bar:
-            found = certifying.certify(
+            found = certification.certify(
                 subject.model,
                 data,
                 method=subject.kind,
@@ -198,7 +201,7 @@ class Run:
             write_certificates(folder, found, subject.facts, facts)
         return found
 
-    def alone(self, subject: Certified, data: ImageData, folder: Path) -> None:
+    def alone(self, subject: CertifiedModel, data: ImageData, folder: Path) -> None:
         found = self.certify(subject, data, folder)
         Journal(folder / JOURNAL).clear()
         for text in certified_sentences(found):
@@ -209,7 +212,7 @@ class Run:
         self.console.print(f"\nIn {folder}: {', '.join(WRITTEN)}", markup=False)
 
     def frontier(
-        self, subjects: list[Certified], val: ImageData, test: ImageData, folder: Path, wanted: float, theorem: str
+        self, subjects: list[CertifiedModel], val: ImageData, test: ImageData, folder: Path, wanted: float, theorem: str
     ) -> None:
         """Every H with the alpha that gives the wanted clean accuracy on val, and the best of them at each radius."""
         seen, whole = {}, {}
@@ -232,7 +235,7 @@ class Run:
         self.console.print(f"\nIn {folder}: {', '.join(FRONTIER_WRITTEN)}, and a folder for each H", markup=False)
 
 
-def _check_frontier(subjects: list[Certified], radius: float | None, norm: str | None) -> None:
+def _check_frontier(subjects: list[CertifiedModel], radius: float | None, norm: str | None) -> None:
     names = [subject.short for subject in subjects]
     if radius is not None or norm == "Linf":
         raise ValueError(

@@ -11,23 +11,25 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.choosing import VALIDATION, as_share, choose
+from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
+from adaptive_smoothing.cli.demo_learned import measured_now, stored_comparison
 from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.learned import measured_now, stored_comparison
-from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
+from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial import CleanAccuracy
-from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.budget import Deadline, Plan, Speed, measure_speed, plan, timed_tradeoff
 from adaptive_smoothing.evaluation.comparison import Learned
-from adaptive_smoothing.evaluation.stored import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
+from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report import folder as run_folder
-from adaptive_smoothing.report.facts import environment, model_facts
-from adaptive_smoothing.report.story import Choice, Report
+from adaptive_smoothing.models.facts import model_facts
+from adaptive_smoothing.report import run_folder as run_folder
+from adaptive_smoothing.report.sentences import Choice, Report
+from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import make_folder
 from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
+from adaptive_smoothing.tuning.curves import clean_accuracy
 
 STANDARD, ROBUST = "compact-standard", "compact-robust"
 STORED = Path(run_folder.__file__).parent / "stored" / "compact"
@@ -54,7 +56,7 @@ def demo(
     """Tell the whole story on the models and images inside the package, in under three minutes."""
     target, console = as_share(wanted), screen()
     pair = Pair.load(pick_device(device))
-    run_folder.make_folder(out, overwrite=True)
+    make_folder(out, overwrite=True)
     console.print(_opening(pair), markup=False)
     stored, learned = _stored_facts(pair, console), stored_comparison(pair.facts)
     reserved = LEARNED_SHARE * seconds if learned else 0.0
@@ -63,7 +65,9 @@ def demo(
         bar.say("measuring the speed", seconds)
         speed = measure_speed(pair.standard, pair.robust, pair.test, ATTACK, images=pair.probe)
         # The stored run knows more validation images than the package has room for.
-        accuracy = CleanAccuracy.load(STORED / VALIDATION) if stored else _clean_accuracy(pair, speed, deadline, bar)
+        accuracy = (
+            CleanAccuracyCurve.load(STORED / VALIDATION) if stored else _clean_accuracy(pair, speed, deadline, bar)
+        )
         choice = choose(accuracy, target, console)
         live, interrupted = _measure(pair, choice, speed, deadline, bar, images)
         bar.say(f"attacked {live.images} test images", reserved)
@@ -137,7 +141,7 @@ def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
     return facts
 
 
-def _clean_accuracy(pair: Pair, speed: Speed, deadline: Deadline, bar: TimeBar) -> CleanAccuracy:
+def _clean_accuracy(pair: Pair, speed: Speed, deadline: Deadline, bar: TimeBar) -> CleanAccuracyCurve:
     """The dial is set on validation images: the test images are for reporting."""
     data = pair.val.take(plan(TUNING_SHARE * deadline.seconds, speed.predict, len(pair.val)).images)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,27 +13,23 @@ from torch import nn
 
 from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.printing import TimeBar, screen
-from adaptive_smoothing.cli.sweep import check_classes, short
+from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
-from adaptive_smoothing.evaluation.journal import BINDING, Journal, room_for
-from adaptive_smoothing.evaluation.judging import judge
-from adaptive_smoothing.evaluation.sharded import Progress
+from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
 from adaptive_smoothing.evaluation.verdict import Verdict
-from adaptive_smoothing.mixing import artifact
-from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment, model_facts
-from adaptive_smoothing.report.folder import make_folder
+from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
 from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_tables, write_verdict
-from adaptive_smoothing.threat import NORMS, Threat, parse_number
+from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import JOURNAL, resumable_folder
+from adaptive_smoothing.runs.journal import Journal, room_for
+from adaptive_smoothing.threat import make_threat
 
-JOURNAL = "journal"
 BINARIZATION = "binarization"
 # Images of the binarization test, each of which is some hundred passes.
 BINARIZED = {"cuda": 64, "cpu": 8}
@@ -64,18 +59,18 @@ def evaluate(
     download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
 ) -> None:
     """Measure clean and robust accuracy with attacks that can be defended; goes on where it was stopped."""
-    cascade = preset(name, threat_of(norm, eps), seed=seed)
+    cascade = preset(name, make_threat(norm, eps), seed=seed)
     _check_checks(check)
     devices = [pick_device(part) for part in device.split(",")]
-    subject = Subject.load(model, robust, alpha, devices[0])
+    subject = LoadedModel.load(model, robust, alpha, devices[0])
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes(subject.parts, everything)
     suited = cascade.for_model(subject.model)
     chosen = everything.take(min(images or len(everything), len(everything)))
-    folder = run_folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite)
+    folder = resumable_folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite)
     console, started = screen(), time.perf_counter()
     with TimeBar(console) as bar:
-        verdict = judge(
+        verdict = evaluate_cascade(
             subject.model,
             chosen,
             cascade,
@@ -90,7 +85,7 @@ def evaluate(
             precise=precise,
             with_alarms=alarms,
         )
-    costs = subject.costs(chosen, devices[0])
+    costs = _costs(subject, chosen, devices[0])
     facts = {"seconds": round(time.perf_counter() - started, 1), **environment(devices[0])}
     facts |= {"cost": {part: cost.summary() for part, cost in costs.items()}}
     if BINARIZATION in check:
@@ -102,75 +97,10 @@ def evaluate(
     _show(console, verdict, costs, left_out, folder)
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The model that is evaluated, and what it is made of."""
-
-    model: nn.Module
-    parts: dict[str, nn.Module]
-    facts: dict[str, Any]
-    short: str
-
-    @classmethod
-    def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> Subject:
-        if (robust is None) != (alpha is None):
-            raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
-        if robust is None and artifact.exists(model):
-            return cls._of_mixture(model, device)
-        loaded = zoo.load(model, device=device)
-        if robust is None or alpha is None:
-            return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short(model))
-        other = zoo.load(robust, device=device)
-        mixed = MixedClassifier(loaded, other, alpha).to(device)
-        facts = {"g": model_facts(model), "h": model_facts(robust), "alpha": alpha}
-        return cls(mixed, {model: loaded, robust: other}, facts, f"{short(model)}-{short(robust)}-{alpha:g}")
-
-    @classmethod
-    def _of_mixture(cls, name: str, device: str) -> Subject:
-        mixed = MixedClassifier.from_pretrained(name, device=device)
-        description = artifact.read(artifact.find(name))
-        facts = {
-            "mixture": short(name),
-            **{key: description[key] for key in ("standard", "robust", "alpha", "numbers")},
-        }
-        return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short(name))
-
-    def costs(self, data: ImageData, device: str) -> dict[str, Cost]:
-        named = self.parts if len(self.parts) == 1 else {"mixture": self.model, **self.parts}
-        shape = tuple(data.images.shape[1:])
-        return {name: measure_cost(model, shape, device) for name, model in named.items()}
-
-
-@dataclass
-class Watching:
-    """Images left, the accuracy so far, and the time left as the pace of this process has it."""
-
-    bar: TimeBar
-    word: str = "robust"
-    began: float | None = None
-    start: float = field(default_factory=time.perf_counter)
-    working: bool = False
-
-    def __call__(self, progress: Progress) -> None:
-        # Shards out of the journal, which name no stage, take no time and say nothing about the pace.
-        idle, self.working = not (progress.stage or self.working), bool(progress.stage)
-        if self.began is None or idle or progress.finished <= self.began:
-            self.began, self.start = progress.finished, time.perf_counter()
-        gone, left = progress.finished - self.began, progress.images - progress.finished
-        rest = (time.perf_counter() - self.start) / gone * left if gone else None
-        so_far = "" if progress.robust is None else f", {self.word} so far {100 * progress.robust:.1f} %"
-        doing = f", {progress.stage}" if progress.stage else ""
-        self.bar.say(f"{int(left + 0.999):,} images left{so_far}{doing}", rest)
-
-
-def threat_of(norm: str, eps: str) -> Threat:
-    kinds = {known.lower(): kind for known, kind in NORMS.items()}
-    if norm.lower() not in kinds:
-        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example --norm L2 --eps 0.5")
-    try:
-        return kinds[norm.lower()](parse_number(eps))
-    except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"expected a radius such as 8/255 or 0.5, got {eps!r}: {error}") from error
+def _costs(loaded: LoadedModel, data: ImageData, device: str) -> dict[str, Cost]:
+    named = loaded.parts if len(loaded.parts) == 1 else {"mixture": loaded.model, **loaded.parts}
+    shape = tuple(data.images.shape[1:])
+    return {name: measure_cost(model, shape, device) for name, model in named.items()}
 
 
 def _check_checks(checks: list[str]) -> None:
@@ -191,12 +121,6 @@ def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: s
         )
     console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {said}", markup=False)
     return {"attack": attack, **found.__dict__, "passed": found.passed}
-
-
-def run_folder(folder: Path, overwrite: bool) -> Path:
-    """The run folder, new or one to go on in: a run is over when its journal is gone."""
-    unfinished = (folder / JOURNAL / BINDING).is_file()
-    return folder if unfinished and not overwrite else make_folder(folder, overwrite=overwrite)
 
 
 def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], left_out: list[str], folder: Path) -> None:

@@ -12,24 +12,32 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from adaptive_smoothing.cli.choosing import VALIDATION, as_share
+from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.printing import TimeBar, screen
-from adaptive_smoothing.cli.sweep import check_classes, short
+from adaptive_smoothing.cli.target import VALIDATION, as_share
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial import CleanAccuracy
-from adaptive_smoothing.dial_curves import clean_accuracy, dial_accuracy, dial_setting, turned
-from adaptive_smoothing.fitting import ATTACKED, STANDARD_SCALE, fit_adaptive, fit_fixed, fit_nonlinear
-from adaptive_smoothing.mixing.artifact import FILE
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.loading import check_classes
+from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import environment, training_facts
+from adaptive_smoothing.models.facts import short_name
+from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.loop import CHECKPOINT
-from adaptive_smoothing.training.mixing_recipe import MixingRecipe, default_recipe
-from adaptive_smoothing.tuning import judge, tune
+from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
+from adaptive_smoothing.training.mixing.train import (
+    ATTACKED,
+    STANDARD_SCALE,
+    fit_adaptive,
+    fit_nonlinear,
+    fixed_mixture,
+    training_facts,
+)
+from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
+from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, clean_accuracy, current_setting
+from adaptive_smoothing.tuning.tune import robust_accuracy_under, tune
 
 THREAT, DATA = "Linf:8/255", "cifar10"
 # Images that a search attacks on a CPU.
@@ -86,7 +94,7 @@ def mix(
     of_adaptive = {"--recipe": recipe, "--set": change, "--resume": resume, "--compile": compiled is not None}
     _check_options(mode, of_adaptive, standard_scale)
     _check_search(mode, search, wanted)
-    folder = out or Path("runs") / f"mix-{short(standard)}-{short(robust)}-{mode}"
+    folder = out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}"
     _check_folder(folder, overwrite or (resume and (folder / CHECKPOINT).exists()))
     named = read_toml(recipe, MixingRecipe, change) if recipe else None
     data = data or (named.data.name if named else DATA)
@@ -105,7 +113,7 @@ def mix(
     elif mode is Mode.nonlinear:
         mixed, facts = _nonlinear(pair, against, wanted["clean_accuracy"], searched, console)
     else:
-        mixed, facts = fit_fixed(pair.g, pair.h, standard_scale=scale), {}
+        mixed, facts = fixed_mixture(pair.g, pair.h, standard_scale=scale), {}
     mixed = _dialled(mixed, pair.val, against, wanted, search, searched, console)
     kept = _kept(mixed, pair, against, in_the_end, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
@@ -129,10 +137,10 @@ def _pair(standard: str, robust: str, device: str, data: str, root: Path | None,
     g, h = (zoo.load(name, device=device) for name in (standard, robust))
     train, val = _images(data, root, download)
     check_classes({standard: g, robust: h}, val)
-    return Pair(short(standard), short(robust), g, h, train, val)
+    return Pair(short_name(standard), short_name(robust), g, h, train, val)
 
 
-def _alone(pair: Pair, scale: float, wanted: dict[str, float]) -> CleanAccuracy:
+def _alone(pair: Pair, scale: float, wanted: dict[str, float]) -> CleanAccuracyCurve:
     """What both have alone and mixed with one alpha, or an error, before anything is trained."""
     alone = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
     if alone(0) <= alone(1):
@@ -165,7 +173,7 @@ def _kept(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, conso
     if not images:
         return None
     few = pair.val.take(slice(images))
-    stands = judge(few, threat)
+    stands = robust_accuracy_under(few, threat)
     with TimeBar(console) as bar:
         bar.say(f"attacking {len(few):,} validation images", None)
         return Kept(len(few), stands(mixed), stands(pair.h))
@@ -175,7 +183,7 @@ def _store(
     mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any], kept: Kept | None
 ) -> str:
     """The mixture, its card, and the clean accuracy at every setting of its dial; says where that stands."""
-    accuracy, setting = dial_accuracy(mixed, val), dial_setting(mixed)
+    accuracy, setting = accuracy_curve(mixed, val), current_setting(mixed)
     figures = {"images": len(val), "clean": accuracy(setting)}
     figures |= {"fast": kept.mixture, "attacked": kept.images} if kept else {}
     mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
@@ -184,7 +192,7 @@ def _store(
     return f"{clean}, at {accuracy.dial} {setting:.4g}"
 
 
-def _beside(pair: Pair, alone: CleanAccuracy, kept: Kept | None) -> str:
+def _beside(pair: Pair, alone: CleanAccuracyCurve, kept: Kept | None) -> str:
     """What both models have alone, and what that costs under attack."""
     clean = f"{pair.standard} alone has {100 * alone(0):.2f} %, {pair.robust} {100 * alone(1):.2f} %."
     if kept is None:
@@ -287,7 +295,7 @@ def _dialled(
     console: Console,
 ) -> MixedClassifier:
     if "alpha" in wanted:
-        return turned(mixed, wanted["alpha"])
+        return at_setting(mixed, wanted["alpha"])
     if "clean_accuracy" in wanted and not search:
         return tune(mixed, val, clean_accuracy=wanted["clean_accuracy"])
     with TimeBar(console) as bar:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.cli.printing import screen
-from adaptive_smoothing.mixing import artifact
-from adaptive_smoothing.mixing.cards import base_name
+from adaptive_smoothing.cli.console import screen
+from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing.mixture_card import base_name
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report.facts import parameters
+from adaptive_smoothing.models.facts import parameters
 from adaptive_smoothing.report.tables import Table, rich_table
 
 COLUMNS = ("name", "from", "architecture", "weights", "clean", "PGD-20")
@@ -23,7 +23,7 @@ MIXTURE_NOTE = (
 
 def models() -> None:
     """List the models and mixtures of the package and of the zoo, with what their cards say of them."""
-    cards, mixtures = zoo.names(), artifact.names()
+    cards, mixtures = zoo.names(), pretrained.names()
     console = screen()
     if not cards:
         console.print("No models are stored here: neither inside the package nor in a zoo/ folder.")
@@ -45,12 +45,12 @@ def _row(card: zoo.Card) -> tuple[str, ...]:
 
 def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
     try:
-        described = artifact.read(folder)
+        described = pretrained.read(folder)
     except ValueError:
         return name, _source(folder), "cannot be read", "–", "–", "–"
     alpha, figures = described["alpha"], described["card"].get("figures", {})
     measured = figures.get("val", {}) | figures.get("test", {})
-    bases = " and ".join(base_name(described[role]) for role in artifact.ROLES)
+    bases = " and ".join(base_name(described[role]) for role in pretrained.ROLES)
     kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
     return name, _source(folder), bases, kind, *(_percent(measured.get(name)) for name in ("clean", "adaptive"))
 

@@ -11,12 +11,11 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.choosing import VALIDATION, as_share, choose
+from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
 from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.printing import TimeBar, finish, screen, show
+from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.dial_curves import clean_accuracy
 from adaptive_smoothing.evaluation.budget import Deadline, gather
 from adaptive_smoothing.evaluation.tradeoff import (
     MIX_ALPHAS,
@@ -25,12 +24,15 @@ from adaptive_smoothing.evaluation.tradeoff import (
     join,
     tradeoff_parts,
 )
+from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.wrapping import num_classes
-from adaptive_smoothing.report.facts import environment, model_facts
-from adaptive_smoothing.report.folder import make_folder, write_run
-from adaptive_smoothing.report.story import Choice, Report
+from adaptive_smoothing.models.facts import model_facts, short_name
+from adaptive_smoothing.report.run_folder import write_run
+from adaptive_smoothing.report.sentences import Choice, Report
+from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import make_folder
 from adaptive_smoothing.threat import parse_number, parse_threat
+from adaptive_smoothing.tuning.curves import clean_accuracy
 
 
 def sweep(
@@ -60,7 +62,9 @@ def sweep(
     models = {"g": model_facts(standard), "h": model_facts(robust)}
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes({standard: g, robust: h}, everything)
-    folder = make_folder(out or Path("runs") / f"sweep-{short(standard)}-{short(robust)}", overwrite=overwrite)
+    folder = make_folder(
+        out or Path("runs") / f"sweep-{short_name(standard)}-{short_name(robust)}", overwrite=overwrite
+    )
     chosen = everything.take(min(images or len(everything), len(everything)))
     size = batch_size or (50 if where == "cpu" else 1000)
     console, clock = screen(), Deadline(float("inf"))
@@ -125,25 +129,9 @@ def _choose(
     return choose(accuracy, target, console)
 
 
-def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
-    """A model of other classes would be wrong on every image, or right by chance."""
-    shape = data.images.shape[1:]
-    for name, model in models.items():
-        if (count := num_classes(model, (shape[0], shape[1], shape[2]))) != data.num_classes:
-            raise ValueError(
-                f"expected a model for the {data.num_classes} classes of {data.name}, got {name} with {count}: "
-                "choose the data it was trained for with --data, or another model"
-            )
-
-
 def _collect(parts: Iterable[Tradeoff], console: Console) -> tuple[Tradeoff, bool]:
     collected, interrupted = gather(parts)
     run = join(collected)
     if interrupted:
         console.print(f"[yellow]stopped[/]: the result is about the {run.images:,} images done until then")
     return run, interrupted
-
-
-def short(name: str) -> str:
-    """A model's name or path as part of a folder's name."""
-    return Path(name.partition("?")[0].replace(":", "-")).stem

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.settings import read_toml
-from adaptive_smoothing.training.base import train_base
 from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.train_base import train_base
 
 
 def train(

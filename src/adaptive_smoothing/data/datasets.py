@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from adaptive_smoothing.data import cifar
@@ -373,3 +373,18 @@ def to_levels(images: Tensor) -> Tensor:
             f"before they become floats, or inside the model"
         )
     return levels.to(torch.uint8)
+
+
+def check_data(data: ImageData) -> None:
+    if not isinstance(data, ImageData):
+        raise TypeError(
+            f"expected ImageData, got {type(data).__name__}: ads.from_dataset takes a torch data set, "
+            "ads.from_tensors images and labels"
+        )
+    if not len(data):
+        raise ValueError(f"expected at least one image, got an empty {data.name}")
+
+
+def device_of(model: nn.Module, data: ImageData, device: str | torch.device | None = None) -> torch.device:
+    """The one that was asked for, or that of the model; of the images, if it has no parameters."""
+    return torch.device(device or next(iter(model.parameters()), data.images).device)

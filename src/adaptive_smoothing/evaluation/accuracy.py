@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import Batch, batches
-from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.models.contract import check_eval, check_labels
+from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.results import interval
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -74,7 +74,7 @@ def evaluate(
     device = device_of(model, data, device)
     rows, done = [], 0
     for batch in batches(data, batch_size, device=device):
-        logits = verdict_logits(model, batch.images)
+        logits = fp32_logits(model, batch.images)
         check_labels(batch.labels, batch.images, logits.shape[1])
         clean = logits.argmax(1)
         row = [batch.index, batch.labels, clean]
@@ -87,21 +87,6 @@ def evaluate(
     return Evaluation(*(torch.cat(column) for column in zip(*rows, strict=True)))
 
 
-def device_of(model: nn.Module, data: ImageData, device: str | torch.device | None = None) -> torch.device:
-    """The one that was asked for, or that of the model; of the images, if it has no parameters."""
-    return torch.device(device or next(iter(model.parameters()), data.images).device)
-
-
-def check_data(data: ImageData) -> None:
-    if not isinstance(data, ImageData):
-        raise TypeError(
-            f"expected ImageData, got {type(data).__name__}: ads.from_dataset takes a torch data set, "
-            "ads.from_tensors images and labels"
-        )
-    if not len(data):
-        raise ValueError(f"expected at least one image, got an empty {data.name}")
-
-
 def _attacked(model: nn.Module, batch: Batch, clean: Tensor, attack: Attack, done: int) -> Tensor:
     """Predictions after the attack, which spares the images that are wrong already."""
     attacked = clean.clone()
@@ -110,5 +95,5 @@ def _attacked(model: nn.Module, batch: Batch, clean: Tensor, attack: Attack, don
         # An attack may hold something for each image of the data, such as a radius.
         attack = attack.take(done + right) if isinstance(attack, PGD) else attack
         adversarial = attack(model, batch.images[right], batch.labels[right])
-        attacked[right] = verdict_logits(model, adversarial).argmax(1)
+        attacked[right] = fp32_logits(model, adversarial).argmax(1)
     return attacked

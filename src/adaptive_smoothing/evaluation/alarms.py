@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, logit_margin, margin_loss
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.verdict import full_precision, verdict_logits
-from adaptive_smoothing.evaluation.sample import TINY_STEP, Sample, gradient_of, share, share_zero
-from adaptive_smoothing.mixing.bases import BaseClassifiers
+from adaptive_smoothing.evaluation.gradient_probe import TINY_STEP, Sample, gradient_of, share, share_zero
+from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels, check_not_probabilities
+from adaptive_smoothing.models.inference import fp32_logits, full_precision
 from adaptive_smoothing.threat import Linf, Threat
 
 # Two passes of the same images may differ by rounding, 1e-6 or so of the largest logit.
@@ -82,14 +82,14 @@ def probe(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, s
     check_images(images)
     check_labels(labels, images, getattr(model, "num_classes", None))
     with full_precision(), torch.autocast(images.device.type, enabled=False):
-        sample = Sample(model, images, labels, verdict_logits(model, images), threat, seed)
+        sample = Sample(model, images, labels, fp32_logits(model, images), threat, seed)
         alarms = _raised(sample, hidden_mixture, random_output, probabilities)
         right = (sample.logits.argmax(1) == labels).nonzero().squeeze(1)
         # What follows compares outputs of images that are right: chance would be all that it measured.
         if not len(right) or any(alarm.name == "random-output" for alarm in alarms):
             return alarms
         # Logits again, as in a batch of another size they may differ in the last bit.
-        kept = images[right], labels[right], verdict_logits(model, images[right]), threat.take(right)
+        kept = images[right], labels[right], fp32_logits(model, images[right]), threat.take(right)
         return alarms + _probe_right(Sample(model, *kept, seed))
 
 
@@ -120,7 +120,7 @@ def hidden_mixture(sample: Sample) -> Alarm | None:
 
 def random_output(sample: Sample) -> Alarm | None:
     """An attack that succeeds on one draw may fail on the next, and the other way round."""
-    change = (verdict_logits(sample.model, sample.images) - sample.logits).abs().max()
+    change = (fp32_logits(sample.model, sample.images) - sample.logits).abs().max()
     share = (change / sample.logits.abs().max().clamp_min(1e-30)).item()
     if share <= CHANCE:
         return None
@@ -193,7 +193,7 @@ def _alpha_slopes(mixed: MixedClassifier, images: Tensor) -> Tensor | None:
 
 def more_steps(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat) -> list[Alarm]:
     """The margin must not fall when an attack is given more steps, nor stay where it was without an attack."""
-    sample = Sample(model, images, labels, verdict_logits(model, images), threat)
+    sample = Sample(model, images, labels, fp32_logits(model, images), threat)
     right = (logit_margin(sample.logits, labels) < 0).nonzero().squeeze(1)[:CLIMBERS]
     if not len(right) or not (torch.as_tensor(threat.eps) > 0).any():
         return []

@@ -19,14 +19,14 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack, Stage, Standing, run_stage
-from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.attack_input import AttackInput
+from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, PlainAttack, Stage, run_stage
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.objectives import margin
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.shot import Shot
-from adaptive_smoothing.attacks.steps import StepAttack
-from adaptive_smoothing.attacks.verdict import verdict_logits
+from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
+from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
 
@@ -79,7 +79,7 @@ def binarization_test(
     check_images(images)
     check_labels(labels, images, getattr(model, "num_classes", None))
     attack = attack or PGD(threat, STEPS, random_start=True, objective=margin, stop_when_fooled=True, seed=seed)
-    logits = verdict_logits(model, images)
+    logits = fp32_logits(model, images)
     features = Features(model, images[:1], logits.shape[1])
     found: list[tuple[bool, bool]] = []
     right = (logits.argmax(1) == labels).nonzero().squeeze(1)
@@ -219,8 +219,8 @@ def _fooled(
     attack = attack.take(which) if isinstance(attack, PGD) else attack
     stages = attack.for_model(binary).stages if isinstance(attack, Cascade) else (Stage("attack", attack),)
     labels, index = torch.zeros_like(which), torch.arange(len(which), device=which.device)
-    shot = Shot(images, labels, index, verdict_logits(binary, images), threat)
-    engine, standing = Engine(binary, images.device), Standing.before(shot)
+    shot = AttackInput(images, labels, index, fp32_logits(binary, images), threat)
+    engine, standing = Engine(binary, images.device), CascadeState.before(shot)
     for number, stage in enumerate(stage for stage in stages if stage.source is None):
         run_stage(engine, number, stage, shot, standing)
         if (standing.fooled_by >= 0).any():
@@ -229,4 +229,4 @@ def _fooled(
 
 
 def _in_chunks(function: nn.Module, points: Tensor) -> Tensor:
-    return torch.cat([verdict_logits(function, part) for part in points.split(CHUNK)])
+    return torch.cat([fp32_logits(function, part) for part in points.split(CHUNK)])

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff_parts
+from adaptive_smoothing.models.inference import fp32_logits
 
 Clock = Callable[[], float]
 
@@ -81,7 +81,7 @@ def measure_speed(
     for _ in ("warm-up", "measured"):
         start = clock()
         for model in (standard, robust):
-            verdict_logits(model, batch.images).sum().item()
+            fp32_logits(model, batch.images).sum().item()
         predicted = clock()
         for model in (standard, robust):
             short(model, batch.images, batch.labels).sum().item()

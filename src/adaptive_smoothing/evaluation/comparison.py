@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.results import read_json, read_rows
+from adaptive_smoothing.runs.folder import RESULT, ROWS
 
 # Two runs of one mixture may differ in the last bits: in so few of its answers.
 SAME = 0.001

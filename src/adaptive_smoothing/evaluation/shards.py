@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.cascade import Stage, Standing, run_stage
-from adaptive_smoothing.attacks.engine import Engine
+from adaptive_smoothing.attacks.attack_input import AttackInput
+from adaptive_smoothing.attacks.cascade import CascadeState, Stage, run_stage
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.attacks.shot import Shot
-from adaptive_smoothing.attacks.verdict import all_logits, verdict
+from adaptive_smoothing.attacks.success import confirm
 from adaptive_smoothing.data.batches import Batch
-from adaptive_smoothing.evaluation.journal import Columns, Journal
-from adaptive_smoothing.evaluation.sharded import ShardWatch
 from adaptive_smoothing.evaluation.verdict import WRONG, top_gap
 from adaptive_smoothing.models.contract import check_labels
+from adaptive_smoothing.models.inference import fp32_logits_chunked
+from adaptive_smoothing.runs.journal import Columns, Journal
+from adaptive_smoothing.runs.sharded import ShardWatch
 from adaptive_smoothing.threat import Threat
 
 DONE = "done"
@@ -40,11 +41,11 @@ class Shard:
         saved = self.journal.read(self.name)
         if saved is not None and saved[DONE] >= len(self.stages):
             return saved
-        logits = all_logits(engine.model, self.batch.images)
+        logits = fp32_logits_chunked(engine.model, self.batch.images)
         check_labels(self.batch.labels, self.batch.images, logits.shape[1])
         right = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
-        shot = Shot(*self.batch, logits, self.threat).take(right)
-        standing = Standing.before(shot)
+        shot = AttackInput(*self.batch, logits, self.threat).take(right)
+        standing = CascadeState.before(shot)
         for number in range(_restore(standing, saved), len(self.stages)):
             self._attack(number, engine, shot, standing, watch)
             if number + 1 < len(self.stages):
@@ -54,7 +55,9 @@ class Shard:
         self.journal.write(self.name, columns)
         return columns
 
-    def _attack(self, number: int, engine: Engine, shot: Shot, standing: Standing, watch: ShardWatch) -> None:
+    def _attack(
+        self, number: int, engine: Engine, shot: AttackInput, standing: CascadeState, watch: ShardWatch
+    ) -> None:
         stage, left = self.stages[number], len(standing.left())
         costs = [stage.cost for stage in self.stages]
 
@@ -65,16 +68,16 @@ class Shard:
         tell(0.0, 0)
         run_stage(engine, self.first_stage + number, stage, shot, standing, tell)
 
-    def _judge_survivors(self, engine: Engine, shot: Shot, standing: Standing) -> None:
+    def _judge_survivors(self, engine: Engine, shot: AttackInput, standing: CascadeState) -> None:
         """The worst version of an image is not known to be harmless before it is looked at in full precision."""
         left = standing.left()
         if len(left):
             part, worst = shot.take(left), standing.worst[left]
-            margin, logits = verdict(engine.model, worst, part.images, part.labels, part.threat)
+            margin, logits = confirm(engine.model, worst, part.images, part.labels, part.threat)
             standing.margin[left], standing.logits[left] = margin, logits
             standing.fooled_by[left[margin > 0]] = self.first_stage + len(self.stages) - 1
 
-    def _columns(self, logits: Tensor, right: Tensor, standing: Standing) -> Columns:
+    def _columns(self, logits: Tensor, right: Tensor, standing: CascadeState) -> Columns:
         """Every image of the shard, those that were wrong from the start included."""
         labels = self.batch.labels
         fooled_by = torch.full_like(labels, WRONG)
@@ -99,11 +102,11 @@ class Shard:
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}
 
 
-def _partial(standing: Standing, done: int) -> Columns:
+def _partial(standing: CascadeState, done: int) -> Columns:
     return {name: getattr(standing, name).cpu().numpy() for name in KEPT} | {DONE: np.array(done)}
 
 
-def _restore(standing: Standing, saved: Columns | None) -> int:
+def _restore(standing: CascadeState, saved: Columns | None) -> int:
     """Go on from an entry: how many stages it has behind it."""
     if saved is None:
         return 0

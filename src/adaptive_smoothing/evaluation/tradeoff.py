@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.verdict import verdict_logits
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
+from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.results import intervals
 
 CURVES = ("clean", "std", "rob", "mix", "worst")
@@ -188,7 +188,7 @@ def _measure(
 def _transferred(
     view: str, standard: nn.Module, robust: nn.Module, images: Tensor, labels: Tensor, alphas: Sequence[float]
 ) -> dict[str, Tensor]:
-    log = {name: verdict_logits(model, images).log_softmax(1) for name, model in (("g", standard), ("h", robust))}
+    log = {name: fp32_logits(model, images).log_softmax(1) for name, model in (("g", standard), ("h", robust))}
     right = [mix_log_probabilities(log["g"], log["h"], alpha).argmax(1) == labels for alpha in alphas]
     row = {view: torch.stack(right)}
     for name, log_probabilities in log.items():
@@ -200,8 +200,8 @@ def _transferred(
 
 def _attacked(mixed: MixedClassifier, images: Tensor, labels: Tensor, attack: PGD) -> Tensor:
     """Which images it gets right and keeps right. Wrong ones are not attacked, fooled ones not again."""
-    stands = verdict_logits(mixed, images).argmax(1) == labels
+    stands = fp32_logits(mixed, images).argmax(1) == labels
     if stands.any():
         adversarial = replace(attack, stop_when_fooled=True)(mixed, images[stands], labels[stands])
-        stands[stands.clone()] = verdict_logits(mixed, adversarial).argmax(1) == labels[stands]
+        stands[stands.clone()] = fp32_logits(mixed, adversarial).argmax(1) == labels[stands]
     return stands

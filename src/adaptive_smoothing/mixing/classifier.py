@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.bases import BaseClassifiers
+from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.mixer import Evidence, Mixer
+from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.straight_through import StraightThrough, follow
 from adaptive_smoothing.mixing.transforms import Hardmax, inner
 
@@ -20,7 +20,7 @@ NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robus
 OF_ONE_SETTING = ("figures", "wanted")
 
 
-class Mixture(NamedTuple):
+class MixedOutput(NamedTuple):
     """What a mixed classifier says of a batch: logits [N, C], the alpha each image was given [N], and the logits of g
     and h with their scales.
     """
@@ -75,16 +75,16 @@ class MixedClassifier(BaseClassifiers):
     def forward(self, images: Tensor) -> Tensor:
         return self.mix(images).logits
 
-    def mix(self, images: Tensor) -> Mixture:
+    def mix(self, images: Tensor) -> MixedOutput:
         """The logits, the alpha that made them, and the logits that were mixed."""
-        return self.weigh(self.evidence(images), images)
+        return self.weigh(self.base_outputs(images), images)
 
-    def weigh(self, evidence: Evidence, images: Tensor) -> Mixture:
+    def weigh(self, base_outputs: BaseOutputs, images: Tensor) -> MixedOutput:
         """What `mix` makes of the evidence, for somebody who has it already."""
-        alpha, h = self._weighed(images, evidence)
-        g, h = self.transformed(evidence.g, h, images)
+        alpha, h = self._weighed(images, base_outputs)
+        g, h = self.transformed(base_outputs.g, h, images)
         logits = mix_logits(g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
-        return Mixture(logits, alpha, self.standard_scale * g, self.robust_scale * h)
+        return MixedOutput(logits, alpha, self.standard_scale * g, self.robust_scale * h)
 
     @property
     def learns_alpha(self) -> bool:
@@ -118,7 +118,7 @@ class MixedClassifier(BaseClassifiers):
         """A view with other scales, in place of the present ones."""
         return self._view(standard_scale=standard, robust_scale=robust)
 
-    def with_dial(self, scale: float | Tensor, shift: float | Tensor) -> MixedClassifier:
+    def with_sigmoid(self, scale: float | Tensor, shift: float | Tensor) -> MixedClassifier:
         """A view whose `Mixer` is read otherwise: alpha = sigmoid(scale * score + shift)."""
         return self._view(alpha_scale=scale, alpha_shift=shift)
 
@@ -133,9 +133,9 @@ class MixedClassifier(BaseClassifiers):
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
         """Write a folder that `from_pretrained` reads; with `hold` the base classifiers are inside. `card` is what is
         known of it; by default what was known when it was read."""
-        from adaptive_smoothing.mixing import artifact  # which needs this class
+        from adaptive_smoothing.mixing import pretrained  # which needs this class
 
-        return artifact.save(self, folder, hold=hold, card=card)
+        return pretrained.save(self, folder, hold=hold, card=card)
 
     @classmethod
     def from_pretrained(
@@ -150,9 +150,9 @@ class MixedClassifier(BaseClassifiers):
 
         `standard` and `robust` are for base classifiers that the folder cannot name: modules of one's own.
         """
-        from adaptive_smoothing.mixing import artifact  # which needs this class
+        from adaptive_smoothing.mixing import pretrained  # which needs this class
 
-        return artifact.load(folder, standard=standard, robust=robust, device=device)
+        return pretrained.load(folder, standard=standard, robust=robust, device=device)
 
     def extra_repr(self) -> str:
         low, high = self.alpha_range.tolist()
@@ -169,11 +169,11 @@ class MixedClassifier(BaseClassifiers):
             view.card = {name: fact for name, fact in self.card.items() if name not in OF_ONE_SETTING}
         return view
 
-    def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
+    def _weighed(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
         """Alpha inside its range, one per image, and the logits that stand for h."""
         if not isinstance(self.alpha, Mixer):
-            return self._in_range(self._raw_alpha(images), images), evidence.h
-        score, h = self.alpha(evidence)
+            return self._in_range(self._raw_alpha(images), images), base_outputs.h
+        score, h = self.alpha(base_outputs)
         return self._dialled(score, images), h
 
     def _dialled(self, score: Tensor, images: Tensor) -> Tensor:
@@ -218,8 +218,8 @@ class MixedClassifier(BaseClassifiers):
 class GrayBoxMixture(MixedClassifier):
     """Without a gradient of alpha."""
 
-    def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        alpha, h = super()._weighed(images, evidence)
+    def _weighed(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
+        alpha, h = super()._weighed(images, base_outputs)
         return alpha.detach(), h
 
 
@@ -229,9 +229,9 @@ class SmoothMixture(MixedClassifier):
     That of a `Mixer` is the gradient of its score, however steep the dial is: there is one of h to be followed as well.
     """
 
-    def _weighed(self, images: Tensor, evidence: Evidence) -> tuple[Tensor, Tensor]:
+    def _weighed(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
         with StraightThrough(len(images)):
-            return super()._weighed(images, evidence)
+            return super()._weighed(images, base_outputs)
 
     def _dialled(self, score: Tensor, images: Tensor) -> Tensor:
         return follow(score, super()._dialled(score.detach(), images))

@@ -84,7 +84,7 @@ def _against_classes(alpha: float | Tensor, log_g: Tensor) -> Tensor:
     )
 
 
-def mix_with_claim(h_logits: Tensor, alpha: Tensor, claims: Tensor) -> Tensor:
+def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, claims: Tensor) -> Tensor:
     """Logits of the mixture of h with a g that is certain of `claims` [N], whatever it is shown.
 
     An attacker can do no more to a g than make it say what he wants: what stands against every claim stands with any g.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.bases import BaseClassifiers
+from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.formula import Mixed, check_mixed, log_probabilities, mix_normalised, mix_sum
 from adaptive_smoothing.mixing.trust import TRUSTS, Scores, TrustName, norm_of
 from adaptive_smoothing.threat import Linf, Threat

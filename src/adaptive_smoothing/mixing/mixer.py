@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 
-class Evidence(NamedTuple):
+class BaseOutputs(NamedTuple):
     """What the networks of the base classifiers say of a batch: logits [N, C], before any `LogitTransform`, and the
     features of the layers that are tapped."""
 
@@ -18,7 +18,7 @@ class Evidence(NamedTuple):
     h_features: tuple[Tensor, ...] = ()
 
 
-class Advice(NamedTuple):
+class MixerOutput(NamedTuple):
     """How to mix: a score per image [N], the higher the more weight for h, and the logits that stand for those of h's
     network."""
 
@@ -37,4 +37,4 @@ class Mixer(nn.Module, ABC):
     robust_taps: tuple[str, ...] = ()
 
     @abstractmethod
-    def forward(self, evidence: Evidence) -> Advice: ...
+    def forward(self, base_outputs: BaseOutputs) -> MixerOutput: ...

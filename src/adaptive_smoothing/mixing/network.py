@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adaptive_smoothing.mixing.mixer import Advice, Evidence, Mixer
+from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import inner
 from adaptive_smoothing.models.features import FeatureTaps, as_map, dry_run, suggest_taps
 from adaptive_smoothing.models.resnet import PreActBlock, full, initialize
@@ -83,15 +83,17 @@ class MixingNetwork(Mixer):
         beside = next(robust.parameters())
         return network.to(beside.device).eval()
 
-    def forward(self, evidence: Evidence) -> Advice:
-        early, later = (_side_by_side(*pair) for pair in zip(evidence.g_features, evidence.h_features, strict=True))
+    def forward(self, base_outputs: BaseOutputs) -> MixerOutput:
+        early, later = (
+            _side_by_side(*pair) for pair in zip(base_outputs.g_features, base_outputs.h_features, strict=True)
+        )
         first, *others = self.stages
         features = first(self.early(early))
         features = torch.cat([features, _fit(self.later(later), (features.shape[2], features.shape[3]))], dim=1)
         for stage in others:
             features = stage(features)
         pooled = F.relu(self.norm(features)).mean((2, 3))
-        return Advice(self.balance(full(self.head, pooled)).squeeze(1), evidence.h)
+        return MixerOutput(self.balance(full(self.head, pooled)).squeeze(1), base_outputs.h)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
-from adaptive_smoothing.models.foreign import SOURCES
-from adaptive_smoothing.models.wrapping import num_classes
+from adaptive_smoothing.models.third_party import SOURCES
+from adaptive_smoothing.models.wrap import num_classes
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import atomic, write_json
 

@@ -12,15 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from adaptive_smoothing.certification.certificate import Certificates
+from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.frontier import Frontier
-from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.verdicts import FACTS
 from adaptive_smoothing.results import atomic, read_json, read_rows, write_json, write_rows
+from adaptive_smoothing.runs.folder import RESULT, ROWS
 
 FIGURE = "certified.png"
 WRITTEN = (RESULT, ROWS, FACTS, FIGURE)

@@ -18,7 +18,7 @@ from adaptive_smoothing.report.panels import (
     frontier_panel,
     gap_panel,
 )
-from adaptive_smoothing.report.story import Report, Share, alone, at, percent, sentences, threat_words
+from adaptive_smoothing.report.sentences import Report, Share, alone, at, percent, sentences, threat_words
 from adaptive_smoothing.report.style import DARK, LIGHT, Style
 from adaptive_smoothing.report.tables import Table, tables
 from adaptive_smoothing.results import atomic

@@ -10,7 +10,7 @@ import rich.table
 
 from adaptive_smoothing.evaluation.comparison import Comparison, Point
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.story import Choice, Report, Share, alone, at, images_word, percent
+from adaptive_smoothing.report.sentences import Choice, Report, Share, alone, at, images_word, percent
 from adaptive_smoothing.results import difference
 
 # Table tab:confidence of the paper: accuracy, mean gap where right, mean gap where wrong.

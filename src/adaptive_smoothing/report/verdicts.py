@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.evaluation.cost import Cost
-from adaptive_smoothing.evaluation.stored import RESULT, ROWS
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
 from adaptive_smoothing.report.figures import png
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.waterfall import waterfall_figure
 from adaptive_smoothing.results import atomic, write_json, write_rows
+from adaptive_smoothing.runs.folder import RESULT, ROWS
 
 # What differs from one run to the next, and so is not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing import checkpoints
 from adaptive_smoothing.data.batches import augment, shuffled, steps_per_epoch
 from adaptive_smoothing.data.cutout import cutout
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator
+from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.averaging import MovingAverage
 from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings
-from adaptive_smoothing.training.watching import Watcher
 from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -51,13 +51,13 @@ class Loop(ABC):
         folder: Path,
         *,
         device: str = "cpu",
-        watcher: Watcher | None = None,
+        watcher: TrainingMonitor | None = None,
         save_every: float = 30.0,
     ) -> None:
         """`save_every`: seconds between checkpoints, which are made at the end of an epoch and when interrupted."""
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
         self.train_data, self.val_data = train.to(device), val.to(device)
-        self.watcher = watcher or Watcher(folder)
+        self.watcher = watcher or TrainingMonitor(folder)
         self.cuda = self.device.type == "cuda"
         # Channels last is twice as fast on CUDA and slower on CPUs.
         self.layout = torch.channels_last if self.cuda else torch.contiguous_format

@@ -1,0 +1,60 @@
+"""Load the model that a command is about: a classifier, a stored mixture, or g and h with an alpha."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.facts import model_facts, short_name
+from adaptive_smoothing.models.wrap import num_classes
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The model that is evaluated, and what it is made of."""
+
+    model: nn.Module
+    parts: dict[str, nn.Module]
+    facts: dict[str, Any]
+    short: str
+
+    @classmethod
+    def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> LoadedModel:
+        if (robust is None) != (alpha is None):
+            raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
+        if robust is None and pretrained.exists(model):
+            return cls._of_mixture(model, device)
+        loaded = zoo.load(model, device=device)
+        if robust is None or alpha is None:
+            return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short_name(model))
+        other = zoo.load(robust, device=device)
+        mixed = MixedClassifier(loaded, other, alpha).to(device)
+        facts = {"g": model_facts(model), "h": model_facts(robust), "alpha": alpha}
+        return cls(mixed, {model: loaded, robust: other}, facts, f"{short_name(model)}-{short_name(robust)}-{alpha:g}")
+
+    @classmethod
+    def _of_mixture(cls, name: str, device: str) -> LoadedModel:
+        mixed = MixedClassifier.from_pretrained(name, device=device)
+        description = pretrained.read(pretrained.find(name))
+        facts = {
+            "mixture": short_name(name),
+            **{key: description[key] for key in ("standard", "robust", "alpha", "numbers")},
+        }
+        return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short_name(name))
+
+
+def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
+    """A model of other classes would be wrong on every image, or right by chance."""
+    shape = data.images.shape[1:]
+    for name, model in models.items():
+        if (count := num_classes(model, (shape[0], shape[1], shape[2]))) != data.num_classes:
+            raise ValueError(
+                f"expected a model for the {data.num_classes} classes of {data.name}, got {name} with {count}: "
+                "choose the data it was trained for with --data, or another model"
+            )

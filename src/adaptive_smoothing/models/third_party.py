@@ -1,0 +1,131 @@
+"""Models of other libraries, by name. None of them is imported unless it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import torch
+from torch import nn
+
+from adaptive_smoothing.models.wrap import wrap
+
+
+def _load_timm(text: str) -> nn.Module:
+    name, options = _parse(text, {"pretrained": "1", "num_classes": ""})
+    timm = _import("timm", "timm")
+    extra = {"num_classes": int(options["num_classes"])} if options["num_classes"] else {}
+    model = timm.create_model(name, pretrained=_flag(options["pretrained"]), **extra)
+    config = timm.data.resolve_model_data_config(model)
+    channels, height, width = config["input_size"]
+    return wrap(
+        model,
+        mean=config["mean"],
+        std=config["std"],
+        size=(height, width),
+        shape=(channels, height, width),
+    )
+
+
+def _load_torchvision(text: str) -> nn.Module:
+    name, options = _parse(text, {"pretrained": "1"})
+    models = _import("torchvision.models", "torchvision")
+    weights = models.get_model_weights(name).DEFAULT
+    model = models.get_model(name, weights=weights if _flag(options["pretrained"]) else None)
+    preset = weights.transforms()
+    size = preset.crop_size[0]
+    return wrap(model, mean=preset.mean, std=preset.std, size=size, shape=(3, size, size))
+
+
+def _load_hf(text: str) -> nn.Module:
+    name, options = _parse(text, {"revision": "main"})
+    transformers = _import("transformers", "hf")
+    # Only safetensors: a pickled checkpoint from a hub can run code.
+    model = transformers.AutoModelForImageClassification.from_pretrained(
+        name, revision=options["revision"], use_safetensors=True
+    )
+    processor = transformers.AutoImageProcessor.from_pretrained(name, revision=options["revision"])
+    height, width = _hf_size(processor)
+    normalises = getattr(processor, "do_normalize", True)
+    return wrap(
+        model,
+        mean=processor.image_mean if normalises else 0.0,
+        std=processor.image_std if normalises else 1.0,
+        size=(height, width),
+        shape=(3, height, width),
+    )
+
+
+def _hf_size(processor: Any) -> tuple[int, int]:
+    """What the network sees: the crop where there is one, else the resized image."""
+    crops = getattr(processor, "do_center_crop", False)
+    size = processor.crop_size if crops else processor.size
+    if isinstance(size, int):
+        return size, size
+    size = dict(size)
+    edge = size.get("shortest_edge")
+    height, width = size.get("height", edge), size.get("width", edge)
+    if height is None or width is None:
+        raise ValueError(
+            f"expected an image size with height and width or shortest_edge, got {size}: load the model with "
+            "transformers and pass it to ads.wrap with size="
+        )
+    return int(height), int(width)
+
+
+def _load_robustbench(text: str) -> nn.Module:
+    name, options = _parse(text, {"dataset": "cifar10", "threat": "Linf"})
+    robustbench = _import("robustbench.utils", "robustbench")
+    model = robustbench.load_model(
+        model_name=name,
+        dataset=options["dataset"],
+        threat_model=options["threat"],
+        model_dir=str(Path(torch.hub.get_dir()) / "robustbench"),
+    )
+    edge = 224 if options["dataset"] == "imagenet" else 32
+    return wrap(model, mean=0.0, std=1.0, shape=(3, edge, edge))
+
+
+SOURCES: dict[str, Callable[[str], nn.Module]] = {
+    "timm": _load_timm,
+    "torchvision": _load_torchvision,
+    "hf": _load_hf,
+    "robustbench": _load_robustbench,
+}
+
+
+def _parse(text: str, defaults: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """`NAME?key=value&key=value` -> the name and the options, defaults filled in."""
+    name, _, query = text.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for key in given:
+        if key not in defaults:
+            nearest = difflib.get_close_matches(key, defaults, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known ones are {', '.join(defaults)}"
+            raise ValueError(f"unknown option {key!r} in {text!r}: {hint}")
+    if not name:
+        raise ValueError(f"expected a name before the options, got {text!r}")
+    return name, {**defaults, **given}
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("0", "1", "true", "false"):
+        raise ValueError(f"expected 0 or 1, got {text!r}")
+    return text.lower() in ("1", "true")
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"expected {module} for this model, got {error}: run pip install 'adaptive-smoothing[{extra}]'"
+        ) from error
+    except RuntimeError as error:
+        raise ImportError(
+            f"expected {module} to import, got {error}: it was built for another torch; reinstall both"
+        ) from error

@@ -1,0 +1,35 @@
+"""The folder of a run: a result, one row per image, and a journal while the run is unfinished."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from adaptive_smoothing.runs.journal import BINDING
+
+RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
+
+
+def make_folder(folder: Path, *, overwrite: bool) -> Path:
+    """Make the folder before the run: what is wrong with it should not come out after an hour of work."""
+    if not overwrite and (folder / RESULT).exists():
+        raise FileExistsError(
+            f"expected a folder without a run, got {folder}, which holds one: choose another --out, or replace it "
+            "with --overwrite"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A run that is replaced must not stand beside one that is not finished.
+        (folder / RESULT).unlink(missing_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OSError(
+            f"expected a folder that can be written to, got {folder} ({error.strerror}): choose another --out"
+        ) from error
+    return folder
+
+
+def resumable_folder(folder: Path, overwrite: bool) -> Path:
+    """The run folder, new or one to go on in: a run is over when its journal is gone."""
+    unfinished = (folder / JOURNAL / BINDING).is_file()
+    return folder if unfinished and not overwrite else make_folder(folder, overwrite=overwrite)

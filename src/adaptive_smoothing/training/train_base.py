@@ -1,0 +1,118 @@
+"""From a recipe to a model file: load the data, train, measure, store with everything that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.cards import read_card
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.results import write_json
+from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.training.base_trainer import Trainer
+from adaptive_smoothing.training.loop import CHECKPOINT
+from adaptive_smoothing.training.monitor import TrainingMonitor
+from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.version import code_version
+
+# Samples of the smoothed classifier whose accuracy is on a card: the smoothed one itself is in the results of
+# `certify`.
+SMOOTHED_BY = 16
+
+
+def train_base(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    root: str | Path | None = None,
+    download: bool = False,
+    resume: bool = False,
+    compiled: bool | None = None,
+    quiet: bool = False,
+    test_images: int | None = None,
+) -> dict[str, Any]:
+    """Train `recipe` into `folder`; returns the card that is stored beside the weights.
+
+    `test_images` limits the final measurement on the test split: None takes all of it, 0 leaves it alone, for a
+    candidate that is still to be compared with others on the validation split.
+    """
+    train, val = (datasets.load(recipe.data.name, split, root=root, download=download) for split in ("train", "val"))
+    if (folder / CHECKPOINT).exists() and not resume:
+        raise FileExistsError(
+            f"{folder} holds a run already: go on with --resume, choose another --out, or delete it to start again"
+        )
+    watcher = TrainingMonitor(folder, title=recipe.name, quiet=quiet)
+    trainer = Trainer(recipe, train, val, folder, device=device, compiled=compiled, watcher=watcher)
+    resumed = resume and trainer.resume()
+    weights = folder / f"{recipe.name}.safetensors"
+    if trainer.finished and weights.exists():
+        # Nothing is left to train: a candidate that was chosen comes back to be measured on the test split.
+        card = _card(weights)
+    else:
+        write_json(folder / "recipe.json", asdict(recipe))
+        model = trainer.run()
+        card = {
+            "arch": recipe.model.arch,
+            "options": recipe.model.options_for(train.num_classes),
+            "recipe": asdict(recipe),
+            "train_images": len(train),
+            "data": train.fingerprint(),
+            "seconds": round(trainer.seconds, 1),
+            "resumed": resumed,
+            "device": _device_name(trainer.device),
+            "code": code_version(),
+        }
+        zoo.save(model, folder, recipe.name, card)
+    # What is measured is the stored model: half precision, read back.
+    stored = zoo.load(str(weights), device=device)
+    held_out = {"val": val}
+    if test_images != 0:
+        held_out["test"] = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
+    with watcher.measuring(sum(map(len, held_out.values()))) as progress:
+        card["figures"] = figures(stored, recipe, held_out, progress)
+    zoo.save(stored, folder, recipe.name, card)
+    return card
+
+
+def _card(weights: Path) -> dict[str, Any]:
+    found = read_card(weights)
+    return {"arch": found.arch, "options": dict(found.options), **found.card}
+
+
+def figures(
+    model: nn.Module, recipe: Recipe, splits: dict[str, ImageData], progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """Clean and PGD-20 accuracy on held-out splits, PGD at the recipe's own threat or Linf 8/255; of a base for
+    randomized smoothing that of its smoothed classifier, too."""
+    trained_against = recipe.method.name in ("at", "trades", "iaat")
+    threat = recipe.method.threat if trained_against else Linf(8 / 255)
+    attack = PGD(threat, steps=20, stop_when_fooled=True)
+    size = 1000 if next(model.parameters()).is_cuda else 100
+    found = {
+        split: _summary(evaluate(model, data, attack, batch_size=size, progress=progress))
+        for split, data in splits.items()
+    }
+    if recipe.method.name == "gaussian":
+        smooth = SmoothedClassifier(model, recipe.method.sigma, samples=SMOOTHED_BY, batch=4 * size)
+        for split, data in splits.items():
+            found[split]["smoothed"] = evaluate(smooth, data, batch_size=size).clean
+    return found
+
+
+def _summary(result: Evaluation) -> dict[str, float]:
+    return {"images": len(result.labels), "clean": result.clean, "pgd20": result.robust}
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
+from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff, load_facts, load_tradeoff, save_tradeoff
+
+
+@pytest.fixture
+def run() -> Tradeoff:
+    """As large as CIFAR-10's test split; each image right on one stretch of alphas, as images are."""
+    chance = np.random.default_rng(0)
+    rows: dict[str, np.ndarray] = {"index": np.arange(10_000), "label": chance.integers(0, 10, 10_000)}
+    for view in ("clean", "std", "rob"):
+        ends = np.sort(chance.uniform(-0.5, 1.5, (2, 10_000)), axis=0)
+        rows[view] = (np.array(ALPHAS)[:, None] > ends[0]) & (np.array(ALPHAS)[:, None] < ends[1])
+        for model in "gh":
+            rows[f"{view}_{model}"] = chance.random(10_000) < 0.8
+            rows[f"{view}_{model}_gap"] = chance.beta(2, 0.5, 10_000).astype(np.float32)
+    rows["mix"] = chance.random((len(MIX_ALPHAS), 10_000)) < 0.4
+    settings = {"data": "cifar10/test", "norm": "Linf", "eps": 8 / 255, "steps": 20}
+    return Tradeoff(np.array(ALPHAS), np.array(MIX_ALPHAS), rows, settings)
+
+
+def test_outcomes_come_back_exactly_and_gaps_nearly(run: Tradeoff, tmp_path: Path) -> None:
+    assert not has_tradeoff(tmp_path)
+    save_tradeoff(tmp_path, run, {"seconds": 3})
+    back = load_tradeoff(tmp_path)
+    assert has_tradeoff(tmp_path) and load_facts(tmp_path) == {"seconds": 3}
+    assert np.array_equal(back.alphas, run.alphas) and np.array_equal(back.mix_alphas, run.mix_alphas)
+    assert back.rows.keys() == run.rows.keys() and back.settings == run.settings
+    for name, column in run.rows.items():
+        if column.dtype == np.float32:
+            assert np.abs(back.rows[name] - column).max() < 3e-4
+        else:
+            assert np.array_equal(back.rows[name], column)
+    assert back.gaps()["h pgd"]["right_mean"] == pytest.approx(run.gaps()["h pgd"]["right_mean"], abs=1e-5)
+
+
+def test_a_full_run_is_small_enough_to_ship(run: Tradeoff, tmp_path: Path) -> None:
+    save_tradeoff(tmp_path, run, {})
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 600_000
+
+
+def test_what_is_no_run_folder_is_said(run: Tradeoff, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"expected a run folder with result\.json"):
+        load_tradeoff(tmp_path)
+    del run.rows["label"]
+    (tmp_path / "result.json").write_text("{}")
+    np.savez(tmp_path / "rows.npz", alphas=run.alphas, mix_alphas=run.mix_alphas)
+    with pytest.raises(ValueError, match="got files without 'label'"):
+        load_tradeoff(tmp_path)

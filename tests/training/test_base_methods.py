@@ -1,0 +1,114 @@
+"""Each method against what its paper says, by hand."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from adaptive_smoothing.attacks.losses import kl_divergence
+from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.training.base_methods import TrainingBatch, make_base_method
+from adaptive_smoothing.training.recipe import MethodSettings
+
+EPS = 8 / 255
+
+
+def batch(linear, epoch=9, right=True):
+    images = 0.2 + 0.6 * torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = linear(images).argmax(1)
+    if not right:
+        labels = (labels + 1) % 4
+    return TrainingBatch(images, labels, torch.arange(16), epoch, torch.Generator().manual_seed(1))
+
+
+def method(name, **settings):
+    return make_base_method(from_table(MethodSettings, {"name": name, **settings}), 16, torch.device("cpu"))
+
+
+def test_standard_is_cross_entropy_with_label_smoothing(linear):
+    at = batch(linear)
+    loss, logits = method("standard", label_smoothing=0.1).loss(linear, at, at.images)
+    log = logits.log_softmax(1)
+    by_hand = -(0.9 * log.gather(1, at.labels[:, None]).squeeze(1) + 0.1 * log.mean(1)).mean()
+    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+def test_gaussian_adds_noise_of_its_sigma(linear):
+    at = batch(linear)
+    noise = method("gaussian", sigma=0.5).examples(linear, at) - at.images
+    assert noise.std().item() == pytest.approx(0.5, rel=0.05) and abs(noise.mean().item()) < 0.03
+
+
+def test_adversarial_examples_raise_the_loss_within_the_ball(linear):
+    at = batch(linear)
+    examples = method("at").examples(linear, at)
+    assert (examples - at.images).abs().max() <= EPS + 1e-6
+    assert F.cross_entropy(linear(examples), at.labels) > F.cross_entropy(linear(at.images), at.labels) + 0.1
+
+
+def test_trades_loss_by_hand(linear):
+    at = batch(linear)
+    examples = at.images.flip(3)
+    p, q = (linear(x).softmax(1) for x in (at.images, examples))
+    natural = F.cross_entropy(linear(at.images), at.labels)
+    divergence = (p * (p.log() - q.log())).sum(1).mean()
+    for beta in (0.0, 5.0):
+        loss, logits = method("trades", beta=beta).loss(linear, at, examples)
+        assert loss.item() == pytest.approx((natural + beta * divergence).item(), rel=1e-4)
+    assert torch.allclose(logits, linear(examples), atol=1e-5)
+
+
+def test_trades_attacks_the_divergence(linear):
+    """On images whose label is wrong, cross-entropy and divergence pull apart."""
+    at = batch(linear, right=False)
+    ours, plain = (method(name).examples(linear, at) for name in ("trades", "at"))
+    moved = [kl_divergence(linear(at.images), linear(examples)).mean() for examples in (ours, plain)]
+    assert moved[0] > moved[1]
+    assert (ours - at.images).abs().max() <= EPS + 1e-6
+
+
+class Answers(torch.nn.Module):
+    """Right on the clean image or not, and within a radius of it or not, whatever the attack does."""
+
+    def __init__(self, images, labels, clean, stands_to):
+        super().__init__()
+        self.images, self.labels, self.clean, self.stands_to = images, labels, clean, stands_to
+
+    def forward(self, x):
+        distance = (x.detach() - self.images).flatten(1).abs().amax(1)
+        right = torch.where(distance < 1e-6, torch.tensor(self.clean), distance <= self.stands_to + 1e-6)
+        other = (self.labels + 1) % 4
+        return F.one_hot(torch.where(right, self.labels, other), 4).float() + 0 * x.sum()
+
+
+@pytest.mark.parametrize(
+    ("clean", "stands_to", "expected"),
+    [
+        (True, 1.0, EPS + 0.1 * 1.9 / 255),  # stands at radius + step: grows
+        (True, EPS + 0.5 / 255, EPS),  # stands at its radius only: stays
+        (True, 0.0, EPS - 0.1 * 1.9 / 255),  # falls at its radius: shrinks
+        (False, 1.0, 0.9 * EPS),  # wrong without an attack: towards none
+    ],
+)
+def test_iaat_moves_radii_as_balaji_does(linear, clean, stands_to, expected):
+    at = batch(linear)
+    iaat = method("iaat")
+    iaat.examples(Answers(at.images, at.labels, clean, stands_to), at)
+    assert torch.allclose(iaat.state()["radius"], torch.full((16,), expected), atol=1e-7)
+
+
+def test_iaat_warm_up_gives_eps_to_what_is_right(linear):
+    at = batch(linear, epoch=0)
+    iaat = method("iaat")
+    half = at._replace(labels=torch.where(torch.arange(16) < 8, at.labels, (at.labels + 1) % 4))
+    examples = iaat.examples(linear, half)
+    expected = torch.where(torch.arange(16) < 8, EPS, 0.0)
+    assert torch.allclose(iaat.state()["radius"], expected)
+    assert torch.allclose((examples - at.images).flatten(1).abs().amax(1), expected, atol=1e-6)
+
+
+def test_iaat_reaches_the_border_of_a_radius_that_has_grown(linear):
+    at = batch(linear)
+    iaat = method("iaat")
+    iaat.radius.fill_(40 / 255)
+    examples = iaat.examples(linear, at)
+    assert (examples - at.images).flatten(1).abs().amax(1).min() > 39 / 255
