@@ -4,7 +4,7 @@
     python benchmarks/same_results.py run . --out after
     python benchmarks/same_results.py compare before after
 
-`run` executes the commands below on a CPU with fixed seeds, using the package in CHECKOUT/src and the weights in
+`run` executes the commands below on one CPU core with fixed seeds, using the package in CHECKOUT/src and the weights in
 CHECKOUT/zoo. `compare` compares what they wrote: arrays bit by bit, and every number that describes a mixture.
 A command that is spelled differently in the old code is listed in `OLD_SPELLING`.
 """
@@ -52,7 +52,7 @@ OLD_SPELLING: dict[str, tuple[str, ...]] = {}
 def run(checkout: Path, out: Path, names: list[str], old: bool) -> None:
     """Execute the commands with the code of a checkout; every command writes a folder of its own."""
     checkout, out = checkout.resolve(), out.resolve()
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     for name in names or COMMANDS:
         command = OLD_SPELLING.get(name, COMMANDS[name]) if old else COMMANDS[name]
         folder, began = out / name, time.perf_counter()
