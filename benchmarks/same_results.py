@@ -52,7 +52,12 @@ OLD_SPELLING: dict[str, tuple[str, ...]] = {}
 def run(checkout: Path, out: Path, names: list[str], old: bool) -> None:
     """Execute the commands with the code of a checkout; every command writes a folder of its own."""
     checkout, out = checkout.resolve(), out.resolve()
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(checkout / "src"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     for name in names or COMMANDS:
         command = OLD_SPELLING.get(name, COMMANDS[name]) if old else COMMANDS[name]
         folder, began = out / name, time.perf_counter()

@@ -297,7 +297,7 @@ def test_fast_arithmetic_is_off_by_less_than_it_is_said_to_be():
 def budgets(cascade, classes=10):
     logits, labels = torch.randn(1, classes, generator=torch.Generator().manual_seed(0)), torch.tensor([0])
     return {
-        stage.name: (stage.attack.targets(logits, labels).shape[1], stage.attack.evaluations)
+        stage.key: (stage.attack.targets(logits, labels).shape[1], stage.attack.evaluations)
         for stage in (*cascade.stages, *cascade.audit)
     }
 
@@ -336,7 +336,7 @@ def test_presets_have_their_names_and_threats():
             cascade = preset(name, threat, seed=3)
             assert cascade.threat == threat and cascade.stages
             assert all(stage.attack.threat == threat for stage in (*cascade.stages, *cascade.audit))
-            assert len(set(cascade.stage_names)) == len(cascade.stage_names)
+            assert len(set(cascade.stage_keys)) == len(cascade.stage_keys)
 
 
 def test_the_seed_reaches_every_random_stage():
@@ -351,7 +351,7 @@ def test_an_unknown_preset_is_refused():
 
 
 def names(cascade, model):
-    return [stage.name for stage in cascade.for_model(model).stages]
+    return [stage.key for stage in cascade.for_model(model).stages]
 
 
 PRECISE = "full-precision"
@@ -420,7 +420,7 @@ def test_lowering_alpha_finds_what_the_plain_attack_does_not_see():
     images = torch.full((3, 3, 4, 4), 0.505)  # alpha 0.6; below 0.5 the wrong class wins
     shot = aimed(model, images, Linf(0.02))
     assert (shot.labels == 0).all()
-    engine, stages = Engine(model, CPU, 8), {stage.name: stage for stage in AdaptiveAttack(shot.threat).stages}
+    engine, stages = Engine(model, CPU, 8), {stage.key: stage for stage in AdaptiveAttack(shot.threat).stages}
     outcomes = {}
     for name in ("apgd-ce-alpha-0.5", "gray-ce"):
         standing = CascadeState.before(shot)
@@ -450,7 +450,7 @@ def test_a_g_that_is_sure_hides_its_gradient_and_is_turned_all_the_same():
     model, threat = MixedClassifier(g, Leaning(), 0.6), Linf(0.02)
     shot = aimed(model, images, threat)
     assert len(shot) > 20 and (shot.labels == 0).all()
-    stages = {stage.name: stage for stage in AdaptiveAttack(threat).for_model(model).stages}
+    stages = {stage.key: stage for stage in AdaptiveAttack(threat).for_model(model).stages}
     fell = {}
     for name in ("apgd-ce", "apgd-t", "apgd-margin-t", "turning-t"):
         standing = CascadeState.before(shot)
@@ -535,8 +535,8 @@ def test_a_range_without_width_leaves_no_alpha_to_attack():
     """However it was learned: no stage is after alpha, and no view gives it a gradient that it has not."""
     learned = mixed(Brightness())
     shared = learned.with_alpha_range(0.8, 0.8)
-    names = [[stage.name for stage in preset("adaptive", LINF).for_model(model).stages] for model in (learned, shared)]
-    fixed = [stage.name for stage in preset("adaptive", LINF).for_model(mixed(0.8)).stages]
+    names = [[stage.key for stage in preset("adaptive", LINF).for_model(model).stages] for model in (learned, shared)]
+    fixed = [stage.key for stage in preset("adaptive", LINF).for_model(mixed(0.8)).stages]
     assert names[1] == fixed and set(names[0]) > set(fixed)
     images = pictures(3).requires_grad_()
     (slopes,) = torch.autograd.grad(Smooth()(shared).mix(images).alpha.sum(), images, allow_unused=True)
@@ -583,7 +583,7 @@ def test_a_clipped_alpha_is_lowered_by_an_attack_on_its_smooth_side(clip):
     for plain in ("apgd-ce-alpha-0.5", "hostile-t", "hostile-pgd"):
         fell = []
         for stage in stages:
-            if stage.name in (plain, f"smooth-{plain}"):
+            if stage.key in (plain, f"smooth-{plain}"):
                 standing = CascadeState.before(shot)
                 run_stage(Engine(model, CPU), 0, replace(stage, attack=replace(stage.attack, steps=20)), shot, standing)
                 fell.append(int((standing.fooled_by == 0).sum()))

@@ -75,11 +75,11 @@ def AdaptiveAttack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("plain-hostile-t", hostile, Plain(), learns_beside_a_steep_part),
         Stage("plain-h-t", beside, Plain(alpha=1.0), has_steep_part),
         *(
-            replace(stage, name=f"plain-{stage.name}", source=Plain(), needs=learns_beside_a_steep_part)
+            replace(stage, key=f"plain-{stage.key}", source=Plain(), needs=learns_beside_a_steep_part)
             for stage in lowering_alpha(threat, SMOOTH_WEIGHT, seed)
         ),
         *(
-            replace(stage, name=f"smooth-{stage.name}", source=Smooth())
+            replace(stage, key=f"smooth-{stage.key}", source=Smooth())
             for stage in lowering_alpha(threat, SMOOTH_WEIGHT, seed)
         ),
         Stage("gray-ce", APGD(threat, climb=cross_entropy, seed=seed), GrayBox(), learns_alpha),

@@ -32,7 +32,7 @@ class Stage:
     errors of fast arithmetic may be why.
     """
 
-    name: str
+    key: str
     attack: StepAttack | PlainAttack
     source: View | None = None
     needs: Callable[[nn.Module], bool] | None = None
@@ -86,8 +86,8 @@ class Cascade:
         return min(self.audit_random, round(0.75 * share)), min(self.audit_closest, round(0.25 * share))
 
     @property
-    def stage_names(self) -> tuple[str, ...]:
-        return tuple(stage.name for stage in (*self.stages, *self.audit))
+    def stage_keys(self) -> tuple[str, ...]:
+        return tuple(stage.key for stage in (*self.stages, *self.audit))
 
 
 @dataclass
@@ -128,7 +128,7 @@ def run_stage(
         watch = partial(_told_of_new, watch, int((standing.fooled_by[which] >= 0).sum()))
     part = replace(shot, worst=standing.worst).take(which)
     if isinstance(stage.attack, StepAttack):
-        outcome = engine.run(stage.name, stage.attack, part, source=stage.source, precise=stage.precise, watch=watch)
+        outcome = engine.run(stage.key, stage.attack, part, source=stage.source, precise=stage.precise, watch=watch)
     else:
         attack = stage.attack
         outcome = engine.retried(part, stage.source, lambda view: plain_outcome(engine, attack, part, view))

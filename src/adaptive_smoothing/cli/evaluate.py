@@ -93,7 +93,7 @@ def evaluate(
     with room_for(folder):
         write_verdict(folder, verdict, subject.facts, facts)
     Journal(folder / JOURNAL).clear()
-    left_out = [stage for stage in cascade.stage_names if stage not in suited.stage_names]
+    left_out = [stage for stage in cascade.stage_keys if stage not in suited.stage_keys]
     _show(console, verdict, costs, left_out, folder)
 
 

@@ -132,9 +132,9 @@ class EvaluationRun(ShardedRun):
         """What the order in which attacks succeeded says, in the cascade and in its audit."""
         right = columns["fooled_by"][columns["fooled_by"] >= STANDS]
         first = len(self.cascade.stages)
-        found = alarms.after(self.cascade.stage_names[:first], np.where(right < first, right, STANDS), len(self.data))
+        found = alarms.after(self.cascade.stage_keys[:first], np.where(right < first, right, STANDS), len(self.data))
         audited = sum(self.cascade.audit_sizes(int(((right == STANDS) | (right >= first)).sum())))
-        names = ("cascade", *self.cascade.stage_names[first:])
+        names = ("cascade", *self.cascade.stage_keys[first:])
         return found + alarms.after(names, right[right >= first] - first + 1, audited)
 
     def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...] | None) -> Verdict:
@@ -146,7 +146,7 @@ class EvaluationRun(ShardedRun):
             tensors["prediction"],
             tensors["attacked_prediction"],
             **{name: tensors[name] for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
-            stages=self.cascade.stage_names if audited else self.cascade.stage_names[: len(self.cascade.stages)],
+            stages=self.cascade.stage_keys if audited else self.cascade.stage_keys[: len(self.cascade.stages)],
             settings={**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]},
             audit=audit,
             alarms=found,

@@ -63,7 +63,7 @@ class Shard:
 
         def tell(share: float, fallen: int) -> None:
             done = (sum(costs[:number]) + share * costs[number]) / sum(costs)
-            watch(stage.name, done, len(self.batch.labels), left - fallen)
+            watch(stage.key, done, len(self.batch.labels), left - fallen)
 
         tell(0.0, 0)
         run_stage(engine, self.first_stage + number, stage, shot, standing, tell)
