@@ -7,18 +7,19 @@ import torch
 from torch import nn
 from toys import CPU, Planes, aimed, pictures
 
-from adaptive_smoothing.attacks.adaptive import PRESETS, AdaptiveAttack, AdaptiveAutoAttack, preset
+from adaptive_smoothing.attacks.adaptive import adaptive_attack
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack, in_full_precision
+from adaptive_smoothing.attacks.autoattack import auto_attack, fast_attack, full_precision_stage
 from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, Stage, run_stage
-from adaptive_smoothing.attacks.engine.arithmetic import FULL, Arithmetic, FastModel, fast
+from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel, fast_arithmetics
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_margin
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.presets import PRESETS, adaptive_auto_attack, preset
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack, keep_worst
-from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, Smooth
+from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, SmoothedSurrogate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
@@ -149,8 +150,8 @@ def test_an_attack_to_the_end_goes_on_with_what_has_fallen():
     model = mixed()
     shot = aimed(model, pictures(30), Linf(0.02))
     stages = [
-        Stage(name, APGD(shot.threat, steps=8, climb=climb, target_classes=count, to_the_end=True))
-        for name, climb, count in (("ce", cross_entropy, 0), ("t", targeted_margin, 3))
+        Stage(name, APGD(shot.threat, steps=8, objective=objective, target_classes=count, widest_margin=True))
+        for name, objective, count in (("ce", cross_entropy, 0), ("t", targeted_margin, 3))
     ]
     both, alone = CascadeState.before(shot), [CascadeState.before(shot) for _ in stages]
     for number, stage in enumerate(stages):
@@ -169,7 +170,7 @@ def test_progress_of_an_attack_to_the_end_counts_what_is_new():
     for number in range(2):
         left = len(standing.left())
         told.clear()
-        stage = Stage("apgd", APGD(shot.threat, steps=8 * (number + 1), to_the_end=True))
+        stage = Stage("apgd", APGD(shot.threat, steps=8 * (number + 1), widest_margin=True))
         run_stage(Engine(model, CPU, 16), number, stage, shot, standing, lambda share, fallen: told.append(fallen))
         assert min(told) >= 0 and max(told) <= left - len(standing.left()) and 3 < len(standing.left()) < 27
 
@@ -215,14 +216,14 @@ def coarse(monkeypatch):
 
     def rounded(self, images):
         logits = exact(self, images)
-        return logits if self.arithmetic == FULL else logits + ((2 * logits).round() / 2 - logits).detach()
+        return logits if self.arithmetic == FULL_PRECISION else logits + ((2 * logits).round() / 2 - logits).detach()
 
     monkeypatch.setattr(FastModel, "__call__", rounded)
     monkeypatch.setattr(Arithmetic, "rounding", lambda self, logits: torch.full(logits.shape[:1], 0.5))
-    monkeypatch.setattr(Arithmetic, "strays", lambda *told: False)
+    monkeypatch.setattr(Arithmetic, "is_accurate", lambda *arguments: True)
 
 
-def test_what_stands_by_a_rounding_error_is_attacked_in_full_precision(coarse):
+def test_what_stands_by_a_rounding_error_is_attacked_full_precision_stage(coarse):
     model, images = Planes(classes=2), pictures(20)
     labels = model(images).argmax(1)
     # Just enough to fool the model, by a margin that the nearest half cannot show.
@@ -230,7 +231,7 @@ def test_what_stands_by_a_rounding_error_is_attacked_in_full_precision(coarse):
     engine, standing = Engine(model, CPU, 16), CascadeState.before(shot)
     run_stage(engine, 0, Stage("apgd", APGD(shot.threat, steps=20)), shot, standing)
     assert len(standing.left()) > 5
-    again = replace(in_full_precision(shot.threat, 0), attack=APGD(shot.threat, steps=20))
+    again = replace(full_precision_stage(shot.threat, 0), attack=APGD(shot.threat, steps=20))
     run_stage(engine, 1, again, shot, standing)
     assert not len(standing.left()) and (standing.margin > 0).all()
 
@@ -245,7 +246,7 @@ def test_full_precision_goes_on_from_the_worst_version_towards_the_class_it_is_c
     worst = images - (lead * normal / normal.square().sum(1, keepdim=True)).view_as(images).detach()
     close = (model(worst).topk(2).indices.sort().values == torch.stack([labels, unlikely], 1).sort().values).all(1)
     shot = aimed(model, images, Linf((worst - images).abs().amax((1, 2, 3)) + 1e-4)).take(close.nonzero().squeeze(1))
-    stage = in_full_precision(shot.threat, 0)
+    stage = full_precision_stage(shot.threat, 0)
     fell = []
     for first_step in (stage.attack.first_step, 1e-3):
         standing = CascadeState.before(shot)
@@ -274,7 +275,7 @@ def test_what_stands_by_more_is_left_alone(coarse):
     standing = CascadeState.before(shot)
     standing.margin[:] = torch.tensor([-1.0, -0.6, -0.4, 0.1, -0.5, -torch.inf])
     was = standing.margin.clone()
-    run_stage(Engine(model, CPU, 16), 0, in_full_precision(shot.threat, 0), shot, standing)
+    run_stage(Engine(model, CPU, 16), 0, full_precision_stage(shot.threat, 0), shot, standing)
     assert (standing.queries > 0).tolist() == [False, False, True, True, False, False]
     # The worst version of an image is never given up for one that is less so.
     assert (standing.margin >= was).all()
@@ -288,7 +289,7 @@ def test_fast_arithmetic_is_off_by_less_than_it_is_said_to_be():
     images = torch.rand(64, 3, 8, 8)
     exact = network.double()(images.double()).float()
     off = (FastModel(network.float(), CPU)(images) - exact).abs().amax(1)
-    assert (off < fast(CPU)[0].rounding(exact)).all()
+    assert (off < fast_arithmetics(CPU)[0].rounding(exact)).all()
 
 
 # --- presets --------------------------------------------------------------------------------------------
@@ -305,12 +306,12 @@ def budgets(cascade, classes=10):
 def test_the_budgets_of_autoattack_are_the_references():
     expected = {"apgd-ce": (1, 101), "apgd-t": (9, 101), "fab-t": (9, 101), "square": (1, 5001)}
     expected["full-precision"] = (1, 101)
-    assert budgets(AutoAttack(LINF)) == budgets(preset("standard", LINF)) == budgets(preset("C", LINF)) == expected
-    assert budgets(AutoAttack(LINF), classes=5)["apgd-t"] == (4, 101)
+    assert budgets(auto_attack(LINF)) == budgets(preset("standard", LINF)) == budgets(preset("C", LINF)) == expected
+    assert budgets(auto_attack(LINF), classes=5)["apgd-t"] == (4, 101)
 
 
 def test_the_fast_preset_audits_with_the_other_half_of_autoattack():
-    fast, full = FastAttack(LINF), AutoAttack(LINF)
+    fast, full = fast_attack(LINF), auto_attack(LINF)
     assert fast.audit == full.stages[2:4]
     for model, rest in ((Planes(), 9 * 23 + 3 * 31), (mixed(), 13 * 23)):
         cascade = replace(fast.for_model(model), audit=())
@@ -321,13 +322,13 @@ def test_the_fast_preset_audits_with_the_other_half_of_autoattack():
 
 def test_the_fast_preset_turns_g_where_there_is_one():
     after = ["apgd-t", "fab-short", PRECISE]
-    assert names(FastAttack(LINF), Planes()) == ["margin-pgd", "diverse-pgd", *after]
+    assert names(fast_attack(LINF), Planes()) == ["margin-pgd", "diverse-pgd", *after]
     hard = ["margin-pgd", "smooth-hostile-pgd", "diverse-pgd-p", *after]
-    assert names(FastAttack(LINF), mixed(0.5, Hardmax(Planes()))) == hard
+    assert names(fast_attack(LINF), mixed(0.5, Hardmax(Planes()))) == hard
     at_setting = ["margin-pgd", "turning-pgd", "diverse-pgd-p", "apgd-t", PRECISE]
-    assert names(FastAttack(LINF), mixed()) == at_setting
+    assert names(fast_attack(LINF), mixed()) == at_setting
     learned = [*at_setting[:2], "hostile-pgd", "smooth-hostile-pgd", *at_setting[2:]]
-    assert names(FastAttack(LINF), mixed(Brightness())) == learned
+    assert names(fast_attack(LINF), mixed(Brightness())) == learned
 
 
 def test_presets_have_their_names_and_threats():
@@ -361,7 +362,7 @@ LOWERING = [f"apgd-{kind}-alpha-{weight}" for weight in (0.1, 0.5, 0.9) for kind
 
 
 def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
-    adaptive = AdaptiveAttack(LINF)
+    adaptive = adaptive_attack(LINF)
     before, after = ["apgd-ce", "apgd-t", "apgd-margin-t"], ["fab-t", "square"]
     assert names(adaptive, Planes()) == [*before, *after, PRECISE]
     assert names(adaptive, mixed(0.5)) == [*before, "turning-t", *after, *TRANSFERS, PRECISE]
@@ -379,14 +380,14 @@ def test_the_adaptive_stages_are_those_that_make_sense_for_the_model():
 
 
 def test_setting_d_lowers_alpha_where_there_is_one_to_lower():
-    cascade = AdaptiveAutoAttack(LINF)
+    cascade = adaptive_auto_attack(LINF)
     learned = ["apgd-ce-alpha-0.5", "apgd-t-alpha-0.5", "fab-t", "square", PRECISE]
     assert names(cascade, mixed(Brightness())) == learned
     assert names(cascade, mixed(0.5)) == names(cascade, Planes()) == [*STANDARD, PRECISE]
 
 
 def test_a_cascade_without_a_stage_for_a_model_is_an_error_and_no_robustness():
-    only = replace(AdaptiveAttack(LINF), stages=tuple(s for s in AdaptiveAttack(LINF).stages if "alpha-0.1" in s.name))
+    only = replace(adaptive_attack(LINF), stages=tuple(s for s in adaptive_attack(LINF).stages if "alpha-0.1" in s.key))
     assert len(only.for_model(mixed(Brightness())).stages) == 2
     with pytest.raises(ValueError, match="expected a model that adaptive has an attack for, got a Planes"):
         only.for_model(Planes())
@@ -397,7 +398,7 @@ def test_every_adaptive_stage_runs_on_a_mixture_that_has_everything():
     model = mixed(Brightness(), standard=Hardmax(Planes(seed=0)), robust=sharper)
     shot = aimed(model, pictures(4), Linf(0.005))
     engine = Engine(model, CPU, 16)
-    for number, stage in enumerate(AdaptiveAttack(shot.threat).for_model(model).stages[:-1]):
+    for number, stage in enumerate(adaptive_attack(shot.threat).for_model(model).stages[:-1]):
         short = {"queries": 3} if isinstance(stage.attack, Square) else {"steps": 2}
         standing = CascadeState.before(shot)
         run_stage(engine, number, replace(stage, attack=replace(stage.attack, **short)), shot, standing)
@@ -420,7 +421,7 @@ def test_lowering_alpha_finds_what_the_plain_attack_does_not_see():
     images = torch.full((3, 3, 4, 4), 0.505)  # alpha 0.6; below 0.5 the wrong class wins
     shot = aimed(model, images, Linf(0.02))
     assert (shot.labels == 0).all()
-    engine, stages = Engine(model, CPU, 8), {stage.key: stage for stage in AdaptiveAttack(shot.threat).stages}
+    engine, stages = Engine(model, CPU, 8), {stage.key: stage for stage in adaptive_attack(shot.threat).stages}
     outcomes = {}
     for name in ("apgd-ce-alpha-0.5", "gray-ce"):
         standing = CascadeState.before(shot)
@@ -450,7 +451,7 @@ def test_a_g_that_is_sure_hides_its_gradient_and_is_turned_all_the_same():
     model, threat = MixedClassifier(g, Leaning(), 0.6), Linf(0.02)
     shot = aimed(model, images, threat)
     assert len(shot) > 20 and (shot.labels == 0).all()
-    stages = {stage.key: stage for stage in AdaptiveAttack(threat).for_model(model).stages}
+    stages = {stage.key: stage for stage in adaptive_attack(threat).for_model(model).stages}
     fell = {}
     for name in ("apgd-ce", "apgd-t", "apgd-margin-t", "turning-t"):
         standing = CascadeState.before(shot)
@@ -528,7 +529,7 @@ def test_other_alphas_and_smooth_parts():
     model, images = mixed(Brightness(), standard=Hardmax(Planes(seed=0))), pictures(5)
     narrow = model.with_alpha_range(0.2, 0.6)
     assert AtAlpha(0.9)(narrow).mix(images).alpha.tolist() == pytest.approx([0.9] * 5)
-    assert isinstance(Smooth()(model).standard, Planes)
+    assert isinstance(SmoothedSurrogate()(model).standard, Planes)
 
 
 def test_a_range_without_width_leaves_no_alpha_to_attack():
@@ -539,7 +540,7 @@ def test_a_range_without_width_leaves_no_alpha_to_attack():
     fixed = [stage.key for stage in preset("adaptive", LINF).for_model(mixed(0.8)).stages]
     assert names[1] == fixed and set(names[0]) > set(fixed)
     images = pictures(3).requires_grad_()
-    (slopes,) = torch.autograd.grad(Smooth()(shared).mix(images).alpha.sum(), images, allow_unused=True)
+    (slopes,) = torch.autograd.grad(SmoothedSurrogate()(shared).mix(images).alpha.sum(), images, allow_unused=True)
     assert slopes is None or not slopes.any()
 
 
@@ -588,7 +589,7 @@ def test_a_clipped_alpha_is_lowered_by_an_attack_on_its_smooth_side(clip):
                 run_stage(Engine(model, CPU), 0, replace(stage, attack=replace(stage.attack, steps=20)), shot, standing)
                 fell.append(int((standing.fooled_by == 0).sum()))
         assert fell == [0, 4], plain
-    smooth = Smooth()(model)
+    smooth = SmoothedSurrogate()(model)
     torch.testing.assert_close(smooth.mix(shot.images).alpha, model.mix(shot.images).alpha)
 
 

@@ -15,10 +15,18 @@ from adaptive_smoothing.attacks.attack_input import AttackInput
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.engine import arithmetic
 from adaptive_smoothing.attacks.engine import engine as engine_file
-from adaptive_smoothing.attacks.engine.arithmetic import AS_IT_IS, FLOAT16, FULL, TF32, Arithmetic, FastModel, frozen
+from adaptive_smoothing.attacks.engine.arithmetic import (
+    DEFAULT_FLOAT32,
+    FLOAT16,
+    FULL_PRECISION,
+    TF32,
+    Arithmetic,
+    FastModel,
+    frozen,
+)
 from adaptive_smoothing.attacks.engine.engine import Engine
-from adaptive_smoothing.attacks.engine.float16 import HalfConvolutions, with_lifted_gradients
-from adaptive_smoothing.attacks.engine.jobs import Jobs
+from adaptive_smoothing.attacks.engine.float16 import Float16Convolutions, with_scaled_gradients
+from adaptive_smoothing.attacks.engine.jobs import Jobs, run_attack
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.square import Square
@@ -40,11 +48,11 @@ class Scripted(StepAttack):
     jobs: int
     length: int
     looks: int
-    to_the_end: bool = False
+    widest_margin: bool = False
     seed: int = 0
 
     evaluations = property(lambda self: self.length)
-    look_every = property(lambda self: self.looks)
+    check_every = property(lambda self: self.looks)
 
     def targets(self, logits, labels):
         return torch.arange(self.jobs).repeat(len(labels), 1)
@@ -93,12 +101,12 @@ def by_the_book(margins, length, looks):
     return list(fooled), list(queries), list(margin)
 
 
-def scripted(margins, length, looks, batch_size, order=None, *, to_the_end=False):
+def scripted(margins, length, looks, batch_size, order=None, *, widest_margin=False):
     count, jobs, _ = margins.shape
     order = torch.arange(count) if order is None else order
     images = torch.zeros(count, 1, 2, 2)
     images[:, 0, 0, 1] = order / CODES
-    attack = Scripted(Linf(1.0), jobs, length, looks, to_the_end)
+    attack = Scripted(Linf(1.0), jobs, length, looks, widest_margin)
     shot = AttackInput(images, torch.zeros(count).long(), order, torch.zeros(count, 2), attack.threat)
     return run(Table(margins), attack, shot, batch_size)
 
@@ -145,7 +153,7 @@ def test_jobs_that_go_on_to_their_end_find_the_widest_margin(batch_size):
     margins[1, 2, 5] = -0.3
     assert told(scripted(margins, 12, 4, batch_size)) == ([True, False], [12 + 4, 48], [0.1, -0.3])
     expected = ([True, False], [48, 48], [0.9, -0.3])
-    assert told(scripted(margins, 12, 4, batch_size, to_the_end=True)) == expected
+    assert told(scripted(margins, 12, 4, batch_size, widest_margin=True)) == expected
 
 
 def test_the_worst_of_all_failed_jobs_is_kept():
@@ -177,7 +185,7 @@ def test_progress_rises_to_the_end():
     images = torch.zeros(20, 1, 2, 2)
     images[:, 0, 0, 1] = torch.arange(20) / CODES
     shot = AttackInput(images, torch.zeros(20).long(), torch.arange(20), torch.zeros(20, 2), Linf(1.0))
-    outcome = run(Table(margins), Scripted(Linf(1.0), 5, 12, 4), shot, 7, watch=lambda *now: told.append(now))
+    outcome = run(Table(margins), Scripted(Linf(1.0), 5, 12, 4), shot, 7, progress=lambda *now: told.append(now))
     shares, fallen = zip(*told, strict=True)
     assert list(shares) == sorted(shares) and list(fallen) == sorted(fallen)
     assert 0 < shares[0] < shares[-1] == pytest.approx(1) and fallen[-1] == outcome.fooled.sum()
@@ -199,8 +207,8 @@ def network():
 
 
 ATTACKS = {
-    "apgd": partial(APGD, steps=12, climb=targeted_dlr, target_classes=2, restarts=2),
-    "pgd": partial(DiversifiedPGD, steps=8, climb=targeted_margin, target_classes=3, diversify=2),
+    "apgd": partial(APGD, steps=12, objective=targeted_dlr, target_classes=2, restarts=2),
+    "pgd": partial(DiversifiedPGD, steps=8, objective=targeted_margin, target_classes=3, diversify=2),
     "fab": partial(FAB, steps=12, target_classes=3),
     "square": partial(Square, queries=60),
 }
@@ -227,9 +235,9 @@ def test_random_numbers_belong_to_the_stage_the_image_and_the_job(network):
     images = pictures(1, (3, 8, 8), 0, 1).repeat(3, 1, 1, 1)
     shot = replace(aimed(network, images, Linf(0.004)), index=torch.tensor([5, 5, 6]))
     engine, attack = Engine(network, CPU, 8), Square(Linf(0.004), queries=4)
-    worst = engine.run("one", attack, shot).worst
+    worst = run_attack(engine, "one", attack, shot).worst
     assert torch.equal(worst[0], worst[1]) and not torch.equal(worst[0], worst[2])
-    assert not torch.equal(engine.run("two", attack, shot).worst[0], worst[0])
+    assert not torch.equal(run_attack(engine, "two", attack, shot).worst[0], worst[0])
 
 
 @dataclass(frozen=True)
@@ -285,11 +293,11 @@ def test_what_an_engine_keeps_of_an_attack_changes_no_other(network, kind, monke
     monkeypatch.setattr(engine_file, "JobBatch", kind)
     shot = aimed(network, pictures(6, (3, 8, 8), 0, 1), Linf(0.012))
     engine = Engine(network, CPU, 8)
-    attacks = [APGD(Linf(0.012), steps=5), APGD(Linf(0.012), steps=9, climb=targeted_dlr, target_classes=2)]
+    attacks = [APGD(Linf(0.012), steps=5), APGD(Linf(0.012), steps=9, objective=targeted_dlr, target_classes=2)]
     for attack in [*attacks, *attacks]:
         for source in (None, Turned(network)):
-            one = engine.run("same name", attack, shot, source=source)
-            fresh = Engine(network, CPU, 8).run("same name", attack, shot, source=source)
+            one = run_attack(engine, "same name", attack, shot, source=source)
+            fresh = run_attack(Engine(network, CPU, 8), "same name", attack, shot, source=source)
             assert torch.equal(one.worst, fresh.worst) and torch.equal(one.queries, fresh.queries)
     assert bool(engine._recorded) == (kind is Kept)
 
@@ -297,11 +305,11 @@ def test_what_an_engine_keeps_of_an_attack_changes_no_other(network, kind, monke
 def test_targets_are_those_of_the_view_that_is_attacked():
     model, view = Planes(seed=0), Planes(seed=1)
     shot = aimed(model, pictures(20), Linf(0.01))
-    attack = APGD(shot.threat, climb=targeted_margin, target_classes=1)
+    attack = APGD(shot.threat, objective=targeted_margin, target_classes=1)
     engine = Engine(model, CPU, 32)
     for source, logits in ((None, shot.logits), (view, view(shot.images))):
         wrong = logits.scatter(1, shot.labels[:, None], -torch.inf).argmax(1)
-        assert torch.equal(Jobs(engine, "apgd", attack, shot, source, FULL, None).targets[:, 0], wrong)
+        assert torch.equal(Jobs(engine, "apgd", attack, shot, source, FULL_PRECISION, None).targets[:, 0], wrong)
     assert (model(shot.images).argmax(1) != view(shot.images).argmax(1)).any()
 
 
@@ -356,9 +364,9 @@ def two_tables(fast, full, length=12, looks=4, batch_size=8):
     attack = Scripted(Linf(1.0), jobs, length, looks)
     shot = AttackInput(images, torch.zeros(count).long(), torch.arange(count), torch.zeros(count, 2), attack.threat)
     engine = Engine(Table(full), CPU, batch_size)
-    engine._arithmetic = arithmetic.fast(CPU)[0]
+    engine._arithmetic = arithmetic.fast_arithmetics(CPU)[0]
     engine._fast[id(engine.model), engine._arithmetic] = Fast(Table(fast))
-    return engine.run("test", attack, shot)
+    return run_attack(engine, "test", attack, shot)
 
 
 def test_after_a_refusal_a_wider_margin_is_judged_again():
@@ -508,7 +516,7 @@ def test_without_memory_the_batch_is_halved_and_the_outcome_stays(network):
     for name in ("apgd", "square"):
         narrow = Narrow(network, 5)
         engine = Engine(narrow, CPU, 64, precise=True)
-        outcome = engine.run("test", ATTACKS[name](shot.threat), shot)
+        outcome = run_attack(engine, "test", ATTACKS[name](shot.threat), shot)
         expected = run(network, ATTACKS[name](shot.threat), shot, 64)
         assert torch.equal(outcome.fooled, expected.fooled) and torch.equal(outcome.queries, expected.queries)
         assert torch.allclose(outcome.margin, expected.margin, atol=1e-4)
@@ -527,7 +535,7 @@ def test_large_images_come_in_smaller_batches():
     shot = aimed(model, pictures(40, (3, 64, 64)), Linf(1e-5))
     seen.clear()
     engine = Engine(model, CPU)
-    engine.run("test", APGD(shot.threat, steps=1), shot)
+    run_attack(engine, "test", APGD(shot.threat, steps=1), shot)
     assert engine.size == max(seen) == 8  # a quarter of 32
 
 
@@ -610,7 +618,7 @@ def test_a_view_is_made_once():
 
     engine, shot = Engine(model, CPU, 8), aimed(model, pictures(4), Linf(0.01))
     for _ in range(2):
-        engine.run("test", APGD(shot.threat, steps=2), shot, source=view)
+        run_attack(engine, "test", APGD(shot.threat, steps=2), shot, source=view)
     assert made == [model]
 
 
@@ -619,12 +627,12 @@ def test_a_view_is_made_once():
 
 @contextmanager
 def half():
-    with torch.autocast("cpu", torch.float16), HalfConvolutions():
+    with torch.autocast("cpu", torch.float16), Float16Convolutions():
         yield
 
 
 # With the error that each may have.
-IMPLEMENTATIONS = {"torch": (nullcontext, 1e-4), **({"half": (half, 0.02)} if arithmetic.HALF else {})}
+IMPLEMENTATIONS = {"torch": (nullcontext, 1e-4), **({"half": (half, 0.02)} if arithmetic.HAS_FLOAT16 else {})}
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -687,7 +695,7 @@ def test_any_convolution(name, layer):
     assert torch.allclose(gradient, exact, atol=error)
 
 
-@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+@pytest.mark.skipif(not arithmetic.HAS_FLOAT16, reason="no float16 here")
 def test_half_precision_says_the_same_of_an_image_in_any_batch():
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -705,7 +713,7 @@ def test_half_precision_says_the_same_of_an_image_in_any_batch():
         assert torch.allclose(alone[0], logits[:count], atol=1e-5) and torch.equal(alone[1], gradient[:count])
 
 
-@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+@pytest.mark.skipif(not arithmetic.HAS_FLOAT16, reason="no float16 here")
 def test_products_stay_in_float32():
     """Torch makes them one number at a time in float16; the answer is that of float32 to the last bit."""
     layer, images = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 5, 8)
@@ -730,14 +738,14 @@ class Loud(nn.Module):
         return self.layers[1:](1e6 * self.layers[0](images)) / 1e6
 
 
-@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
-def test_a_model_that_fast_arithmetic_cannot_hold_is_attacked_in_full_precision():
+@pytest.mark.skipif(not arithmetic.HAS_FLOAT16, reason="no float16 here")
+def test_a_model_that_fast_arithmetic_cannot_hold_is_attacked_full_precision_stage():
     model = Loud()
     shot = aimed(model, pictures(6, (3, 8, 8)), Linf(0.02))
     engine = Engine(model, CPU, 8)
-    with pytest.warns(UserWarning, match="in fast arithmetic this model is another one"):
-        found = engine.run("test", APGD(shot.threat, steps=5), shot)
-    expected = Engine(model, CPU, 8, precise=True).run("test", APGD(shot.threat, steps=5), shot)
+    with pytest.warns(UserWarning, match="float16 logits differ by more than 1/64 of their spread; using float32"):
+        found = run_attack(engine, "test", APGD(shot.threat, steps=5), shot)
+    expected = run_attack(Engine(model, CPU, 8, precise=True), "test", APGD(shot.threat, steps=5), shot)
     assert torch.equal(found.worst, expected.worst) and found.fooled.any()
 
 
@@ -748,20 +756,26 @@ class Sharp(Loud):
         return self.layers(images + 256) - self.layers(torch.full_like(images, 256))
 
 
-@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+@pytest.mark.skipif(not arithmetic.HAS_FLOAT16, reason="no float16 here")
 @pytest.mark.filterwarnings("error")
 def test_what_one_arithmetic_cannot_tell_apart_the_next_one_may(monkeypatch):
     model = Sharp()
     shot = aimed(model, pictures(6, (3, 8, 8)), Linf(0.02))
-    assert FLOAT16.strays(model, shot.images, shot.logits) and not AS_IT_IS.strays(model, shot.images, shot.logits)
-    monkeypatch.setattr(engine_file, "fast", lambda device: (FLOAT16, AS_IT_IS, FULL))
+    assert not FLOAT16.is_accurate(model, shot.images, shot.logits) and DEFAULT_FLOAT32.is_accurate(
+        model, shot.images, shot.logits
+    )
+    monkeypatch.setattr(engine_file, "fast_arithmetics", lambda device: (FLOAT16, DEFAULT_FLOAT32, FULL_PRECISION))
     engine = Engine(model, CPU, 8)
-    found = engine.run("test", APGD(shot.threat, steps=5), shot)
-    expected = Engine(model, CPU, 8, precise=True).run("test", APGD(shot.threat, steps=5), shot)
-    assert engine.arithmetic(shot) == AS_IT_IS and torch.equal(found.worst, expected.worst) and found.fooled.any()
+    found = run_attack(engine, "test", APGD(shot.threat, steps=5), shot)
+    expected = run_attack(Engine(model, CPU, 8, precise=True), "test", APGD(shot.threat, steps=5), shot)
+    assert (
+        engine.arithmetic(shot) == DEFAULT_FLOAT32 and torch.equal(found.worst, expected.worst) and found.fooled.any()
+    )
 
 
-@pytest.mark.parametrize(("computed_in", "expected"), [(FULL, "ieee"), (TF32, "tf32"), (AS_IT_IS, "tf32")])
+@pytest.mark.parametrize(
+    ("computed_in", "expected"), [(FULL_PRECISION, "ieee"), (TF32, "tf32"), (DEFAULT_FLOAT32, "tf32")]
+)
 def test_what_becomes_of_float32_holds_for_the_gradient_too(computed_in, expected):
     convolutions, seen = torch.backends.cudnn.conv, []
     before = convolutions.fp32_precision
@@ -793,14 +807,14 @@ class Steep(Loud):
         return self.layers[1:](found)
 
 
-@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
-def test_a_gradient_that_fast_arithmetic_cannot_hold_is_followed_in_full_precision():
+@pytest.mark.skipif(not arithmetic.HAS_FLOAT16, reason="no float16 here")
+def test_a_gradient_that_fast_arithmetic_cannot_hold_is_followed_full_precision_stage():
     model = Steep()
     shot = aimed(model, pictures(6, (3, 8, 8)), Linf(0.02))
     attack = APGD(shot.threat, steps=5)
-    with pytest.warns(UserWarning, match="fast arithmetic cannot hold the gradient: test in full precision"):
-        found = Engine(model, CPU, 8).run("test", attack, shot)
-    expected = Engine(model, CPU, 8, precise=True).run("test", attack, shot)
+    with pytest.warns(UserWarning, match="the gradient overflows in float16; test uses float32"):
+        found = run_attack(Engine(model, CPU, 8), "test", attack, shot)
+    expected = run_attack(Engine(model, CPU, 8, precise=True), "test", attack, shot)
     assert torch.equal(found.worst, expected.worst) and found.fooled.any()
 
 
@@ -817,12 +831,12 @@ def test_a_small_gradient_comes_through_float16():
 
     exact = size.view(3, 1, 1, 1) * (1 / 192 + 2 * images.detach())
     assert (gradient(function(images))[0] == 0).all()
-    found = gradient(with_lifted_gradients(function, images))
+    found = gradient(with_scaled_gradients(function, images))
     for one, other in zip(found, exact, strict=True):
         assert torch.allclose(one, other, rtol=1e-2, atol=0)
 
 
-@pytest.mark.skipif(not arithmetic.HALF, reason="no float16 here")
+@pytest.mark.skipif(not arithmetic.HAS_FLOAT16, reason="no float16 here")
 def test_a_sure_model_has_the_gradient_of_full_precision():
     """Cross-entropy of logits that leave the right class no doubt."""
     with torch.random.fork_rng():
@@ -833,7 +847,7 @@ def test_a_sure_model_has_the_gradient_of_full_precision():
     logits = model(images)
     model.head.weight *= 25 / (logits.topk(2).values @ torch.tensor([1.0, -1.0])).max()
     labels, found = model(images).argmax(1), []
-    for computed_in in (arithmetic.fast(CPU)[0], FULL):
+    for computed_in in (arithmetic.fast_arithmetics(CPU)[0], FULL_PRECISION):
         inputs = images.clone().requires_grad_()
         loss, _ = cross_entropy(FastModel(model, CPU, computed_in), inputs, labels)
         found.append(torch.autograd.grad(loss.sum(), inputs)[0])

@@ -137,7 +137,7 @@ def test_a_g_that_is_sure_of_the_target_is_left_alone(mixed):
     images, targets = IMAGES.clone().requires_grad_(), mixed.standard(IMAGES).argmax(1)
     gradients = [
         torch.autograd.grad(objective(mixed, images, CLASSES, targets)[0].sum(), images)[0]
-        for objective in (LossObjective(targeted_margin_loss), FlipStandard(targeted_margin_loss, sure=-1.0))
+        for objective in (LossObjective(targeted_margin_loss), FlipStandard(targeted_margin_loss, max_lead=-1.0))
     ]
     assert torch.equal(*gradients)
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
 from adaptive_smoothing.attacks.engine.engine import Engine
+from adaptive_smoothing.attacks.engine.jobs import run_attack
 from adaptive_smoothing.threat import Threat
 
 CPU = torch.device("cpu")
@@ -48,7 +49,7 @@ def aimed(model: nn.Module, images: Tensor, threat: Threat) -> AttackInput:
 
 def run(model: nn.Module, attack, shot: AttackInput, batch_size: int = 64, **options) -> AttackOutcome:
     """In full precision, as what is tested is not the arithmetic."""
-    return Engine(model, CPU, batch_size, precise=True).run("test", attack, shot, **options)
+    return run_attack(Engine(model, CPU, batch_size, precise=True), "test", attack, shot, **options)
 
 
 def assert_inside(outcome: AttackOutcome, shot: AttackInput) -> None:
