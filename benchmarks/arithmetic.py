@@ -18,7 +18,13 @@ import torch
 from clock import clocked
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.arithmetic import FINENESS, FULL, Arithmetic, FastModel, fast
+from adaptive_smoothing.attacks.engine.arithmetic import (
+    FULL_PRECISION,
+    TOLERANCE,
+    Arithmetic,
+    FastModel,
+    fast_arithmetics,
+)
 from adaptive_smoothing.attacks.objectives import cross_entropy
 from adaptive_smoothing.attacks.step_attack import Victim
 from adaptive_smoothing.data import datasets
@@ -62,7 +68,7 @@ def errors(model: nn.Module, arithmetic: Arithmetic, images: Tensor) -> dict[str
     return {
         "median": off.median().item(),
         "largest": off.max().item(),
-        "above_bound": (off > FINENESS).double().mean().item(),
+        "above_bound": (off > TOLERANCE).double().mean().item(),
     }
 
 
@@ -82,12 +88,12 @@ def main() -> None:
     images = data.floats()
     rows: list[dict[str, Any]] = []
     for name, model in subjects(g, h).items():
-        for arithmetic in (*fast(device), FULL):
+        for arithmetic in (*fast_arithmetics(device), FULL_PRECISION):
             row: dict[str, Any] = {"model": name, "arithmetic": arithmetic.name, **errors(model, arithmetic, images)}
             row["images_per_second"] = round(images_per_second(model, arithmetic, images, data.labels))
             rows.append(row)
             print(row, flush=True)
-    facts = {"models": [options.standard, options.robust], "images": len(data), "bound": FINENESS}
+    facts = {"models": [options.standard, options.robust], "images": len(data), "bound": TOLERANCE}
     write_json(options.out, facts | {"rows": rows} | environment(device))
 
 

@@ -23,8 +23,8 @@ import torch
 from clock import clocked
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.attacks.engine.engine import Engine
+from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData

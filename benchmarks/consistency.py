@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.attacks.adaptive import preset
+from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
 from adaptive_smoothing.evaluation.verdict import Verdict

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.accuracy import evaluate as predict
 from adaptive_smoothing.evaluation.evaluate import evaluate

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import TARGETS, AutoAttack, in_full_precision
+from adaptive_smoothing.attacks.autoattack import TARGETS, auto_attack, full_precision_stage
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
-from adaptive_smoothing.attacks.losses import logit_margin, wanted
+from adaptive_smoothing.attacks.losses import logit_margin, require_targets
 from adaptive_smoothing.attacks.objectives import (
     flip_standard,
     flip_standard_margin,
@@ -35,9 +35,9 @@ from adaptive_smoothing.attacks.objectives import (
     worst_case_standard,
 )
 from adaptive_smoothing.attacks.views import (
-    Plain,
-    Smooth,
-    has_steep_part,
+    SmoothedSurrogate,
+    WithoutTransforms,
+    has_transformed_robust,
     lacks_learned_alpha,
     learns_alpha,
 )
@@ -78,7 +78,7 @@ class GiveWay:
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mixture = model.mix(images)
-        lead = -logit_margin(mixture.g, wanted(targets)).clamp(min=-self.sure)
+        lead = -logit_margin(mixture.g, require_targets(targets)).clamp(min=-self.sure)
         return lead - self.weight * mixture.alpha, mixture.logits
 
 
@@ -87,7 +87,7 @@ def has_score(model: nn.Module) -> bool:
 
 
 def has_both(model: nn.Module) -> bool:
-    return has_score(model) and has_steep_part(model)
+    return has_score(model) and has_transformed_robust(model)
 
 
 def less_steep_plain(model: nn.Module) -> nn.Module:
@@ -96,12 +96,12 @@ def less_steep_plain(model: nn.Module) -> nn.Module:
 
 
 def contestants(threat: Threat) -> dict[str, Stage]:
-    def targeted(climb: Any, source: Any = None, needs: Any = None, **budget: int) -> Stage:
-        return Stage("apgd", APGD(threat, climb=climb, target_classes=TARGETS, **budget), source, needs)
+    def targeted(objective: Any, source: Any = None, needs: Any = None, **budget: int) -> Stage:
+        return Stage("apgd", APGD(threat, objective=objective, target_classes=TARGETS, **budget), source, needs)
 
-    ce, dlr, fab, *_ = AutoAttack(threat).stages
+    ce, dlr, fab, *_ = auto_attack(threat).stages
     hostile, plain = "APGD-T, hostile g", "h without its transform"
-    h_itself = Plain(alpha=1.0)
+    h_itself = WithoutTransforms(alpha=1.0)
     return {
         "APGD-CE": ce,
         "APGD-T, DLR": dlr,
@@ -113,7 +113,7 @@ def contestants(threat: Threat) -> dict[str, Stage]:
             flip_standard, needs=lacks_learned_alpha, restarts=RESTARTS, seed=1
         ),
         hostile: targeted(worst_case_standard, needs=learns_alpha),
-        f"{hostile}, past a flat alpha": targeted(worst_case_standard, Smooth(), learns_alpha),
+        f"{hostile}, past a flat alpha": targeted(worst_case_standard, SmoothedSurrogate(), learns_alpha),
         **{
             f"{hostile}, alpha's scale {scale:g}": targeted(worst_case_standard, LessSteep(scale), has_score)
             for scale in (1.0, 3.0, 10.0)
@@ -123,10 +123,10 @@ def contestants(threat: Threat) -> dict[str, Stage]:
             targeted_margin, needs=learns_alpha, restarts=RESTARTS, seed=1
         ),
         f"APGD-T, margin, {STEPS} steps": targeted(targeted_margin, needs=learns_alpha, steps=STEPS),
-        f"APGD-T, margin, {plain}": targeted(targeted_margin, Plain(), has_steep_part),
-        f"APGD-T, turning g, {plain}": targeted(flip_standard, Plain(), has_steep_part),
-        f"{hostile}, {plain}": targeted(worst_case_standard, Plain(), has_steep_part),
-        f"APGD-T, margin of h, turning g, {plain}": targeted(flip_standard_margin, h_itself, has_steep_part),
+        f"APGD-T, margin, {plain}": targeted(targeted_margin, WithoutTransforms(), has_transformed_robust),
+        f"APGD-T, turning g, {plain}": targeted(flip_standard, WithoutTransforms(), has_transformed_robust),
+        f"{hostile}, {plain}": targeted(worst_case_standard, WithoutTransforms(), has_transformed_robust),
+        f"APGD-T, margin of h, turning g, {plain}": targeted(flip_standard_margin, h_itself, has_transformed_robust),
         f"{hostile}, alpha's scale 1, {plain}": targeted(worst_case_standard, less_steep_plain, has_both),
     }
 
@@ -144,7 +144,11 @@ def measure(
         threat = stage.attack.threat  # type: ignore[union-attr]
         began = time.perf_counter()
         verdict = evaluate_cascade(
-            model, data, Cascade(name, threat, (stage, in_full_precision(threat, 0))), device=device, with_alarms=False
+            model,
+            data,
+            Cascade(name, threat, (stage, full_precision_stage(threat, 0))),
+            device=device,
+            with_alarms=False,
         )
         stands[name], seconds[name] = verdict.robust_correct.numpy(), round(time.perf_counter() - began, 1)
         print(f"{name}: {verdict.robust:.2%} in {seconds[name]} s", flush=True)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from adaptive_smoothing.attacks.engine.arithmetic import FINENESS, FULL, Arithmetic
+from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, TOLERANCE, Arithmetic
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -147,8 +147,8 @@ def test_an_arithmetic_is_as_far_off_as_it_rounds(linear):
     expected = (logits.round() - logits).abs().amax(1) / (logits.amax(1) - logits.amin(1))
     found = arithmetic.errors(linear, Rounding("whole numbers"), images)
     assert found["largest"] == pytest.approx(expected.max().item())
-    assert found["above_bound"] == (expected > FINENESS).double().mean().item() > 0
-    assert arithmetic.errors(linear, FULL, images) == {"median": 0, "largest": 0, "above_bound": 0}
+    assert found["above_bound"] == (expected > TOLERANCE).double().mean().item() > 0
+    assert arithmetic.errors(linear, FULL_PRECISION, images) == {"median": 0, "largest": 0, "above_bound": 0}
     names = list(arithmetic.subjects(linear, type(linear)(seed=1).eval()))
     assert names == ["g", "h", "one alpha, 0.85", "MixedNUTS"]
-    assert arithmetic.images_per_second(linear, FULL, images, torch.zeros(40, dtype=torch.long)) > 0
+    assert arithmetic.images_per_second(linear, FULL_PRECISION, images, torch.zeros(40, dtype=torch.long)) > 0

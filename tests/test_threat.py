@@ -84,8 +84,8 @@ ENDS = torch.tensor([0.0, 1 - 2.0**-24])
 
 
 @pytest.mark.parametrize("threat", [Linf(0.1), L2(0.5), Linf(torch.linspace(0, 0.2, 5)), L2(torch.linspace(0, 1, 5))])
-def test_on_the_surface_is_on_the_surface(threat):
-    delta = threat.on_the_surface(torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)))
+def test_on_the_surface_is_surface_delta(threat):
+    delta = threat.surface_delta(torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)))
     expected = torch.as_tensor(threat.eps).expand(5)
     assert torch.allclose(threat.distance(delta, torch.zeros_like(delta)), expected, rtol=1e-6)
     assert (delta > 0).any() and (delta < 0).any()
@@ -95,13 +95,13 @@ def test_on_the_surface_is_on_the_surface(threat):
 @pytest.mark.parametrize("uniform", [ENDS[[0, 0, 0]], ENDS[[1, 1, 1]], ENDS[[0, 1, 0]], torch.tensor([0.5, 0.5, 0])])
 def test_on_the_surface_is_finite_at_the_ends(kind, uniform):
     threat = kind(0.25)
-    delta = threat.on_the_surface(uniform.view(1, 3, 1, 1))
+    delta = threat.surface_delta(uniform.view(1, 3, 1, 1))
     assert delta.isfinite().all()
     assert threat.distance(delta, torch.zeros_like(delta)).item() == pytest.approx(0.25, rel=1e-6)
 
 
 def test_l2_surface_points_have_no_preferred_direction():
-    points = L2(1.0).on_the_surface(torch.rand(20_000, 1, 1, 3, generator=torch.Generator().manual_seed(0))).flatten(1)
+    points = L2(1.0).surface_delta(torch.rand(20_000, 1, 1, 3, generator=torch.Generator().manual_seed(0))).flatten(1)
     assert torch.allclose(points.mean(0), torch.zeros(3), atol=0.02)
     assert torch.allclose(points.T @ points / len(points), torch.eye(3) / 3, atol=0.01)
 

@@ -6,9 +6,10 @@ mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.9)
 x_adv = ads.PGD(ads.Linf(8 / 255), steps=20)(mixed, x, y)
 """
 
-from adaptive_smoothing.attacks.adaptive import AdaptiveAttack, preset
-from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
+from adaptive_smoothing.attacks.adaptive import adaptive_attack
+from adaptive_smoothing.attacks.autoattack import auto_attack, fast_attack
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.certify import certify
 from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
@@ -39,12 +40,9 @@ __version__ = VERSION
 __all__ = [
     "L2",
     "PGD",
-    "AdaptiveAttack",
-    "AutoAttack",
     "Certificates",
     "Classifier",
     "Evaluation",
-    "FastAttack",
     "FeatureTaps",
     "FineTunedTail",
     "GradientMixedClassifier",
@@ -63,9 +61,12 @@ __all__ = [
     "Tradeoff",
     "Verdict",
     "__version__",
+    "adaptive_attack",
     "alpha_from_gamma",
+    "auto_attack",
     "certify",
     "evaluate",
+    "fast_attack",
     "fit_nonlinear",
     "from_dataset",
     "from_tensors",

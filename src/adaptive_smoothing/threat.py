@@ -1,7 +1,7 @@
-"""Threat models: what an attacker may do to an image.
+"""Threat models: the perturbations of an image that an attacker may use.
 
-A threat is a norm and a radius `eps`, one number for all images or a tensor with one radius per image.
-Everything that differs between norms lives in the small methods here; attacks are written once.
+A threat is a norm and a radius `eps`: one number for all images, or a tensor with one radius per image. Everything that
+differs between norms is here, so that each attack is written once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def per_image(value: float | Tensor, images: Tensor) -> float | Tensor:
-    """Shape a number per image so that it broadcasts against NCHW images; a plain number passes through."""
+    """Return one number per image shaped to broadcast against NCHW images; a plain number is returned unchanged."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     if value.shape != images.shape[:1]:
@@ -36,7 +36,7 @@ class Threat(ABC):
             raise ValueError(f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255")
 
     def _extremes(self) -> tuple[float, float]:
-        """The smallest and the largest radius; zeros on an accelerator, where every attack step would wait for them."""
+        """Return the smallest and the largest radius; zeros on an accelerator, where reading them would stall it."""
         if not isinstance(self.eps, Tensor):
             return self.eps, self.eps
         if self.eps.device.type != "cpu" or not self.eps.numel():
@@ -48,53 +48,56 @@ class Threat(ABC):
         return type(self).__name__
 
     def with_eps(self, eps: float | Tensor) -> Threat:
+        """Return the same norm with another radius."""
         return replace(self, eps=eps)
 
     def take(self, which: Tensor | slice) -> Threat:
-        """The same threat for a selection of the images."""
+        """Return the threat for a selection of the images."""
         return self.with_eps(self.eps[which]) if isinstance(self.eps, Tensor) and self.eps.dim() else self
 
     def project(self, adversarial: Tensor, images: Tensor) -> Tensor:
-        """Bring `adversarial` back into the ball around `images` and into the box [0, 1]."""
+        """Return `adversarial` projected into the ball around `images`, then clipped to [0, 1]."""
         return (images + self.clip(adversarial - images)).clamp(0, 1)
 
     @abstractmethod
     def clip(self, delta: Tensor) -> Tensor:
-        """Bring a perturbation back to norm at most eps."""
+        """Return a perturbation projected to norm at most eps."""
 
     @abstractmethod
     def steepest(self, gradient: Tensor) -> Tensor:
-        """The unit-norm direction that increases a linear function the most."""
+        """Return the direction of unit norm that increases a linear function the most."""
 
     @abstractmethod
     def dual_norm(self, gradient: Tensor) -> Tensor:
-        """Dual norm over all but the leading dimension: how fast a unit step can climb."""
+        """Return the dual norm of each image's gradient: the largest increase by a step of unit norm."""
 
     @abstractmethod
     def distance(self, adversarial: Tensor, images: Tensor) -> Tensor:
-        """Norm of the perturbation of each image."""
+        """Return the norm of the perturbation of each image."""
 
     @abstractmethod
     def random_delta(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A random perturbation inside the ball."""
+        """Return a random perturbation inside the ball."""
 
     @abstractmethod
-    def on_the_surface(self, uniform: Tensor) -> Tensor:
-        """Numbers in [0, 1) shaped like images -> a random perturbation of norm eps."""
+    def surface_delta(self, uniform: Tensor) -> Tensor:
+        """Return a perturbation of norm eps from random numbers in [0, 1) of the shape of the images."""
 
     @abstractmethod
     def pace(self, normal: Tensor) -> Tensor:
-        """How fast each pixel moves along the shortest way to a plane with this normal, up to a common factor."""
+        """Return how fast each pixel moves on the shortest path to a plane with this normal, up to a common factor."""
 
 
 @dataclass(frozen=True)
 class Linf(Threat):
-    """Every pixel may change by at most eps."""
+    """Perturbations that change every pixel by at most eps."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (largest := self._extremes()[1]) > 1:
-            raise ValueError(f"expected eps in [0, 1], as images are, got {largest:g}; did you mean {largest:g}/255?")
+            raise ValueError(
+                f"expected eps in [0, 1], as images are, got {largest:g}; did you mean {largest:g}/255?"
+            )
 
     def clip(self, delta: Tensor) -> Tensor:
         eps = per_image(self.eps, delta)
@@ -103,7 +106,7 @@ class Linf(Threat):
         return delta.clamp(-eps, eps)
 
     def steepest(self, gradient: Tensor) -> Tensor:
-        # sign(NaN) is 0, which would freeze the attack and pass for robustness.
+        # sign(NaN) is 0, which would stop the attack and look like robustness.
         return gradient.sign().where(~gradient.isnan(), gradient)
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
@@ -116,7 +119,7 @@ class Linf(Threat):
         uniform = torch.rand(images.shape, generator=generator, device=images.device, dtype=images.dtype)
         return (2 * uniform - 1) * per_image(self.eps, images)
 
-    def on_the_surface(self, uniform: Tensor) -> Tensor:
+    def surface_delta(self, uniform: Tensor) -> Tensor:
         delta = 2 * uniform - 1
         largest = delta.flatten(1).abs().amax(1).clamp_min(torch.finfo(delta.dtype).tiny)
         return delta / per_image(largest, delta) * per_image(self.eps, delta)
@@ -127,7 +130,7 @@ class Linf(Threat):
 
 @dataclass(frozen=True)
 class L2(Threat):
-    """The perturbation as a vector may have Euclidean length at most eps."""
+    """Perturbations of Euclidean norm at most eps."""
 
     def clip(self, delta: Tensor) -> Tensor:
         eps = per_image(self.eps, delta)
@@ -135,7 +138,7 @@ class L2(Threat):
         return delta * (eps / length).clamp(max=1)
 
     def steepest(self, gradient: Tensor) -> Tensor:
-        # Scaled by the largest entry first: squares of tiny gradients vanish.
+        # Scaled by the largest entry first: the squares of tiny gradients would underflow.
         largest = gradient.flatten(1).abs().amax(1).clamp_min(torch.finfo(gradient.dtype).tiny)
         scaled = gradient / largest.view(-1, *[1] * (gradient.dim() - 1))
         return scaled / _length(scaled)
@@ -147,14 +150,14 @@ class L2(Threat):
         return (adversarial - images).flatten(1).norm(dim=1)
 
     def random_delta(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Uniform in the ball: a uniform direction, and a radius whose d-th power is uniform."""
+        """Return points uniform in the ball: a uniform direction, and a radius whose d-th power is uniform."""
         direction = torch.randn(images.shape, generator=generator, device=images.device, dtype=images.dtype)
         uniform = torch.rand(images.shape[0], generator=generator, device=images.device, dtype=images.dtype)
         radius = per_image(uniform ** (1 / images[0].numel()), images)
         return self.steepest(direction) * radius * per_image(self.eps, images)
 
-    def on_the_surface(self, uniform: Tensor) -> Tensor:
-        # Halfway between two of the 2^24 numbers, so that neither end becomes infinite.
+    def surface_delta(self, uniform: Tensor) -> Tensor:
+        # Moved halfway to the next of the 2^24 numbers, so that neither end becomes infinite.
         gauss = torch.erfinv(2 * uniform - 1 + 2.0**-24)
         return self.steepest(gauss) * per_image(self.eps, uniform)
 
@@ -163,7 +166,7 @@ class L2(Threat):
 
 
 def _length(delta: Tensor) -> Tensor:
-    """Euclidean length per image, shaped to broadcast, never zero."""
+    """Return the Euclidean norm of each image, shaped to broadcast and never zero."""
     tiny = torch.finfo(delta.dtype).tiny
     return delta.flatten(1).norm(dim=1).clamp_min(tiny).view(-1, *[1] * (delta.dim() - 1))
 
@@ -172,21 +175,21 @@ NORMS: dict[str, type[Threat]] = {"Linf": Linf, "L2": L2}
 
 
 def parse_threat(text: str) -> Threat:
-    """`Linf:8/255` or `L2:0.5` -> a threat."""
-    name, _, radius = text.partition(":")
-    norms = {key.lower(): value for key, value in NORMS.items()}
+    """Return the threat that `Linf:8/255` or `L2:0.5` names."""
+    norm, _, radius = text.partition(":")
     try:
-        return norms[name.strip().lower()](parse_number(radius))
-    except (KeyError, ValueError, ZeroDivisionError) as error:
+        return make_threat(norm.strip(), radius)
+    except ValueError as error:
         raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}") from error
 
 
 def parse_number(text: str | float) -> float:
-    """`8/255`, `0.031` or a plain number -> float."""
+    """Return `8/255`, `0.031` or a number as a float."""
     return float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
 
 
 def make_threat(norm: str, eps: str) -> Threat:
+    """Return the threat with a norm, in upper or lower case, and a radius such as `8/255`."""
     kinds = {known.lower(): kind for known, kind in NORMS.items()}
     if norm.lower() not in kinds:
         raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example --norm L2 --eps 0.5")

@@ -175,7 +175,7 @@ def test_a_model_without_a_gradient_is_named(linear):
 
     x = images()
     y = linear(x).argmax(1)
-    with pytest.warns(MaskedGradientWarning, match="which is no robustness"):
+    with pytest.warns(MaskedGradientWarning, match="does not show that they are robust"):
         PGD(Linf(0.05), steps=3)(Loud().eval(), x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -13,11 +13,12 @@ from toys import CPU, Planes, aimed, assert_inside, pictures, run
 
 from adaptive_smoothing.attacks import square as square_file
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import AutoAttack, FastAttack
+from adaptive_smoothing.attacks.autoattack import auto_attack, fast_attack
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.attacks.engine.arithmetic import fast
+from adaptive_smoothing.attacks.engine.arithmetic import fast_arithmetics
 from adaptive_smoothing.attacks.engine.engine import Engine
-from adaptive_smoothing.attacks.fab import FAB, way_to_plane
+from adaptive_smoothing.attacks.engine.jobs import run_attack
+from adaptive_smoothing.attacks.fab import FAB, step_to_plane
 from adaptive_smoothing.attacks.losses import targeted_margin_loss
 from adaptive_smoothing.attacks.objectives import cross_entropy, dlr, margin, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.square import Square
@@ -27,12 +28,12 @@ from adaptive_smoothing.threat import L2, Linf
 
 NORMS = [Linf, L2]
 ATTACKS = {
-    "dlr": partial(APGD, climb=dlr, steps=30),
-    "targeted dlr": partial(APGD, climb=targeted_dlr, target_classes=9, steps=30),
-    "margin": partial(APGD, climb=margin, steps=30),
-    "targeted margin": partial(APGD, climb=targeted_margin, target_classes=9, steps=30),
+    "dlr": partial(APGD, objective=dlr, steps=30),
+    "targeted dlr": partial(APGD, objective=targeted_dlr, target_classes=9, steps=30),
+    "margin": partial(APGD, objective=margin, steps=30),
+    "targeted margin": partial(APGD, objective=targeted_margin, target_classes=9, steps=30),
     "margin pgd": partial(DiversifiedPGD, steps=20),
-    "diverse pgd": partial(DiversifiedPGD, climb=targeted_margin, target_classes=9, diversify=2),
+    "diverse pgd": partial(DiversifiedPGD, objective=targeted_margin, target_classes=9, diversify=2),
     "fab": partial(FAB, steps=25),
 }
 # An image this close to the radius, relatively, may go either way.
@@ -69,7 +70,7 @@ def test_cross_entropy_between_two_classes(kind):
     """There it is a function of the margin; between more it is not, and its optimum another."""
     model, images = Planes(classes=2), pictures()
     threat, distance = middling(model, kind, images)
-    outcome = run(model, APGD(threat, climb=cross_entropy, steps=50), aimed(model, images, threat))
+    outcome = run(model, APGD(threat, objective=cross_entropy, steps=50), aimed(model, images, threat))
     can_fall, near = decided(distance, threat.eps)
     assert torch.equal(outcome.fooled[~near], can_fall[~near])
 
@@ -165,7 +166,7 @@ class Wavy(nn.Module):
 
 
 BRIEF = {
-    "apgd": partial(APGD, climb=targeted_dlr, target_classes=2, steps=15),
+    "apgd": partial(APGD, objective=targeted_dlr, target_classes=2, steps=15),
     "pgd": partial(DiversifiedPGD, steps=15),
     "fab": partial(FAB, target_classes=2, steps=15),
 }
@@ -216,7 +217,7 @@ def test_the_seed_decides(small, build):
 @pytest.mark.parametrize("kind", NORMS)
 def test_any_number_of_classes(classes, kind):
     g, h = (Planes(classes, (3, 5, 5), seed) for seed in range(2))
-    for model, cascade in product((g, MixedClassifier(g, h, 0.5)), (AutoAttack, FastAttack)):
+    for model, cascade in product((g, MixedClassifier(g, h, 0.5)), (auto_attack, fast_attack)):
         shot = aimed(model, pictures(3, (3, 5, 5)), kind(0.02))
         for stage in cascade(shot.threat).for_model(model).stages:
             short = {"queries": 5} if isinstance(stage.attack, Square) else {"steps": 3}
@@ -248,7 +249,7 @@ def climb(attack, losses, gradient=None):
         "end": zero.long() + attack.evaluations,
         "worst": clean.clone(),
         "margin": zero - torch.inf,
-        "bar": zero.clone(),
+        "threshold": zero.clone(),
     }
     state |= attack.begin(state, 2)
     states = []
@@ -318,7 +319,7 @@ def test_apgd_can_go_on_from_the_worst_version_so_far():
     shot = aimed(model, pictures(20), ball)
     found = run(model, APGD(ball, steps=20), shot)
     assert 3 < found.fooled.sum() < 20
-    again, anew = (APGD(ball, steps=1, first_step=0.0, go_on=go_on) for go_on in (True, False))
+    again, anew = (APGD(ball, steps=1, first_step=0.0, from_worst=go_on) for go_on in (True, False))
     went_on = run(model, again, replace(shot, worst=found.worst))
     assert torch.equal(went_on.fooled, found.fooled) and torch.allclose(went_on.worst, found.worst, atol=1e-6)
     torch.testing.assert_close(went_on.margin, found.margin)
@@ -346,7 +347,7 @@ def test_momentum_is_a_quarter_of_the_last_move():
 def test_what_falls_to_the_first_step_costs_two_queries_when_nobody_aims():
     model, images = Planes(), pictures()
     threat = Linf(0.3)  # beyond the distance of every image
-    plain, aiming = DiversifiedPGD(threat), DiversifiedPGD(threat, climb=targeted_margin, target_classes=2)
+    plain, aiming = DiversifiedPGD(threat), DiversifiedPGD(threat, objective=targeted_margin, target_classes=2)
     outcomes = [run(model, attack, aimed(model, images, threat)) for attack in (plain, aiming)]
     assert all(outcome.fooled.all() for outcome in outcomes)
     assert (outcomes[0].queries == 2).all() and (outcomes[1].queries > 2).all()
@@ -355,10 +356,10 @@ def test_what_falls_to_the_first_step_costs_two_queries_when_nobody_aims():
 def test_the_first_steps_climb_a_random_combination_of_logits_and_the_rest_the_loss():
     model, images = Planes(), pictures(3)
     labels, targets = model(images).argmax(1), torch.tensor([0, 1, 2])
-    attack = DiversifiedPGD(Linf(0.1), climb=targeted_margin, diversify=2)
+    attack = DiversifiedPGD(Linf(0.1), objective=targeted_margin, diversify=2)
     state = {"clean": images, "eps": torch.full((3,), 0.1), "key": torch.arange(3), "step": torch.tensor([1, 2, 3])}
     state |= attack.begin(state, 5)
-    loss, logits = attack.objective(state)(model, images, labels, targets)
+    loss, logits = attack.current_objective(state)(model, images, labels, targets)
     assert loss[0].item() == pytest.approx((logits[0] * state["direction"][0]).sum().item())
     assert torch.allclose(loss[1:], targeted_margin_loss(logits, labels, targets)[1:])
     assert state["direction"].shape == (3, 5) and state["direction"].abs().max() <= 1
@@ -423,7 +424,7 @@ def l2_distance(point, normal, offset):
 @pytest.mark.parametrize(("threat", "solve"), [(Linf(0.1), linf_distance), (L2(0.1), l2_distance)])
 def test_the_way_to_a_plane_is_the_shortest_inside_the_box(threat, solve):
     points, normal, offset = plane_cases(30)
-    way = way_to_plane(threat, points, normal, offset)
+    way = step_to_plane(threat, points, normal, offset)
     there = points + way
     assert there.min() >= 0 and there.max() <= 1 + 1e-6
     assert torch.allclose((normal * there).sum((1, 2, 3)), offset, atol=2e-5)
@@ -437,7 +438,7 @@ def test_the_way_to_a_plane_is_the_shortest_inside_the_box(threat, solve):
 def test_without_a_box_in_the_way_the_distance_is_the_excess_over_the_dual_norm(threat):
     points, (_, normal, _) = pictures(10, (3, 2, 2)), plane_cases(10)
     excess = 0.05 * torch.linspace(-1, 1, 10)
-    way = way_to_plane(threat, points, normal, (normal * points).sum((1, 2, 3)) - excess)
+    way = step_to_plane(threat, points, normal, (normal * points).sum((1, 2, 3)) - excess)
     expected = excess.abs() / threat.dual_norm(normal)
     assert torch.allclose(threat.distance(way, torch.zeros_like(way)), expected, atol=1e-6)
 
@@ -447,7 +448,7 @@ def test_without_a_box_in_the_way_the_distance_is_the_excess_over_the_dual_norm(
 def test_where_the_plane_misses_the_box_the_way_leads_to_the_nearest_corner(threat, far):
     points, normal, _ = plane_cases(10)
     corner = (normal > 0).float()
-    way = way_to_plane(threat, points, normal, (normal * corner).sum((1, 2, 3)) + far)
+    way = step_to_plane(threat, points, normal, (normal * corner).sum((1, 2, 3)) + far)
     assert torch.allclose((points + way)[normal != 0], corner[normal != 0])
     assert (way[normal == 0] == 0).all()
 
@@ -462,7 +463,7 @@ def test_the_way_to_a_plane_among_3072_pixels(threat):
     corner = (normal > 0).float()
     share = torch.tensor([0.05, 0.3, 0.6, 0.9, 0.95, 0.98, 0.99, 0.999]).view(-1, 1, 1, 1)
     offset = (normal * (points + share * (corner - points))).double().sum((1, 2, 3)).float()
-    way = way_to_plane(threat, points, normal, offset)
+    way = step_to_plane(threat, points, normal, offset)
     room, pace = (corner - points).abs().double(), threat.pace(normal).double()
     goal = offset.double() - (normal * points).double().sum((1, 2, 3))
     low, high = torch.zeros(8, dtype=torch.double), torch.full((8,), 1e6, dtype=torch.double)
@@ -478,15 +479,15 @@ def test_the_way_to_a_plane_among_3072_pixels(threat):
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e12])
 def test_the_scale_of_a_gradient_is_nothing(threat, scale):
     points, normal, offset = plane_cases(6)
-    expected = way_to_plane(threat, points, normal, offset)
-    way = way_to_plane(threat, points, scale * normal, scale * offset)
+    expected = step_to_plane(threat, points, normal, offset)
+    way = step_to_plane(threat, points, scale * normal, scale * offset)
     assert torch.allclose(way, expected, atol=1e-4)
 
 
 def test_no_gradient_is_no_way():
     points, normal, _ = plane_cases(4)
     for threat in (Linf(0.1), L2(0.1)):
-        assert (way_to_plane(threat, points, 0 * normal, torch.ones(4)) == 0).all()
+        assert (step_to_plane(threat, points, 0 * normal, torch.ones(4)) == 0).all()
 
 
 def test_fab_comes_back_to_the_nearest_point_of_the_boundary():
@@ -535,7 +536,7 @@ def test_looking_ahead_changes_nothing(small, kind, lookahead, monkeypatch):
     shot = aimed(small, pictures(12, (3, 8, 8), 0, 1), kind(eps))
     attack, outcomes = Square(shot.threat, queries=50), []
     for full in (1, 7 * lookahead):
-        monkeypatch.setattr(Engine, "_full", lambda self, state, full=full: full)
+        monkeypatch.setattr(Engine, "_capacity", lambda self, state, full=full: full)
         outcomes.append(run(small, attack, shot, batch_size=7))
     plain, ahead = outcomes
     assert attack.for_rows(7, 1).lookahead == 1 and attack.for_rows(7, 7 * lookahead).lookahead == lookahead
@@ -605,9 +606,9 @@ def test_square_goes_on_after_a_refusal():
     threat, distance = middling(model, Linf, images)
     shot = aimed(model, images, threat)
     engine = Engine(model, CPU, 64)
-    engine._arithmetic = fast(CPU)[0]
+    engine._arithmetic = fast_arithmetics(CPU)[0]
     off = engine._fast[id(model), engine._arithmetic] = Off()
-    outcome = engine.run("test", Square(threat, queries=250), shot)
+    outcome = run_attack(engine, "test", Square(threat, queries=250), shot)
     can_fall, near = decided(distance, threat.eps)
     assert off.calls > 100
     assert not (outcome.fooled & ~can_fall & ~near).any() and outcome.fooled.sum() > 0.7 * can_fall.sum()

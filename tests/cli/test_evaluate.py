@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from adaptive_smoothing.attacks import adaptive
+from adaptive_smoothing.attacks import presets
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.cli import console, demo
@@ -36,7 +36,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
         near, far = (DiversifiedPGD(threat, steps=steps, seed=seed) for steps in (1, 6))
         return Cascade("fast", threat, (Stage("near", near), Stage("far", far)))
 
-    monkeypatch.setitem(adaptive.PRESETS, "fast", build)
+    monkeypatch.setitem(presets.PRESETS, "fast", build)
     monkeypatch.setattr(cost, "ROUNDS", 1)
 
 
@@ -182,14 +182,14 @@ def test_a_run_that_is_stopped_after_its_result_and_before_its_end_ends(monkeypa
 def test_stages_that_are_left_out_are_named_and_files_of_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     FOLDER.mkdir(parents=True)
     (FOLDER / "notes.txt").write_text("mine")
-    plain = adaptive.PRESETS["fast"]
+    plain = presets.PRESETS["fast"]
 
     def more(threat: Threat, *, seed: int = 0) -> Cascade:
         cascade = plain(threat, seed=seed)
         extra = replace(cascade.stages[0], name="for-mixtures", needs=lambda model: False)
         return replace(cascade, stages=(*cascade.stages, extra))
 
-    monkeypatch.setitem(adaptive.PRESETS, "fast", more)
+    monkeypatch.setitem(presets.PRESETS, "fast", more)
     said = evaluate(demo.STANDARD, "--no-alarms")
     assert "Left out, as they are for other models: for-mixtures." in said
     assert said.endswith(f"Written to {FOLDER}: result.json, rows.npz, facts.json, waterfall.png")

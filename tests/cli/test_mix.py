@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.attacks.adaptive import preset
+from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.cli import mix as verb
 from adaptive_smoothing.cli.demo import ROBUST, STANDARD
 from adaptive_smoothing.cli.main import app
@@ -67,7 +67,7 @@ def test_a_fixed_alpha_by_its_target():
 
 
 def test_what_a_clean_accuracy_costs_is_said(monkeypatch):
-    monkeypatch.setattr("adaptive_smoothing.tuning.tune.FastAttack", partial(preset, "B"))
+    monkeypatch.setattr("adaptive_smoothing.tuning.tune.fast_attack", partial(preset, "B"))
     said = mix("--mode", "fixed", "--clean-accuracy", "60", "--attacked", "4", "--out", "mine")
     few, attack = datasets.load("cifar10", "val").take(slice(4)), preset("B", Linf(8 / 255))
     models = MixedClassifier.from_pretrained("mine"), zoo.load(ROBUST)

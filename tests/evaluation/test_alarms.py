@@ -10,7 +10,7 @@ from torch import nn
 
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.views import Smooth
+from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
 from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
@@ -165,7 +165,7 @@ def test_an_alpha_that_is_a_switch_is_flat_and_not_detached(small):
     assert names(switch, small.x) == {"flat-alpha"}
     assert "detached-alpha" in names(switch.gray_box(), small.x)
     data = datasets.from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
-    for source, answered in {None: False, Smooth(): True}.items():
+    for source, answered in {None: False, SmoothedSurrogate(): True}.items():
         attack = Cascade("one step", LINF, (Stage("pgd-1", PGD(LINF, steps=1), source),))
         assert ("flat-alpha" in {alarm.name for alarm in evaluate_cascade(switch, data, attack).alarms}) != answered
 

@@ -480,9 +480,9 @@ def test_labels_without_a_class_one_logit_and_another_precision_are_refused(mode
 
 def test_arguments_that_are_something_else_are_refused(model, data):
     with pytest.raises(TypeError, match=r"expected a threat such as ads.Linf\(8 / 255\), got 0.03"):
-        ads.FastAttack(0.03)
+        ads.fast_attack(0.03)
     with pytest.raises(TypeError, match=r"got the function that makes one: pass ads.preset\('fast', threat\)"):
-        ads.evaluate(model, data, ads.FastAttack)
+        ads.evaluate(model, data, ads.fast_attack)
     with pytest.raises(TypeError, match=r"expected a torch module, got str: load a model by name with ads.load_model"):
         ads.evaluate("small-robust", data, brief())
     with pytest.raises(ValueError, match="expected a batch_size of at least 1, got 0"):

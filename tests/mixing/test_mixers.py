@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.objectives import cross_entropy, flip_standard
-from adaptive_smoothing.attacks.views import AtAlpha, Plain
+from adaptive_smoothing.attacks.presets import preset
+from adaptive_smoothing.attacks.views import AtAlpha, WithoutTransforms
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -231,7 +231,7 @@ def test_without_the_transform_every_target_has_a_gradient_of_its_own():
     images = torch.tensor([0.9, 0.2, 0.1, 0.0]).expand(1, 3, 1, 4).clone().requires_grad_()
     mixed = MixedClassifier(Hardmax(Given()), Nonlinear(Given(), scale=15.0, power=8.0, shift=-0.75), 0.9)
     apart = []
-    for view in (mixed, Plain()(mixed), Plain(alpha=1.0)(mixed)):
+    for view in (mixed, WithoutTransforms()(mixed), WithoutTransforms(alpha=1.0)(mixed)):
         logits = view(images)
         towards = [
             torch.autograd.grad(logits[0, target] - logits[0, 0], images, retain_graph=True)[0][0, 0, 0]
@@ -239,14 +239,14 @@ def test_without_the_transform_every_target_has_a_gradient_of_its_own():
         ]
         apart.append(((towards[0] - towards[1]).norm() / towards[0].norm()).item())
     assert apart[0] < 0.01 and min(apart[1:]) > 0.5
-    assert torch.equal(Plain(alpha=1.0)(mixed)(images), Given()(images).log_softmax(1))
+    assert torch.equal(WithoutTransforms(alpha=1.0)(mixed)(images), Given()(images).log_softmax(1))
 
 
 def test_past_a_transform_alpha_has_a_gradient_where_it_is_flat():
     mixed = MixedClassifier(G, Nonlinear(H, scale=15.0, power=8.0, shift=-0.75), mixers()[1], alpha_scale=1e4)
     nn.init.normal_(mixed.alpha.scorer[-1].weight)
     slopes = []
-    for view in (mixed, Plain()(mixed)):
+    for view in (mixed, WithoutTransforms()(mixed)):
         images = IMAGES.clone().requires_grad_()
         mixture = view.mix(images)
         slopes.append(torch.autograd.grad(mixture.alpha.sum(), images)[0].abs().amax())

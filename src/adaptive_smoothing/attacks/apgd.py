@@ -1,4 +1,4 @@
-"""Auto-PGD (Croce and Hein 2020): steps with momentum, whose size halves when progress stalls."""
+"""Auto-PGD (Croce and Hein 2020): PGD with momentum whose step size is halved when progress stalls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, cross_entropy
+from adaptive_smoothing.attacks.pgd import pgd_step
 from adaptive_smoothing.attacks.step_attack import (
     Answer,
     State,
@@ -21,27 +22,31 @@ from adaptive_smoothing.attacks.step_attack import (
 from adaptive_smoothing.threat import Threat
 
 MOMENTUM = 0.25
-# A window in which at most this share of the steps climbed has stalled.
+# Progress has stalled in a window if at most this share of its steps increased the loss.
 RISING = 0.75
-# Lengths of the windows, as shares of the steps: the first, by how much the next is shorter, the shortest.
-FIRST, SHORTER, SHORTEST = 0.22, 0.03, 0.06
+# Lengths of the windows, as shares of the steps: the first, the decrease from one to the next, the shortest.
+FIRST, DECREASE, SHORTEST = 0.22, 0.03, 0.06
 
 
 @dataclass(frozen=True)
 class APGD(StepAttack):
-    """`target_classes` > 0 tries that many of the most likely wrong classes in turn, with a targeted objective.
+    """APGD on any objective.
 
-    The start is random, or with `go_on` the worst version that earlier attacks have found. Steps are in units of eps.
+    Args:
+        target_classes: how many of the most likely wrong classes to try in turn, with a targeted objective; 0: none.
+        first_step: in units of eps.
+        from_worst: start from the worst version that earlier attacks have found, not from a random point.
+        widest_margin: see `StepAttack`.
     """
 
     threat: Threat
     steps: int = 100
-    climb: Objective = cross_entropy
+    objective: Objective = cross_entropy
     target_classes: int = 0
     restarts: int = 1
     first_step: float = 2.0
-    go_on: bool = False
-    to_the_end: bool = False
+    from_worst: bool = False
+    widest_margin: bool = False
     seed: int = 0
 
     @property
@@ -51,11 +56,11 @@ class APGD(StepAttack):
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         return targets_with_restarts(logits, labels, self.target_classes, self.restarts)
 
-    def objective(self, state: State) -> Objective:
-        return self.climb
+    def current_objective(self, state: State) -> Objective:
+        return self.objective
 
     def begin(self, state: State, classes: int) -> State:
-        start = state["worst"].clone() if self.go_on else random_start(self.threat, state)
+        start = state["worst"].clone() if self.from_worst else random_start(self.threat, state)
         low = torch.full_like(state["eps"], -torch.inf)
         return {
             "iterate": start,
@@ -74,19 +79,19 @@ class APGD(StepAttack):
         }
 
     def query(self, state: State) -> Tensor:
-        """The first question is about the start itself."""
+        """Return the start at step 0, then a step with momentum."""
         x, clean, threat = state["iterate"], state["clean"], self.threat.with_eps(state["eps"])
-        ahead = threat.project(x + column(state["step_size"], x) * threat.steepest(state["gradient"]), clean)
-        # The first step has no momentum yet.
-        kept = column(torch.where(state["step"] == 1, 0.0, MOMENTUM), x)
-        moved = threat.project(x + (1 - kept) * (ahead - x) + kept * (x - state["previous"]), clean)
+        ahead = pgd_step(threat, x, state["gradient"], state["step_size"], clean)
+        # There is no momentum before the second step.
+        momentum = column(torch.where(state["step"] == 1, 0.0, MOMENTUM), x)
+        moved = threat.project(x + (1 - momentum) * (ahead - x) + momentum * (x - state["previous"]), clean)
         return choose(state["step"] == 0, x, moved)
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         _, loss, gradient = answer
         assert loss is not None and gradient is not None
         first, better = state["step"] == 0, loss > state["best_loss"]
-        seen = {
+        new = {
             "previous": state["iterate"],
             "iterate": images,
             "gradient": gradient,
@@ -97,15 +102,15 @@ class APGD(StepAttack):
             "checked_loss": torch.where(first, loss, state["checked_loss"]),
             "rises": state["rises"] + (~first & (loss > state["last_loss"])).float(),
         }
-        return keep_worst(state, images, answer.logits) | seen | self._checked(state | seen)
+        return keep_worst(state, images, answer.logits) | new | self._check_window(state | new)
 
-    def _checked(self, state: State) -> State:
-        """At the end of a window: where it stalled, halve the step and go back to the best point."""
+    def _check_window(self, state: State) -> State:
+        """Return the changes at the end of a window: if it stalled, halve the step and return to the best point."""
         ends = state["step"] == state["window_end"]
         stalled = state["rises"] <= RISING * state["window"]
         unimproved = ~state["reduced"] & (state["best_loss"] <= state["checked_loss"])
         reduce = ends & (stalled | unimproved)
-        window = (state["window"] - self._length(SHORTER)).clamp_min(self._length(SHORTEST))
+        window = (state["window"] - self._length(DECREASE)).clamp_min(self._length(SHORTEST))
         return {
             "iterate": choose(reduce, state["best"], state["iterate"]),
             "gradient": choose(reduce, state["best_gradient"], state["gradient"]),

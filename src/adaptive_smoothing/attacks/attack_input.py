@@ -1,4 +1,4 @@
-"""What an attack is given, and what it makes of it."""
+"""What an attack is given, and what it returns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from adaptive_smoothing.threat import Threat
 
 @dataclass(frozen=True)
 class AttackInput:
-    """Images with what an attack has to know of them: labels, positions in the data set, logits, radii.
+    """Images with their labels, indices in the data set, logits and radii.
 
-    `worst` is what earlier attacks have made of them, where there were any.
+    `worst` holds the worst versions of the images that earlier attacks have found, if there were any.
     """
 
     images: Tensor
@@ -29,9 +29,11 @@ class AttackInput:
 
     @property
     def eps(self) -> Tensor:
+        """One radius per image."""
         return torch.as_tensor(self.threat.eps, dtype=torch.float32, device=self.images.device).expand(len(self))
 
     def take(self, which: Tensor) -> AttackInput:
+        """Return the input of a selection of the images."""
         images, labels, index, logits = (part[which] for part in (self.images, self.labels, self.index, self.logits))
         worst = None if self.worst is None else self.worst[which]
         return AttackInput(images, labels, index, logits, self.threat.take(which), worst)
@@ -39,10 +41,10 @@ class AttackInput:
 
 @dataclass
 class AttackOutcome:
-    """What an attack made of each image: whether it fell, its worst version and margin, the queries spent on it.
+    """The result of an attack for each image: whether it is fooled, its worst version and margin, the queries made.
 
-    The margin and the logits of an image that fell are those it was judged by; of another, the margin is what the
-    attack believes, and the logits are unknown.
+    The margin and the logits of a fooled image are those that confirmed it in full precision. For other images the
+    margin is the one the attack computed, and the logits are unknown.
     """
 
     fooled: Tensor
@@ -52,7 +54,8 @@ class AttackOutcome:
     queries: Tensor
 
     @classmethod
-    def before(cls, shot: AttackInput) -> AttackOutcome:
-        nobody, none = torch.zeros_like(shot.labels, dtype=torch.bool), torch.zeros_like(shot.labels)
-        low = torch.full(shot.labels.shape, -torch.inf, device=shot.images.device)
-        return cls(nobody, shot.images.clone(), low, torch.zeros_like(shot.logits), none)
+    def before(cls, inputs: AttackInput) -> AttackOutcome:
+        """Return the state before any attack."""
+        none_fooled, no_queries = torch.zeros_like(inputs.labels, dtype=torch.bool), torch.zeros_like(inputs.labels)
+        low = torch.full(inputs.labels.shape, -torch.inf, device=inputs.images.device)
+        return cls(none_fooled, inputs.images.clone(), low, torch.zeros_like(inputs.logits), no_queries)

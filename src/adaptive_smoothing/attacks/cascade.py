@@ -1,4 +1,4 @@
-"""Attacks one after the other, each on what the ones before have left standing: the worst case of all of them."""
+"""A cascade: attacks one after the other, each on the images that survived so far. The result is their worst case."""
 
 from __future__ import annotations
 
@@ -6,46 +6,55 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
 from adaptive_smoothing.attacks.engine.engine import Engine, View
-from adaptive_smoothing.attacks.engine.jobs import Watch
+from adaptive_smoothing.attacks.engine.jobs import AttackProgress, run_attack
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.attacks.success import confirm
+from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.threat import Threat
 
-# What attack libraries have: an attack on a model's images and labels that returns other images.
+# The interface of attack libraries: attack(model, images, labels) returns adversarial images.
 PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Needs = Callable[[nn.Module], bool]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """An attack with a name; `source` says on which view of the model it is made, when not on the model itself.
+    """One attack of a cascade.
 
-    `needs` says which models it is for. A `precise` one is for the images that stand by so little that the rounding
-    errors of fast arithmetic may be why.
+    Args:
+        key: names the stage in result files; random numbers are derived from it.
+        source: returns the view of the model that is attacked, if it is not the model itself.
+        needs: says whether the stage applies to a model; None: it always does.
+        precise: attack in full precision, and only images that survive by less than the rounding error.
     """
 
     key: str
     attack: StepAttack | PlainAttack
     source: View | None = None
-    needs: Callable[[nn.Module], bool] | None = None
+    needs: Needs | None = None
     precise: bool = False
 
     @property
-    def to_the_end(self) -> bool:
-        return isinstance(self.attack, StepAttack) and self.attack.to_the_end
+    def title(self) -> str:
+        """What people read."""
+        return stage_title(self.key)
+
+    @property
+    def widest_margin(self) -> bool:
+        return isinstance(self.attack, StepAttack) and self.attack.widest_margin
 
     @property
     def cost(self) -> float:
-        """Roughly, in forward passes an image that stands: for estimates of the time left."""
-        if self.precise:  # of a few images only
+        """Roughly the number of forward passes per surviving image, to estimate the time left."""
+        if self.precise:  # few images
             return 1.0
         if not isinstance(self.attack, StepAttack):
             return 3.0 * getattr(self.attack, "steps", 20)
@@ -55,7 +64,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Stages in order. `audit` is run in full on a sample of what is left, to see what the stages may have missed."""
+    """Stages in order. `audit` is run on a sample of the survivors, to estimate how many the stages have missed."""
 
     name: str
     threat: Threat
@@ -63,7 +72,7 @@ class Cascade:
     audit: tuple[Stage, ...] = ()
     audit_random: int = 48
     audit_closest: int = 16
-    # Of fewer survivors at most this share, so that the audit never costs more than what it audits.
+    # The largest share of the survivors to audit, so that the audit of a few images costs less than the stages.
     audit_share: float = 1 / 8
 
     def __post_init__(self) -> None:
@@ -71,7 +80,7 @@ class Cascade:
             raise TypeError(f"expected a threat such as ads.Linf(8 / 255), got {self.threat!r}: name the norm as well")
 
     def for_model(self, model: nn.Module) -> Cascade:
-        """Without the stages that make no sense for this model."""
+        """Return the cascade with the stages that apply to a model."""
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
         if not stages:
             raise ValueError(
@@ -81,7 +90,7 @@ class Cascade:
         return replace(self, stages=stages)
 
     def audit_sizes(self, survivors: int) -> tuple[int, int]:
-        """How many survivors to audit: some at random, and a third as many of those closest to falling."""
+        """Return how many survivors to audit at random, and how many of those with the smallest margin."""
         share = self.audit_share * survivors
         return min(self.audit_random, round(0.75 * share)), min(self.audit_closest, round(0.25 * share))
 
@@ -92,7 +101,7 @@ class Cascade:
 
 @dataclass
 class CascadeState:
-    """What is known of each image so far: which stage fooled it (-1: none), and the rest as in an `Outcome`."""
+    """The result so far for each image: the stage that fooled it (-1: none), and the rest as in an `AttackOutcome`."""
 
     fooled_by: Tensor
     worst: Tensor
@@ -101,83 +110,94 @@ class CascadeState:
     queries: Tensor
 
     @classmethod
-    def before(cls, shot: AttackInput) -> CascadeState:
-        start = AttackOutcome.before(shot)
-        return cls(torch.full_like(shot.labels, -1), start.worst, start.margin, start.logits, start.queries)
+    def before(cls, inputs: AttackInput) -> CascadeState:
+        """Return the state before the first stage."""
+        start = AttackOutcome.before(inputs)
+        return cls(torch.full_like(inputs.labels, -1), start.worst, start.margin, start.logits, start.queries)
 
     def left(self) -> Tensor:
+        """Return the positions of the survivors."""
         return (self.fooled_by < 0).nonzero().squeeze(1)
 
     def add(self, number: int, which: Tensor, outcome: AttackOutcome) -> None:
-        fell = outcome.fooled & (self.fooled_by[which] < 0)
-        closer = fell | (outcome.margin > self.margin[which])
+        """Add the outcome of stage `number` on a selection of the images."""
+        newly_fooled = outcome.fooled & (self.fooled_by[which] < 0)
+        worse = newly_fooled | (outcome.margin > self.margin[which])
         for mine, theirs in ((self.worst, outcome.worst), (self.margin, outcome.margin), (self.logits, outcome.logits)):
-            mine[which[closer]] = theirs[closer]
-        self.fooled_by[which[fell]] = number
+            mine[which[worse]] = theirs[worse]
+        self.fooled_by[which[newly_fooled]] = number
         self.queries[which] += outcome.queries
 
 
 def run_stage(
-    engine: Engine, number: int, stage: Stage, shot: AttackInput, standing: CascadeState, watch: Watch | None = None
+    engine: Engine,
+    number: int,
+    stage: Stage,
+    inputs: AttackInput,
+    state: CascadeState,
+    progress: AttackProgress | None = None,
 ) -> None:
-    """Attack what the stage is for, and note what became of it."""
-    which = _for_stage(engine, stage, shot, standing)
+    """Run a stage on the images it is for, and add its outcome to `state`."""
+    which = _images_for(engine, stage, inputs, state)
     if not len(which):
         return
-    if watch is not None:
-        watch = partial(_told_of_new, watch, int((standing.fooled_by[which] >= 0).sum()))
-    part = replace(shot, worst=standing.worst).take(which)
+    part = replace(inputs, worst=state.worst).take(which)
     if isinstance(stage.attack, StepAttack):
-        outcome = engine.run(stage.key, stage.attack, part, source=stage.source, precise=stage.precise, watch=watch)
+        if progress is not None:
+            progress = _count_new_only(progress, int((state.fooled_by[which] >= 0).sum()))
+        outcome = run_attack(
+            engine, stage.key, stage.attack, part, source=stage.source, precise=stage.precise, progress=progress
+        )
     else:
         attack = stage.attack
-        outcome = engine.retried(part, stage.source, lambda view: plain_outcome(engine, attack, part, view))
-    standing.add(number, which, outcome)
+        outcome = engine.retry(part, stage.source, lambda view: run_plain_attack(engine, attack, part, view))
+    state.add(number, which, outcome)
 
 
-def _for_stage(engine: Engine, stage: Stage, shot: AttackInput, standing: CascadeState) -> Tensor:
-    """What stands, or only what stands by a rounding error; everything for an attack that goes to the end."""
-    left = standing.left()
+def _images_for(engine: Engine, stage: Stage, inputs: AttackInput, state: CascadeState) -> Tensor:
+    """Return the survivors; only those by a rounding error for a precise stage, all images for the widest margin."""
+    left = state.left()
     if stage.precise:
-        return left[standing.margin[left] > -engine.arithmetic(shot).rounding(shot.logits[left])]
-    return torch.arange(len(shot), device=left.device) if stage.to_the_end else left
+        return left[state.margin[left] > -engine.arithmetic(inputs).rounding(inputs.logits[left])]
+    return torch.arange(len(inputs), device=left.device) if stage.widest_margin else left
 
 
-def _told_of_new(watch: Watch, before: int, share: float, fallen: int) -> None:
-    """Of images that have fallen, without those that an attack to the end was given as such."""
-    watch(share, max(0, fallen - before))
+def _count_new_only(progress: AttackProgress, before: int) -> AttackProgress:
+    """Return a callback without the images that were fooled `before` the stage."""
+    return lambda share, fooled: progress(share, max(0, fooled - before))
 
 
-def plain_outcome(engine: Engine, attack: PlainAttack, shot: AttackInput, source: nn.Module | None) -> AttackOutcome:
-    """An attack that is no engine's: called batch by batch, judged like any other."""
-    attacked = source or engine.model
-    worst, queries = [], torch.zeros_like(shot.labels)
-    for rows in torch.arange(len(shot), device=shot.labels.device).split(engine.size):
-        part = shot.take(rows)
-        with _counted(attacked) as calls:
-            worst.append(_for(attack, part)(attacked, part.images, part.labels))
+def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, view: nn.Module | None) -> AttackOutcome:
+    """Call an attack that is not the engine's, batch by batch, and confirm its successes."""
+    attacked = view or engine.model
+    found, queries = [], torch.zeros_like(inputs.labels)
+    for rows in torch.arange(len(inputs), device=inputs.labels.device).split(engine.size):
+        part = inputs.take(rows)
+        with _count_images(attacked) as calls:
+            found.append(_with_radii(attack, part)(attacked, part.images, part.labels))
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
-    margin, logits = confirm(engine.model, torch.cat(worst), shot.images, shot.labels, shot.threat)
-    _warn_if_outside(torch.cat(worst), shot, margin)
-    return AttackOutcome(margin > 0, torch.cat(worst), margin, logits, queries)
+    worst = torch.cat(found)
+    margin, logits = confirm(engine.model, worst, inputs.images, inputs.labels, inputs.threat)
+    _warn_if_outside(worst, inputs, margin)
+    return AttackOutcome(margin > 0, worst, margin, logits, queries)
 
 
-def _warn_if_outside(worst: Tensor, shot: AttackInput, margin: Tensor) -> None:
-    """It looks like robustness, and is an attack with another radius than that of the evaluation."""
+def _warn_if_outside(worst: Tensor, inputs: AttackInput, margin: Tensor) -> None:
+    """Warn of an attack with a larger radius than the evaluation: its images do not count, which looks robust."""
     outside = margin.isneginf()
     if outside.any():
-        farthest = shot.threat.distance(worst, shot.images)[outside].max().item()
+        farthest = inputs.threat.distance(worst, inputs.images)[outside].max().item()
         warnings.warn(
-            f"an attack left the {shot.threat.norm} ball on {int(outside.sum())} of {len(shot)} images, and went as "
-            f"far as {farthest:.4g}: they count as not fooled; give the attack the eps of the evaluation",
+            f"an attack left the {inputs.threat.norm} ball on {int(outside.sum())} of {len(inputs)} images, and went "
+            f"as far as {farthest:.4g}: they count as not fooled; give the attack the eps of the evaluation",
             stacklevel=2,
         )
 
 
 @contextmanager
-def _counted(model: nn.Module) -> Iterator[list[int]]:
-    """How many images each call of the model was about."""
+def _count_images(model: nn.Module) -> Iterator[list[int]]:
+    """Yield a list that grows by the number of images of each call of the model."""
     calls: list[int] = []
     handle = model.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
     try:
@@ -186,6 +206,6 @@ def _counted(model: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def _for(attack: PlainAttack, shot: AttackInput) -> PlainAttack:
-    """PGD with the radii of these images."""
-    return replace(attack, threat=attack.threat.with_eps(shot.threat.eps)) if isinstance(attack, PGD) else attack
+def _with_radii(attack: PlainAttack, inputs: AttackInput) -> PlainAttack:
+    """Return PGD with the radii of these images; any other attack is returned unchanged."""
+    return replace(attack, threat=attack.threat.with_eps(inputs.threat.eps)) if isinstance(attack, PGD) else attack

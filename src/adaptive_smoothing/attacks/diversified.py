@@ -1,7 +1,7 @@
-"""Margin PGD with output-diversified starts (Tashiro et al. 2020): the short attacks of the `fast` preset.
+"""PGD with output-diversified starts (Tashiro et al. 2020): the short attacks of the `fast` preset.
 
-A job first climbs a random combination of the logits for a few steps, which carries it to a place where the model
-says something else, and then the margin, with steps that shrink to nothing.
+A job first maximises a random combination of the logits for a few steps, which moves it to a region where the outputs
+differ, and then the objective, with step sizes that decrease to zero.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, margin
+from adaptive_smoothing.attacks.pgd import pgd_step
 from adaptive_smoothing.attacks.step_attack import (
     Answer,
     State,
@@ -26,21 +27,24 @@ from adaptive_smoothing.noise import fold, uniform
 from adaptive_smoothing.threat import Threat
 
 MOMENTUM = 0.25
-# Where all images are still in line: most of those that an untargeted attack ever takes fall to its first step.
-EARLY_LOOK = 2
+# Steps between two checks of an untargeted attack: most of the images that it fools are fooled by the first step.
+EARLY_CHECK = 2
 
 
 @dataclass(frozen=True)
 class DiversifiedPGD(StepAttack):
-    """`diversify` steps on a random combination of logits, then `steps` on what there is to `climb`.
+    """PGD with momentum from a random start.
 
-    `target_classes` > 0 tries that many of the most likely wrong classes, each `restarts` times; 0 goes untargeted.
-    Without diversification the first steps start from a random point of the ball all the same.
+    Args:
+        steps: steps on the objective, after the steps on a random combination of logits.
+        target_classes: how many of the most likely wrong classes to try, each `restarts` times; 0: untargeted.
+        diversify: steps on a random combination of logits.
+        first_step: in units of eps.
     """
 
     threat: Threat
     steps: int = 20
-    climb: Objective = margin
+    objective: Objective = margin
     target_classes: int = 0
     restarts: int = 1
     diversify: int = 0
@@ -52,17 +56,17 @@ class DiversifiedPGD(StepAttack):
         return self.diversify + self.steps + 1
 
     @property
-    def look_every(self) -> int:
-        return super().look_every if self.target_classes else EARLY_LOOK
+    def check_every(self) -> int:
+        return super().check_every if self.target_classes else EARLY_CHECK
 
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         return targets_with_restarts(logits, labels, self.target_classes, self.restarts)
 
-    def objective(self, state: State) -> Objective:
+    def current_objective(self, state: State) -> Objective:
         def diverse_first(
             model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor
         ) -> tuple[Tensor, Tensor]:
-            loss, logits = self.climb(model, images, labels, targets)
+            loss, logits = self.objective(model, images, labels, targets)
             diverse = (logits.float() * state["direction"]).sum(1)
             return torch.where(state["step"] < self.diversify, diverse, loss), logits
 
@@ -79,14 +83,13 @@ class DiversifiedPGD(StepAttack):
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None
         clean, threat = state["clean"], self.threat.with_eps(state["eps"])
-        size = column(self._step_size(state["step"]) * state["eps"], images)
-        ahead = threat.project(images + size * threat.steepest(answer.gradient), clean)
-        kept = column(torch.where(state["step"] <= self.diversify, 0.0, MOMENTUM), images)
-        following = images + (1 - kept) * (ahead - images) + kept * (images - state["previous"])
+        ahead = pgd_step(threat, images, answer.gradient, self._step_size(state["step"]) * state["eps"], clean)
+        momentum = column(torch.where(state["step"] <= self.diversify, 0.0, MOMENTUM), images)
+        following = images + (1 - momentum) * (ahead - images) + momentum * (images - state["previous"])
         moved = {"iterate": threat.project(following, clean), "previous": images}
         return keep_worst(state, images, answer.logits) | moved
 
     def _step_size(self, step: Tensor) -> Tensor:
-        """In units of eps: whole steps first, then half a cosine from `first_step` down to nothing."""
-        gone = ((step - self.diversify) / self.steps).clamp(0, 1)
-        return torch.where(step < self.diversify, 1.0, self.first_step * (1 + torch.cos(torch.pi * gone)) / 2)
+        """Return the step size in units of eps: 1 while diversifying, then half a cosine from `first_step` to 0."""
+        done = ((step - self.diversify) / self.steps).clamp(0, 1)
+        return torch.where(step < self.diversify, 1.0, self.first_step * (1 + torch.cos(torch.pi * done)) / 2)

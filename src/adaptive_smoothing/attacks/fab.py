@@ -1,9 +1,9 @@
-"""The targeted fast adaptive boundary attack, FAB-T (Croce and Hein 2020): the nearest point where the target wins.
+"""The targeted fast adaptive boundary attack, FAB-T (Croce and Hein 2020): find the nearest point of the target class.
 
-Each step takes the boundary between the two classes for a plane, goes to the plane and a little beyond, drawn back
-towards the clean image. After a misclassified iterate the next step starts from a point on the way back. The plane is
-that of the iterate itself, whose prediction has to be known anyway: one pass a step, where the reference makes
-another one on the way back.
+Each step approximates the boundary between the two classes by a plane and moves slightly beyond it, with a bias towards
+the clean image. After a misclassified iterate the next step starts from a point closer to the clean image. The plane
+is the linearisation at the iterate, whose prediction is needed anyway, so that a step costs one pass. The reference
+makes a second pass at the point closer to the clean image.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from adaptive_smoothing.attacks.step_attack import (
 )
 from adaptive_smoothing.threat import Threat
 
-# The weight of the clean image at most, how far beyond the plane, and how far back (the reference's numbers).
-TOWARDS_CLEAN, BEYOND, BACK = 0.1, 1.05, 0.9
-# The way to a plane is found by Newton's method on a concave, piecewise linear function.
+# The reference's numbers: the largest weight of the clean image, the overshoot beyond the plane, and the share of the
+# perturbation that is kept after a misclassified iterate.
+MAX_CLEAN_WEIGHT, OVERSHOOT, BACKWARD = 0.1, 1.05, 0.9
+# The shortest step to a plane is found by Newton's method on a concave, piecewise linear function.
 NEWTON_STEPS = 12
-FAR = 1e30
+LARGEST_TIME = 1e30
 
 
 @dataclass(frozen=True)
 class FAB(StepAttack):
-    """Targeted: the most likely wrong classes in turn, each from the clean image itself."""
+    """FAB-T with the most likely wrong classes in turn, each from the clean image."""
 
     threat: Threat
     steps: int = 100
@@ -49,7 +50,7 @@ class FAB(StepAttack):
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         return most_likely_targets(logits, labels, self.target_classes)
 
-    def objective(self, state: State) -> Objective:
+    def current_objective(self, state: State) -> Objective:
         return targeted_margin
 
     def begin(self, state: State, classes: int) -> State:
@@ -63,28 +64,29 @@ class FAB(StepAttack):
         assert lead is not None and gradient is not None
         clean, threat = state["clean"], self.threat.with_eps(state["eps"])
         fooled = logit_margin(logits, state["label"]) > 0
-        here = choose(fooled, clean + BACK * (images - clean), images)
+        here = choose(fooled, clean + BACKWARD * (images - clean), images)
         offset = (gradient * images).sum((1, 2, 3)) - lead
-        to_plane = way_to_plane(threat, here, gradient, offset)
-        from_clean = way_to_plane(threat, clean, gradient, offset)
-        near, far = (_length(threat, way) for way in (to_plane, from_clean))
-        weight = column((near / (near + far)).clamp(max=TOWARDS_CLEAN), images)
-        ahead = (here + BEYOND * to_plane) * (1 - weight) + (clean + BEYOND * from_clean) * weight
-        # Not a number is not outside: it must reach the verdict, which refuses it.
+        to_plane = step_to_plane(threat, here, gradient, offset)
+        from_clean = step_to_plane(threat, clean, gradient, offset)
+        near, far = (_length(threat, delta) for delta in (to_plane, from_clean))
+        weight = column((near / (near + far)).clamp(max=MAX_CLEAN_WEIGHT), images)
+        ahead = (here + OVERSHOOT * to_plane) * (1 - weight) + (clean + OVERSHOOT * from_clean) * weight
+        # NaN is not outside, so that it reaches the confirmation, which refuses it.
         inside = ~(threat.distance(images, clean) > state["eps"])
         return keep_worst(state, images, logits, inside) | {"iterate": ahead.clamp(0, 1)}
 
 
-def way_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
-    """The shortest way, in the threat's norm, from points in the box to the plane normal . z = offset inside the box.
+def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
+    """Return the shortest step, in the threat's norm, from points in the box to the plane normal . z = offset.
 
-    Every pixel moves at its pace until it meets the box; where the plane does not meet the box, all of them do.
+    The step stays in the box: every pixel moves at its own pace until it reaches the box. If the plane does not meet
+    the box, all pixels do.
     """
-    # Only the direction counts, and squares of tiny gradients vanish.
+    # Only the direction matters, and the squares of tiny gradients would underflow.
     largest = normal.abs().amax((1, 2, 3)).clamp_min(torch.finfo(normal.dtype).tiny)
     normal, offset = normal / column(largest, normal), offset / largest
     excess = (normal * points).sum((1, 2, 3)) - offset
-    # sign(NaN) is 0, which would freeze the attack and pass for robustness.
+    # sign(NaN) is 0, which would stop the attack and look like robustness.
     downhill = -normal.sign() * column(excess.sign().where(~excess.isnan(), excess), points)
     room = torch.where(downhill > 0, 1 - points, points)
     pace, slope, goal = threat.pace(normal), normal.abs(), excess.abs()
@@ -94,10 +96,10 @@ def way_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor)
         free = moved < room
         gained = (slope * torch.minimum(moved, room)).sum((1, 2, 3))
         speed = (slope * pace * free).sum((1, 2, 3))
-        # Infinite, it would make NaN of a pace of zero.
-        time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=FAR)
+        # An infinite time would give NaN for a pace of zero.
+        time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
     return downhill * torch.minimum(column(time, points) * pace, room)
 
 
-def _length(threat: Threat, way: Tensor) -> Tensor:
-    return threat.distance(way, torch.zeros_like(way)).clamp_min(1e-8)
+def _length(threat: Threat, delta: Tensor) -> Tensor:
+    return threat.distance(delta, torch.zeros_like(delta)).clamp_min(1e-8)

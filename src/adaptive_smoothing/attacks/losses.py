@@ -1,6 +1,6 @@
-"""Losses of logits that an attack climbs: `loss(logits, labels, targets) -> one number per image`.
+"""Losses of logits that attacks maximise: `loss(logits, labels, targets)` returns one number per image.
 
-A targeted loss reads `targets`, the others do not. Each is positive, or larger, when the image is misclassified.
+Only targeted losses use `targets`. Every loss grows as the image gets closer to misclassification.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DLR_CLASSES = 4
 
 
 def logit_margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """How far the best wrong class is above the right one: positive when the image is misclassified."""
+    """Return the largest logit of a wrong class minus that of the label: positive when the image is misclassified."""
     logits = logits.float()
     right = logits.gather(1, labels[:, None])
     wrong = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
@@ -26,7 +26,7 @@ def logit_margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
-    """KL(softmax(reference) || softmax(logits)) of each row."""
+    """Return KL(softmax(reference) || softmax(logits)) of each row."""
     log_p, log_q = reference.float().log_softmax(1), logits.float().log_softmax(1)
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
 
@@ -40,19 +40,22 @@ def margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -
 
 
 def targeted_margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
-    """How far the target is above the right class."""
-    return _lead(logits.float(), labels, wanted(targets))
+    """Return the logit of the target minus that of the label."""
+    return _lead(logits.float(), labels, require_targets(targets))
 
 
 def targeted_probability_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
-    """The same lead in probabilities, which a mixed classifier adds up: a network that is sure has no say in it."""
-    return _lead(logits.float().softmax(1), labels, wanted(targets))
+    """Return the probability of the target minus that of the label.
+
+    A mixed classifier adds up probabilities, so a base classifier that is certain of its class has no gradient here.
+    """
+    return _lead(logits.float().softmax(1), labels, require_targets(targets))
 
 
 def dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
-    """Difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3, so that scale is nothing.
+    """Return the difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3, which removes the scale.
 
-    Below four classes, where there is little to divide by, it is the margin.
+    With fewer than four classes there is too little to divide by; then it is the margin.
     """
     if logits.shape[1] < DLR_CLASSES:
         return margin_loss(logits, labels)
@@ -61,19 +64,20 @@ def dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> T
 
 
 def targeted_dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
-    """The target's lead over z_1 - (z_3 + z_4) / 2; below four classes the lead itself."""
+    """Return the targeted margin over z_1 - (z_3 + z_4) / 2; with fewer than four classes the targeted margin."""
     if logits.shape[1] < DLR_CLASSES:
         return targeted_margin_loss(logits, labels, targets)
     logits = logits.float()
     top = logits.topk(4).values
-    return _lead(logits, labels, wanted(targets)) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY)
+    return _lead(logits, labels, require_targets(targets)) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY)
 
 
-def _lead(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-    return (logits.gather(1, targets[:, None]) - logits.gather(1, labels[:, None])).squeeze(1)
+def _lead(scores: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    return (scores.gather(1, targets[:, None]) - scores.gather(1, labels[:, None])).squeeze(1)
 
 
-def wanted(targets: Tensor | None) -> Tensor:
+def require_targets(targets: Tensor | None) -> Tensor:
+    """Return `targets`; None is an error."""
     if targets is None:
         raise ValueError("expected a target class per image for a targeted loss, got none: pass targets")
     return targets

@@ -1,13 +1,13 @@
-"""What an attack climbs: `objective(model, images, labels, targets) -> (loss per image, logits)`.
+"""What an attack maximises: `objective(model, images, labels, targets)` returns (loss per image, logits).
 
-An attack knows nothing of mixing or of training; everything it is after is in its objective.
+Attacks know nothing about mixing or training. All such knowledge is in the objective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,14 +18,21 @@ from adaptive_smoothing.attacks.losses import (
     kl_divergence,
     logit_margin,
     margin_loss,
+    require_targets,
     targeted_dlr_loss,
     targeted_margin_loss,
     targeted_probability_loss,
-    wanted,
 )
+from adaptive_smoothing.mixing.classifier import MixedOutput
 from adaptive_smoothing.mixing.formula import mix_with_certain_standard
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
+
+
+class Mixes(Protocol):
+    """A mixed classifier, in any arithmetic."""
+
+    def mix(self, images: Tensor) -> MixedOutput: ...
 
 
 @dataclass(frozen=True)
@@ -48,54 +55,53 @@ targeted_probability = LossObjective(targeted_probability_loss)
 
 @dataclass(frozen=True)
 class LowerAlpha:
-    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and push its alpha towards g (setting D).
+    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and lower its alpha (the paper's setting D).
 
-    The weight is one number, or one per image.
+    `weight` is one number, or one per image.
     """
 
     loss: Loss
     weight: float | Tensor
 
     def __call__(
-        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
+        self, model: Mixes, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        mixture = model.mix(images)
-        pushed = -mixture.alpha.clamp_min(1e-12).log()
-        loss = (1 - self.weight) * self.loss(mixture.logits, labels, targets) + self.weight * pushed
-        return loss, mixture.logits
+        mixed = model.mix(images)
+        lowered = -mixed.alpha.clamp_min(1e-12).log()
+        loss = (1 - self.weight) * self.loss(mixed.logits, labels, targets) + self.weight * lowered
+        return loss, mixed.logits
 
 
 @dataclass(frozen=True)
 class FlipStandard:
-    """The loss of a mixed classifier, and the lead that the target has in g, until g is sure of it.
+    """The loss of a mixed classifier plus the margin of the target in g, up to `max_lead`.
 
-    A g that is sure of some other class hides from the gradient how easily it could be turned: its part of the mixture
-    is flat there. A learned alpha that is close to 1 hides it as well; with `hostile` the loss is that of the mixture
-    with a g that says the target already.
+    Where g is certain of another class, its share of the mixture has no gradient, although g can be flipped easily. The
+    same holds where a learned alpha is close to 1. With `worst_case`, the loss is that of the mixture with a g that is
+    already certain of the target.
     """
 
     loss: Loss
-    sure: float = 5.0
-    hostile: bool = False
+    max_lead: float = 5.0
+    worst_case: bool = False
 
     def __call__(
-        self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
+        self, model: Mixes, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        mixture, target = model.mix(images), wanted(targets)
-        at_setting = mix_with_certain_standard(mixture.h, mixture.alpha, target) if self.hostile else mixture.logits
-        # How far the target is above the best of all other classes in g, and no further than g has to be sure.
-        lead = -logit_margin(mixture.g, target).clamp(min=-self.sure)
-        return self.loss(at_setting, labels, targets) + lead, mixture.logits
+        mixed, target = model.mix(images), require_targets(targets)
+        logits = mix_with_certain_standard(mixed.h, mixed.alpha, target) if self.worst_case else mixed.logits
+        lead = -logit_margin(mixed.g, target).clamp(min=-self.max_lead)
+        return self.loss(logits, labels, targets) + lead, mixed.logits
 
 
 flip_standard = FlipStandard(targeted_probability_loss)
 flip_standard_margin = FlipStandard(targeted_margin_loss)
-worst_case_standard = FlipStandard(targeted_margin_loss, hostile=True)
+worst_case_standard = FlipStandard(targeted_margin_loss, worst_case=True)
 
 
 @dataclass(frozen=True)
 class KLDivergence:
-    """KL(reference || model): how far the prediction has moved from the one on the clean image (TRADES)."""
+    """KL(reference || model), with the reference logits of the clean images (TRADES)."""
 
     reference: Tensor
 

@@ -1,4 +1,7 @@
-"""Projected gradient descent (Madry et al. 2018), for any norm and any objective."""
+"""Projected gradient descent (Madry et al. 2018), for any norm and any objective.
+
+`pgd_step` is the ascent step of every gradient attack of the package, `ascend` the loop of those that run eagerly.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,79 @@ from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, per_image
 
-# A verdict is read in full precision; an attack that stops here must have fooled the model beyond TF32's rounding.
-SURELY = 0.01
+# Success is confirmed in full precision. An attack that stops early must fool the model by more than TF32's rounding.
+SAFE_MARGIN = 0.01
 # 20 steps of 0.0027 at eps = 8/255, the paper's setting, in units of eps / steps.
 STEP_FACTOR = 0.0027 * 20 / (8 / 255)
+
+Model = Callable[[Tensor], Tensor]
+# Which images of a batch are still attacked: their numbers, or a slice for all of them.
+Active = Tensor | slice
+# observe(active, iterates, losses, logits) returns a mask of the active images to go on with, or None for all.
+Observer = Callable[[Active, Tensor, Tensor, Tensor], Tensor | None]
+
+
+def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:
+    """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box.
+
+    Args:
+        step_size: one number, or one per image.
+    """
+    return threat.project(iterate + per_image(step_size, iterate) * threat.steepest(gradient), clean)
+
+
+def ascend(
+    objective: Objective,
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    threat: Threat,
+    *,
+    steps: int,
+    start: Tensor,
+    step_size: float | Tensor | None = None,
+    observe: Observer | None = None,
+) -> Tensor:
+    """Maximise an objective in the ball around `images` and return the last iterate.
+
+    Args:
+        step_size: the paper's, in units of eps / steps, if it is not given.
+        observe: is called with every iterate, from `start` to the last one, and can drop images.
+    """
+    iterate = start
+    active: Active = slice(None)
+    for _ in range(steps):
+        ball, clean = threat.take(active), images[active]
+        with torch.enable_grad():
+            iterate = iterate.detach().requires_grad_()
+            loss, logits = objective(model, iterate, labels[active])
+            (gradient,) = torch.autograd.grad(loss.sum(), iterate)
+        with torch.no_grad():
+            size = STEP_FACTOR / steps * ball.eps if step_size is None else step_size
+            following = pgd_step(ball, iterate, gradient, size, clean)
+            keep = None if observe is None else observe(active, iterate.detach(), loss.detach(), logits.detach())
+        if keep is not None:
+            active, following = torch.arange(len(images), device=images.device)[active][keep], following[keep]
+            if not len(following):
+                return following
+        iterate = following
+    if observe is not None:
+        with torch.no_grad():
+            observe(active, iterate, *objective(model, iterate, labels[active]))
+    return iterate
 
 
 @dataclass(frozen=True)
 class PGD:
-    """`PGD(threat, steps=20)(model, images, labels)` -> adversarial images.
+    """`PGD(threat, steps=20)(model, images, labels)` returns adversarial images.
 
-    Each image comes back as the iterate that was misclassified by the widest margin, or came closest to it.
-    `stop_when_fooled` leaves an image at the first iterate that fools the model and spends the remaining passes
-    on the others: the same verdicts for less, but its margins are not the worst ones. Random starts
-    are drawn for the batch, not for the image.
+    Of each image it returns the iterate with the widest margin of misclassification, or the closest to one.
+    Random starts depend on the batch, not on the image.
+
+    Args:
+        step_size: the paper's if it is not given.
+        stop_when_fooled: attack an image only until an iterate fools the model. The images that are fooled are the
+            same, for fewer passes, but their margins are not the widest.
     """
 
     threat: Threat
@@ -48,58 +110,41 @@ class PGD:
         check_eval(model)
         check_images(images)
         check_labels(labels, images, getattr(model, "num_classes", None))
-        worst, iterate = _Worst(images, labels), self.start(images)
-        everything = torch.arange(len(images), device=images.device)
-        active: Tensor | slice = slice(None)
-        for _ in range(self.steps):
-            threat = self.threat.take(active)
-            following, logits = self._climb(model, iterate, images[active], labels[active], threat)
-            standing = worst.update(active, iterate, logits)
-            worst.moved[active] |= (following != iterate).flatten(1).any(1)
-            if self.stop_when_fooled:
-                active, following = everything[active][standing], following[standing]
-                if not len(following):
-                    break
-            iterate = following
-        else:
-            with torch.no_grad():
-                worst.update(active, iterate, model(iterate))
+        start = self.start(images)
+        worst = _Worst(images, labels, start, self.stop_when_fooled)
+        self._ascend(model, images, labels, start, worst.observe)
         worst.check(self.threat)
         return worst.images
 
     def take(self, which: Tensor | slice) -> PGD:
-        """The same attack for a selection of the images: the radii of those."""
+        """Return the attack for a selection of the images, with their radii."""
         return replace(self, threat=self.threat.take(which))
 
     def start(self, images: Tensor, noise: torch.Generator | None = None) -> Tensor:
-        """Where the climb begins: the image itself, or a random point of the ball."""
+        """Return the first iterates: the images, or random points of their balls."""
         if not self.random_start:
             return images
         noise = noise or generator(self.seed, "pgd start", device=images.device)
         return self.threat.project(images + self.threat.random_delta(images, noise), images)
 
-    def last_iterate(
-        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, noise: torch.Generator
-    ) -> Tensor:
-        """The bare climb that adversarial training uses: no checks, no bookkeeping, nothing that waits for
-        the device.
-        """
-        iterate = self.start(images, noise)
-        for _ in range(self.steps):
-            iterate, _ = self._climb(model, iterate, images, labels, self.threat)
-        return iterate
+    def last_iterate(self, model: Model, images: Tensor, labels: Tensor, noise: torch.Generator) -> Tensor:
+        """Return the last iterates, for adversarial training: nothing is checked, nothing waits for the device."""
+        return self._ascend(model, images, labels, self.start(images, noise))
 
-    def _climb(
-        self, model: Callable[[Tensor], Tensor], iterate: Tensor, images: Tensor, labels: Tensor, threat: Threat
-    ) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            iterate = iterate.detach().requires_grad_()
-            loss, logits = self.objective(model, iterate, labels)
-            (gradient,) = torch.autograd.grad(loss.sum(), iterate)
-        with torch.no_grad():
-            step = self.step_size if self.step_size is not None else STEP_FACTOR / self.steps * threat.eps
-            moved = iterate + per_image(step, images) * threat.steepest(gradient)
-            return threat.project(moved, images), logits.detach()
+    def _ascend(
+        self, model: Model, images: Tensor, labels: Tensor, start: Tensor, observe: Observer | None = None
+    ) -> Tensor:
+        return ascend(
+            self.objective,
+            model,
+            images,
+            labels,
+            self.threat,
+            steps=self.steps,
+            start=start,
+            step_size=self.step_size,
+            observe=observe,
+        )
 
 
 class MaskedGradientWarning(UserWarning):
@@ -107,37 +152,37 @@ class MaskedGradientWarning(UserWarning):
 
 
 class _Worst:
-    """The worst iterate seen so far of every image."""
+    """The worst iterate of every image so far."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images = images.clone()
-        self.labels = labels
+    def __init__(self, images: Tensor, labels: Tensor, start: Tensor, stop_when_fooled: bool) -> None:
+        self.images, self.labels, self.start, self.stop_when_fooled = images.clone(), labels, start, stop_when_fooled
         self.margin = torch.full(labels.shape, -torch.inf, device=images.device)
         self.moved = torch.zeros_like(labels, dtype=torch.bool)
 
-    def update(self, which: Tensor | slice, iterate: Tensor, logits: Tensor) -> Tensor:
-        """Take the iterates that are worse than what is kept; returns which images are not surely fooled yet.
+    def observe(self, active: Active, iterate: Tensor, loss: Tensor, logits: Tensor) -> Tensor | None:
+        """Keep the iterates with a wider margin; return which images to go on with.
 
-        Not a number is the worst of all: it must reach the verdict, which refuses it.
+        NaN counts as the widest margin, so that it reaches the check, which refuses it.
         """
-        margin = logit_margin(logits, self.labels[which]).nan_to_num(nan=torch.inf)
-        worse = margin > self.margin[which]
-        self.images[which] = torch.where(worse.view(-1, 1, 1, 1), iterate.detach(), self.images[which])
-        self.margin[which] = torch.where(worse, margin, self.margin[which])
-        return margin <= SURELY
+        margin = logit_margin(logits, self.labels[active]).nan_to_num(nan=torch.inf)
+        worse = margin > self.margin[active]
+        self.images[active] = torch.where(worse.view(-1, 1, 1, 1), iterate, self.images[active])
+        self.margin[active] = torch.where(worse, margin, self.margin[active])
+        self.moved[active] |= (iterate != self.start[active]).flatten(1).any(1)
+        return margin <= SAFE_MARGIN if self.stop_when_fooled else None
 
     def check(self, threat: Threat) -> None:
-        """An attack that could not move has shown nothing, and one that met NaN has shown a fault."""
+        """Refuse NaN, and warn of images that the attack could not move: they are not shown to be robust."""
         may_move = torch.as_tensor(threat.eps, device=self.margin.device) > 0
         stuck = (~self.moved & (self.margin <= 0) & may_move).sum()
-        poisoned, count = torch.stack([self.images.isnan().any().long(), stuck]).tolist()
-        if poisoned:
+        has_nan, count = torch.stack([self.images.isnan().any().long(), stuck]).tolist()
+        if has_nan:
             raise NotFiniteError
         if count:
             warnings.warn(
-                f"the gradient was zero for {count} of {len(self.labels)} images: the attack could not move them, "
-                "which is no robustness; try objective=margin (attacks.objectives), or look for a saturated softmax, a "
-                "quantised input or a detached part of the model",
+                f"the gradient was zero for {count} of {len(self.labels)} images, so the attack could not move them; "
+                "this does not show that they are robust; try objective=margin (attacks.objectives), or look for a "
+                "saturated softmax, a quantised input or a detached part of the model",
                 MaskedGradientWarning,
                 stacklevel=3,
             )

@@ -1,19 +1,19 @@
-"""An attack as the engine runs it: many jobs side by side, one step of all of them at a time.
+"""The interface of an attack that the engine runs: many jobs in one batch, one step of all of them at a time.
 
-A job is one attempt on one image: a target class, a random start. The jobs of a batch live in a `State`, tensors
-with one row a job, among them
+A job is one attempt on one image, with a target class and a random start. The jobs of a batch are in a `State`: tensors
+with one row per job.
 
     clean, label, eps     the image, its class, the radius around it
-    target                the class to reach, for attacks that have one
-    key                   what its random numbers are drawn from: seed, attack, image and number of the job
-    step, end             how many steps it has made, and how many it may make
-    worst, margin         the worst iterate so far inside the ball, and its margin (positive: misclassified); before the
-                          first step the worst version that earlier attacks have found
-    bar                   the margin above which it may have succeeded: zero, or that of a success that was refused
+    target                the class to reach, for targeted attacks
+    key                   of its random numbers: derived from the seed, the attack, the image and the attempt
+    step, end             the number of steps made, and how many there are to be
+    worst, margin         the worst iterate inside the ball and its margin (positive: misclassified); before the first
+                          step the worst version that earlier attacks have found
+    threshold             the margin above which a success is to be confirmed: 0, or that of a success that was not
 
-and whatever the attack keeps for itself. A step asks the model about one image (`query`) and learns from the answer
-(`update`). Rows know nothing of each other and of when they began, so a job ends the same in any batch. Neither
-function looks at a value or makes a choice on the host, so both can be compiled and recorded.
+An attack adds tensors of its own. A step asks the model about one image (`query`) and uses the answer (`update`). Rows
+do not depend on each other or on when they began, so a job has the same result in any batch. Neither function reads a
+value on the host, so both can be compiled and recorded in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.engine.arithmetic import AS_IT_IS, Arithmetic
+from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import Objective
 from adaptive_smoothing.noise import uniform
@@ -34,12 +34,12 @@ from adaptive_smoothing.threat import Threat
 
 State = dict[str, Tensor]
 
-# The host looks at a batch this often, in steps: a look stops the device, and a job that is done waits for it.
-LOOKS = range(5, 9)
+# Steps between two checks by the host: a check stops the device, and a finished job waits for it.
+CHECK_INTERVALS = range(5, 9)
 
 
 class Answer(NamedTuple):
-    """What the model says of the images of a step: logits, and where they were asked for the loss and its gradient."""
+    """The model's logits for the images of a step; for attacks with an objective also its loss and gradient."""
 
     logits: Tensor
     loss: Tensor | None = None
@@ -47,59 +47,59 @@ class Answer(NamedTuple):
 
 
 class StepAttack(ABC):
-    """What the engine needs of an attack."""
+    """An attack that the engine can run."""
 
     threat: Threat
     seed: int
-    # Whether jobs go on to their end, also on images that have fallen, for the widest margin that any can find.
-    to_the_end: bool = False
+    # Whether jobs continue to their end on fooled images as well, to find the widest margin.
+    widest_margin: bool = False
 
     @property
     @abstractmethod
     def evaluations(self) -> int:
-        """How many steps a job takes."""
+        """The number of steps of a job."""
 
     @property
-    def look_every(self) -> int:
-        """Steps between two looks of the host, so that the last one falls on the end of a job, or soon after."""
-        return min(LOOKS, key=lambda steps: -self.evaluations % steps)
+    def check_every(self) -> int:
+        """Steps between two checks by the host, chosen so that the last check comes soon after the end of a job."""
+        return min(CHECK_INTERVALS, key=lambda steps: -self.evaluations % steps)
 
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """[images, jobs]: the target of each job, or the label where there is none; in the order they are tried."""
+        """Return [images, attempts]: the target of each attempt, in order, or the label for an untargeted one."""
         return labels[:, None]
 
-    def for_rows(self, rows: int, full: int) -> StepAttack:
-        """The same attack, arranged for a batch of so many rows on a device that is busy with `full` images."""
+    def for_rows(self, rows: int, capacity: int) -> StepAttack:
+        """Return the attack arranged for a batch of `rows`, on a device that `capacity` images keep busy."""
         return self
 
-    def objective(self, state: State) -> Objective | None:
-        """What to climb; None for an attack that asks for no gradient."""
+    def current_objective(self, state: State) -> Objective | None:
+        """Return what the next step maximises; None for an attack that uses no gradient."""
         return None
 
     def begin(self, state: State, classes: int) -> State:
-        """What the attack keeps for itself, before the first step."""
+        """Return the attack's own tensors before the first step."""
         return {}
 
     @abstractmethod
     def query(self, state: State) -> Tensor:
-        """The image each row asks about next."""
+        """Return the images of the next step."""
 
     @abstractmethod
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
-        """The tensors that change with the answer."""
+        """Return the tensors that the answer changes."""
 
 
 @dataclass(frozen=True)
 class Victim:
-    """The model under attack, and where gradients come from: the model itself, or one whose attack is transferred."""
+    """The model under attack, and the model that gradients come from if it is another one (a transfer attack)."""
 
     model: Callable[[Tensor], Tensor]
-    source: Any = None
-    arithmetic: Arithmetic = AS_IT_IS
+    source: Callable[[Tensor], Tensor] | None = None
+    arithmetic: Arithmetic = DEFAULT_FLOAT32
 
     def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
-        """One pass of each network."""
-        with self.arithmetic.of_float32():
+        """Return the answer to one step, with one pass of each network."""
+        with self.arithmetic.float32_context():
             if objective is None:
                 return Answer(self.predict(images))
             with torch.enable_grad():
@@ -116,35 +116,35 @@ class Victim:
 
 
 def _gradient(loss: Tensor, images: Tensor) -> Tensor:
-    """Zero where the model cuts the images off from its output: for the alarms to say, and for Square to attack."""
+    """Return the gradient; zero where the output does not depend on the images, which an alarm reports."""
     gradient = torch.autograd.grad(loss.sum(), images, allow_unused=True)[0] if loss.requires_grad else None
     return torch.zeros_like(images) if gradient is None else gradient
 
 
 def most_likely_targets(logits: Tensor, labels: Tensor, count: int) -> Tensor:
-    """[images, at most count]: the wrong classes, the most likely first."""
+    """Return [images, at most count]: the wrong classes, the most likely first."""
     wrong = logits.float().scatter(1, labels[:, None], -torch.inf)
     return wrong.topk(min(count, logits.shape[1] - 1)).indices
 
 
 def targets_with_restarts(logits: Tensor, labels: Tensor, classes: int, restarts: int) -> Tensor:
-    """All targets once, then all of them again; one job without a target where there are to be none."""
+    """Return all targets, `restarts` times one after the other; without target classes, the label."""
     once = most_likely_targets(logits, labels, classes) if classes else labels[:, None]
     return once.repeat(1, restarts)
 
 
 def random_start(threat: Threat, state: State) -> Tensor:
-    """A random point on the surface of the ball, inside the box."""
+    """Return a random point on the surface of the ball, clipped to the box."""
     clean, threat = state["clean"], threat.with_eps(state["eps"])
     noise = uniform(state["key"], clean[0].numel()).view_as(clean)
-    return threat.project(clean + threat.on_the_surface(noise), clean)
+    return threat.project(clean + threat.surface_delta(noise), clean)
 
 
 def keep_worst(state: State, images: Tensor, logits: Tensor, inside: Tensor | None = None) -> State:
-    """The iterates that are worse than those kept so far, where they are `inside` the ball.
+    """Return `worst` and `margin`, with the iterates whose margin is wider and that are `inside` the ball.
 
-    A job goes on until the host looks; what it finds after its end does not count. Not a number, in the logits or in
-    the image, is the worst of all: it must reach the verdict, which refuses it.
+    A job continues until the host checks it; iterates after its end do not count. NaN, in the logits or in the image,
+    counts as the widest margin, so that it reaches the confirmation, which refuses it.
     """
     margin = logit_margin(logits, state["label"]) + 0 * images.detach().sum((1, 2, 3))
     margin = margin.nan_to_num(nan=torch.inf)
@@ -157,10 +157,10 @@ def keep_worst(state: State, images: Tensor, logits: Tensor, inside: Tensor | No
 
 
 def choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """`torch.where` image by image."""
+    """Return `torch.where` image by image."""
     return torch.where(column(which, yes), yes, no)
 
 
 def column(values: Tensor, images: Tensor) -> Tensor:
-    """One number per image, shaped to broadcast against images."""
+    """Return one number per image, shaped to broadcast against the images."""
     return values.view(-1, *[1] * (images.dim() - 1))

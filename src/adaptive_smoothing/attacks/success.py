@@ -9,21 +9,21 @@ from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.threat import Threat
 
-# A pixel of 1 moved by eps and back is off by a rounding error of float32, and a length by a share of itself that
-# grows with the number of pixels: some millionths for those of ImageNet.
-ROUNDING, OF_LENGTH = 1e-6, 1e-5
+# A float32 pixel that is moved by eps and back has a rounding error. That of an L2 norm is relative and grows with the
+# number of pixels: some millionths for an ImageNet image.
+PIXEL_ROUNDING, NORM_ROUNDING = 1e-6, 1e-5
 
 
 def confirm(
     model: nn.Module, adversarial: Tensor, images: Tensor, labels: Tensor, threat: Threat
 ) -> tuple[Tensor, Tensor]:
-    """By how much each image fools the model, and its logits. An image outside the ball fools nobody: -inf."""
+    """Return the margin of each image, positive if it fools the model, and its logits; -inf outside the ball."""
     if adversarial.isnan().any():
         raise NotFiniteError
     logits = fp32_logits_chunked(model, adversarial)
     margin = logit_margin(logits, labels)
-    # Where two classes are level, the model still names one of them.
+    # Of two classes with equal logits the model predicts one; if it is not the label, the image is misclassified.
     margin = margin.where(logits.argmax(1) == labels, margin.clamp_min(torch.finfo(margin.dtype).tiny))
     eps = torch.as_tensor(threat.eps, device=images.device)
-    inside = threat.distance(adversarial, images) <= eps * (1 + OF_LENGTH) + ROUNDING
+    inside = threat.distance(adversarial, images) <= eps * (1 + NORM_ROUNDING) + PIXEL_ROUNDING
     return margin.where(inside, -torch.inf), logits

@@ -1,4 +1,4 @@
-"""Sides of a mixed classifier that an attack can be made on, and which models have them."""
+"""Views of a mixed classifier that attacks use, and predicates that say which attacks apply to a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, inner
 
 @dataclass(frozen=True)
 class Base:
-    """g or h of a mixture; of one that is transformed, the network inside."""
+    """One base classifier of a mixture, `standard` or `robust`, without its transform."""
 
     role: str
 
@@ -35,7 +35,7 @@ class AtAlpha:
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
-        if isinstance(model.alpha, Mixer):  # which may have another h than the mixture's
+        if isinstance(model.alpha, Mixer):  # its h can differ from the mixture's, so it stays in place
             return model.with_alpha_range(self.alpha, self.alpha)
         return model.with_alpha_range(0.0, 1.0).with_alpha(self.alpha)
 
@@ -49,8 +49,8 @@ class GrayBox:
 
 
 @dataclass(frozen=True)
-class Smooth:
-    """The mixture with a Hardmax taken out, and a gradient of alpha also where it is clipped."""
+class SmoothedSurrogate:
+    """The mixture without Hardmax, and with a gradient of alpha where alpha is clipped."""
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
@@ -58,9 +58,11 @@ class Smooth:
 
 
 @dataclass(frozen=True)
-class Plain:
-    """The mixture without transforms, so that every target has a gradient of its own, and with a gradient of alpha also
-    where it is clipped; or with one alpha for all images, if named."""
+class WithoutTransforms:
+    """The mixture without transforms, so that the gradients of all targets differ.
+
+    Alpha has a gradient where it is clipped, unless `alpha` sets one value for all images.
+    """
 
     alpha: float | None = None
 
@@ -72,7 +74,8 @@ class Plain:
         return plain.smooth() if learns_alpha(model) else plain
 
 
-def mixes(model: nn.Module) -> bool:
+def is_mixture(model: nn.Module) -> bool:
+    """Whether the model has a g and an h, however it mixes them."""
     return isinstance(model, BaseClassifiers)
 
 
@@ -85,7 +88,6 @@ def mixes_no_probabilities(model: nn.Module) -> bool:
 
 
 def has_differentiable_standard(model: nn.Module) -> bool:
-    """A mixture whose g has a gradient."""
     return isinstance(model, MixedClassifier) and not isinstance(model.standard, Hardmax)
 
 
@@ -101,21 +103,21 @@ def lacks_learned_alpha(model: nn.Module) -> bool:
     return not learns_alpha(model)
 
 
-def has_flat_part(model: nn.Module) -> bool:
-    """A Hardmax, or a learned alpha: where it is almost 0 or 1 nothing moves it any more."""
-    return has_hard_part(model) or learns_alpha(model)
-
-
-def has_hard_part(model: nn.Module) -> bool:
+def has_hardmax(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and any(
         isinstance(base, Hardmax) for base in (model.standard, model.robust)
     )
 
 
-def has_steep_part(model: nn.Module) -> bool:
-    """An h that is transformed: its likeliest class rises so steeply that the others are all alike beside it."""
+def has_hardmax_or_learned_alpha(model: nn.Module) -> bool:
+    """Whether gradients can vanish: in a Hardmax, or where a learned alpha is close to 0 or 1."""
+    return has_hardmax(model) or learns_alpha(model)
+
+
+def has_transformed_robust(model: nn.Module) -> bool:
+    """Whether h has a nonlinear transform, after which all unlikely classes look alike to an attack."""
     return isinstance(model, MixedClassifier) and isinstance(model.robust, Nonlinear)
 
 
-def learns_beside_a_steep_part(model: nn.Module) -> bool:
-    return learns_alpha(model) and has_steep_part(model)
+def learns_alpha_with_transformed_robust(model: nn.Module) -> bool:
+    return learns_alpha(model) and has_transformed_robust(model)

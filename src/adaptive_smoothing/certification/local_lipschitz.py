@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.engine.arithmetic import frozen
-from adaptive_smoothing.attacks.pgd import STEP_FACTOR
+from adaptive_smoothing.attacks.pgd import Active, Model, ascend
 from adaptive_smoothing.certification import radius
 from adaptive_smoothing.certification.telling import Tell, nothing
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
 from adaptive_smoothing.runs.sharded import check_size
-from adaptive_smoothing.threat import Threat, per_image
+from adaptive_smoothing.threat import Threat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +106,17 @@ class LocalEstimate:
         which = torch.arange(classes, device=images.device).repeat(len(images))
         sign = torch.where(which == predicted, -1.0, 1.0)
         with frozen(self.robust), full_precision():
-            clean, point = self._chosen(start, which), start
+            clean = self._chosen(start, which)
             best = torch.zeros_like(clean)
-            step = per_image(STEP_FACTOR / self.steps * self.threat.eps, start)
-            for _ in range(self.steps):
-                with torch.enable_grad():
-                    point = point.detach().requires_grad_()
-                    change = sign * (self._chosen(point, which) - clean)
-                    (gradient,) = torch.autograd.grad(change.sum(), point)
-                best = torch.maximum(best, change.detach())
-                point = self.threat.project(point.detach() + step * self.threat.steepest(gradient), start)
-            with torch.no_grad():
-                best = torch.maximum(best, sign * (self._chosen(point, which) - clean))
+
+            def change(model: Model, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+                probability = self._chosen(points, labels)
+                return sign * (probability - clean), probability
+
+            def keep_largest(active: Active, points: Tensor, change: Tensor, probability: Tensor) -> None:
+                torch.maximum(best, change, out=best)
+
+            ascend(change, self.robust, start, which, self.threat, steps=self.steps, start=start, observe=keep_largest)
         return best.double().unflatten(0, (len(images), classes))
 
     def _chosen(self, images: Tensor, which: Tensor) -> Tensor:

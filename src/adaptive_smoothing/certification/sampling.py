@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
 from adaptive_smoothing.models.inference import float32_as
-from adaptive_smoothing.noise import beside, generator
+from adaptive_smoothing.noise import generator, to_device
 from adaptive_smoothing.runs.sharded import check_size
 
 # Samples of an image whose noise is drawn at once.
@@ -74,7 +74,7 @@ class Sampler:
         size, numbers = self.batch_size or BATCH.get(images.device.type, 1024), index.tolist()
         for jobs in _in_batches(len(images), first, last, size):
             counts = torch.tensor([stop - start for _, start, stop in jobs])
-            rows = beside(torch.tensor([row for row, _, _ in jobs]).repeat_interleave(counts), images.device)
+            rows = to_device(torch.tensor([row for row, _, _ in jobs]).repeat_interleave(counts), images.device)
             noise = torch.cat([self._noise(images, numbers[row], stream, *span) for row, *span in jobs])
             yield rows, self.answers(images[rows] + self.sigma * noise)
 

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from adaptive_smoothing.attacks.adaptive import PRESETS, preset
 from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.devices import pick_device
 from adaptive_smoothing.cli.progress import Watching

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adaptive_smoothing.data.datasets import ImageData, to_floats
-from adaptive_smoothing.noise import beside, generator
+from adaptive_smoothing.noise import generator, to_device
 
 
 class Batch(NamedTuple):
@@ -100,7 +100,7 @@ def _draw(count: int, pad: int, chance: torch.Generator, device: torch.device) -
     """Per image: rows and columns of the padded image to skip, and whether to mirror; each (count, 1)."""
     shifts = torch.randint(2 * pad + 1, (2, count, 1), generator=chance)
     drawn = torch.cat([shifts, torch.randint(2, (1, count, 1), generator=chance)])
-    top, left, mirrored = beside(drawn, device)
+    top, left, mirrored = to_device(drawn, device)
     return top, left, mirrored
 
 

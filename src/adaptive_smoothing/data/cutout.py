@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.noise import beside, generator
+from adaptive_smoothing.noise import generator, to_device
 
 
 def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Tensor:
@@ -20,7 +20,7 @@ def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Te
             torch.randint(width, (count, 1), generator=chance),
         ]
     )
-    row, column = beside(centres, images.device)
+    row, column = to_device(centres, images.device)
     rows = _near(row, height, size)[:, None, :, None]
     columns = _near(column, width, size)[:, None, None, :]
     return images.masked_fill(rows & columns, 0.5)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.adaptive import PRESETS
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.engine.arithmetic import frozen
-from adaptive_smoothing.attacks.engine.engine import TRIED, Engine
-from adaptive_smoothing.attacks.views import Smooth
+from adaptive_smoothing.attacks.engine.engine import PROBE_IMAGES, Engine
+from adaptive_smoothing.attacks.presets import PRESETS
+from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.evaluation import accuracy, alarms
 from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
@@ -73,7 +73,7 @@ class EvaluationRun(ShardedRun):
 
     def _examples(self) -> Tensor:
         """The same in every process and after every crash."""
-        return self.batch(slice(0, TRIED)).images
+        return self.batch(slice(0, PROBE_IMAGES)).images
 
     def shard(self, name: str, rows: slice, watch: ShardWatch) -> Columns:
         return self._shard(name, rows, self.cascade.stages).run(self.tool, watch)
@@ -125,7 +125,7 @@ class EvaluationRun(ShardedRun):
         with frozen(self.model):
             found = alarms.probe(self.model, batch.images, batch.labels, threat)
         # Attacks on the smooth mixture are an answer to a flat alpha; if they find much, that is another alarm.
-        answered = any(isinstance(stage.source, Smooth) for stage in self.cascade.stages)
+        answered = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not answered]
 
     def _late_alarms(self, columns: Columns) -> list[alarms.Alarm]:
@@ -160,7 +160,7 @@ def evaluate(model: nn.Module, data: ImageData, attack: Attack | None = None, **
 def evaluate(
     model: nn.Module, data: ImageData, attack: Cascade | Attack | None = None, **options: Any
 ) -> Evaluation | Verdict:
-    """Clean accuracy, and robust accuracy under `attack`: a cascade such as `AutoAttack(threat)`, or any
+    """Clean accuracy, and robust accuracy under `attack`: a cascade such as `auto_attack(threat)`, or any
     function `attack(model, images, labels) -> images`.
 
     Options: `device`, `batch_size`. For a cascade also `journal` (a folder from which the same call goes on

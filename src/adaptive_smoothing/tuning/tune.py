@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import nn
 
-from adaptive_smoothing.attacks.autoattack import FastAttack
+from adaptive_smoothing.attacks.autoattack import fast_attack
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.accuracy import Attack
@@ -80,7 +80,7 @@ def tune(
 
 def robust_accuracy_under(data: ImageData, against: Threat | Cascade | Attack, say: Say = lambda text: None) -> Robust:
     """How many of these images a model is right on under an attack; against a threat that is the preset `fast`."""
-    attack = replace(FastAttack(against), audit=()) if isinstance(against, Threat) else against
+    attack = replace(fast_attack(against), audit=()) if isinstance(against, Threat) else against
     options = {"with_alarms": False} if isinstance(attack, Cascade) else {}
 
     def robust(model: nn.Module) -> float:

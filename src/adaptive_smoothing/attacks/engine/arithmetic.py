@@ -1,9 +1,8 @@
-"""The model as attacks call it: the same function in the fastest arithmetic of the device that will do.
+"""The model that attacks call: the same function in the fastest arithmetic of the device that is accurate enough.
 
-Nothing here is trusted: an attack that succeeds is judged again on the model itself. On CUDA the network runs in
-bfloat16, channels last, compiled where asked; one that makes much of small differences in TF32, which is slower, and
-has eight times as many steps between two numbers. On ARM CPUs that compute in float16, convolutions do, and so do their
-gradients, which torch is slow at: as convolutions with the weights turned around.
+Every success of an attack is confirmed on the model itself. On CUDA, networks run in bfloat16, channels last, compiled
+if asked. Models that depend on small differences run in TF32, which is slower and three bits more precise. On ARM CPUs
+with float16, convolutions and their gradients run in it.
 """
 
 from __future__ import annotations
@@ -11,112 +10,112 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.float16 import HALF, HalfConvolutions, with_lifted_gradients
-from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.attacks.engine.float16 import HAS_FLOAT16, Float16Convolutions, with_scaled_gradients
+from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.models.inference import float32_as
 
-# The share of the spread of the logits by which a margin may be off: bfloat16 has eight binary digits, float16 has
-# eleven, but on a CPU sums are made in it, too. Robust networks are off by less than half as much, undefended ones now
-# and then by twice as much; where it is more than this on the first images, it is no stand-in for the model.
-FINENESS = 2.0**-6
+# The largest error of a margin, as a share of the spread of the logits. bfloat16 has 8 bits; float16 has 11, but a CPU
+# also adds in it. Robust networks have less than half of this error, undefended ones sometimes twice as much. If the
+# error on the first images is larger, the arithmetic is not used.
+TOLERANCE = 2.0**-6
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What networks are computed in: the type that `torch.autocast` gives them, and what becomes of float32."""
+    """How networks are computed.
+
+    Args:
+        autocast: the type of `torch.autocast`.
+        float32: the precision of float32 products, `ieee` or `tf32`; None: torch's present setting.
+        tolerance: the largest error of a margin, as a share of the spread of the logits.
+    """
 
     name: str
     autocast: torch.dtype | None = None
     float32: str | None = None
-    fineness: float = FINENESS
+    tolerance: float = TOLERANCE
 
     def rounding(self, logits: Tensor) -> Tensor:
-        """By how much the margins of images with these logits may be off."""
-        return self.fineness * (logits.amax(1) - logits.amin(1))
+        """Return the largest error of the margins of images with these logits."""
+        return self.tolerance * (logits.amax(1) - logits.amin(1))
 
-    def of_float32(self) -> AbstractContextManager[None]:
-        """To be around a gradient as well, which would have a precision of its own."""
+    def float32_context(self) -> AbstractContextManager[None]:
+        """Set the precision of float32; gradients need it as well, or they have a precision of their own."""
         return nullcontext() if self.float32 is None else float32_as(self.float32)
 
-    def strays(self, model: nn.Module, images: Tensor, logits: Tensor) -> bool:
-        """Whether it overflows, or says something else than the model, whose logits are given."""
-        return not (self.error(model, images, logits) <= self.rounding(logits)).all().item()
+    def is_accurate(self, model: nn.Module, images: Tensor, logits: Tensor) -> bool:
+        """Whether all errors are within the tolerance; `logits` are those of full precision."""
+        return bool((self.error(model, images, logits) <= self.rounding(logits)).all().item())
 
     def error(self, model: nn.Module, images: Tensor, logits: Tensor) -> Tensor:
-        """By how much it is off, image by image, from the model's own logits."""
-        with torch.no_grad(), self.of_float32():
+        """Return the largest difference of each image's logits from `logits`."""
+        with torch.no_grad(), self.float32_context():
             found = FastModel(model, images.device, self)(images)
         return (found - logits).abs().amax(1)
 
 
-FULL = Arithmetic("full precision", float32="ieee", fineness=2.0**-16)
-AS_IT_IS = Arithmetic("float32", fineness=2.0**-16)
+FULL_PRECISION = Arithmetic("full precision", float32="ieee", tolerance=2.0**-16)
+DEFAULT_FLOAT32 = Arithmetic("float32", tolerance=2.0**-16)
 TF32 = Arithmetic("TF32", float32="tf32")
 BFLOAT16, FLOAT16 = Arithmetic("bfloat16", torch.bfloat16), Arithmetic("float16", torch.float16)
 
 
-def fast(device: torch.device) -> tuple[Arithmetic, ...]:
-    """What a device has, in the order to be tried on a model. If nothing will do, there is full precision."""
+def fast_arithmetics(device: torch.device) -> tuple[Arithmetic, ...]:
+    """Return the arithmetics to try on a device, the fastest first; if none is accurate, full precision is used."""
     if device.type == "cuda":
         return BFLOAT16, TF32
-    return (FLOAT16,) if HALF and device.type == "cpu" else (AS_IT_IS,)
+    return (FLOAT16,) if HAS_FLOAT16 and device.type == "cpu" else (DEFAULT_FLOAT32,)
 
 
 class FastModel:
-    """Calls `model`, or its `mix`, in the fastest arithmetic of the device, or another; values come back in float32."""
+    """Calls `model`, or its `mix`, in an arithmetic, by default the fastest of the device; returns float32 logits."""
 
     def __init__(
         self, model: nn.Module, device: torch.device, arithmetic: Arithmetic | None = None, *, compiled: bool = False
     ) -> None:
-        self.device, self.arithmetic = device, arithmetic or fast(device)[0]
-        # One function serves the logits and all that made them, so that a mixture is compiled once.
-        self.mixes = isinstance(model, MixedClassifier)
-        function: Callable[..., Any] = model.mix if isinstance(model, MixedClassifier) else model
+        self.device, self.arithmetic = device, arithmetic or fast_arithmetics(device)[0]
+        self.uses_float16 = self.arithmetic.autocast == torch.float16
+        # Logits of a mixture are read from `mix`, so that it is compiled once.
+        function: Callable[[Tensor], Tensor | MixedOutput] = model.mix if isinstance(model, MixedClassifier) else model
         self.function = torch.compile(function, dynamic=True) if compiled else function
 
     def __call__(self, images: Tensor) -> Tensor:
         answer = self._answer(images)
-        return (answer.logits if self.mixes else answer).float()
+        return (answer.logits if isinstance(answer, MixedOutput) else answer).float()
 
-    def mix(self, images: Tensor) -> Any:
-        """All that a mixed classifier says."""
-        return self._answer(images)
+    def mix(self, images: Tensor) -> MixedOutput:
+        """Return the full output of a mixed classifier."""
+        answer = self._answer(images)
+        assert isinstance(answer, MixedOutput)
+        return answer
 
-    def _answer(self, images: Tensor) -> Any:
+    def _answer(self, images: Tensor) -> Tensor | MixedOutput:
         with ExitStack() as stack:
-            for context in (*self._contexts(), trusted_images()):
-                stack.enter_context(context)
-            if self._half():
-                return with_lifted_gradients(self.function, images)
-            return self.function(self._laid_out(images))
-
-    def _laid_out(self, images: Tensor) -> Tensor:
-        return images.contiguous(memory_format=torch.channels_last) if self.device.type == "cuda" else images
-
-    def _half(self) -> bool:
-        return self.arithmetic.autocast == torch.float16
-
-    def _contexts(self) -> list[AbstractContextManager[Any]]:
-        if self.arithmetic.autocast is None:
-            return []
-        casting: list[AbstractContextManager[Any]] = [torch.autocast(self.device.type, self.arithmetic.autocast)]
-        return [*casting, HalfConvolutions()] if self._half() else casting
+            if self.arithmetic.autocast is not None:
+                stack.enter_context(torch.autocast(self.device.type, self.arithmetic.autocast))
+            if self.uses_float16:
+                stack.enter_context(Float16Convolutions())
+            stack.enter_context(trusted_images())
+            if self.uses_float16:
+                return with_scaled_gradients(self.function, images)
+            if self.device.type == "cuda":
+                images = images.contiguous(memory_format=torch.channels_last)
+            return self.function(images)
 
 
 @contextmanager
 def frozen(*models: nn.Module) -> Iterator[None]:
-    """No gradient for any weight inside: attacks need that of images only, at half the cost."""
-    wanted = [weight for model in models for weight in model.parameters() if weight.requires_grad]
-    for weight in wanted:
+    """Switch off the gradients of all weights: attacks need those of images only, at half the cost."""
+    trainable = [weight for model in models for weight in model.parameters() if weight.requires_grad]
+    for weight in trainable:
         weight.requires_grad_(False)
     try:
         yield
     finally:
-        for weight in wanted:
+        for weight in trainable:
             weight.requires_grad_(True)

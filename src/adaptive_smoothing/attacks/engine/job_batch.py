@@ -1,47 +1,65 @@
-"""Rows that step together, on CUDA as one recorded graph."""
+"""A batch of jobs that step together; on CUDA a step is one recorded graph, which costs the host almost nothing."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.step_attack import State, StepAttack, Victim
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, Victim
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 
 class JobBatch:
-    """Rows that step together; on CUDA one recorded graph a step, which costs the host nothing."""
+    """Rows of jobs that step together.
+
+    Args:
+        capacity: how many images keep the device busy.
+        memory: the pool of CUDA memory that recorded graphs share.
+    """
 
     def __init__(
-        self, attack: StepAttack, victim: Victim, state: State, *, full: int, compiled: bool, memory: Any
+        self,
+        attack: StepAttack,
+        victim: Victim,
+        state: State,
+        *,
+        capacity: int = 1,
+        compiled: bool = False,
+        memory: _POOL_HANDLE | None = None,
     ) -> None:
         self.victim, self.state, self.memory = victim, state, memory
-        # Kept alive, so that no other attack gets the identity that this batch is found by.
+        # Keeps the attack alive, so that no other one gets its id, by which the engine finds this batch.
         self.made_for = attack
         self.cuda = state["label"].is_cuda
-        self.attack = attack.for_rows(len(state["label"]), full)
-        self.query: Callable[..., Tensor] = self.attack.query
-        self.update: Callable[..., State] = self.attack.update
+        self.attack = attack.for_rows(len(state["label"]), capacity)
+        self.query: Callable[[State], Tensor] = self.attack.query
+        self.update: Callable[[State, Tensor, Answer], State] = self.attack.update
         if compiled:
             self.query = torch.compile(self.query, dynamic=True)
             self.update = torch.compile(self.update, dynamic=True)
         self.lookahead = getattr(self.attack, "lookahead", 1)
-        self.gradient = self.attack.objective(state) is not None
-        self.graph: Any = None
+        self.gradient = self.attack.current_objective(state) is not None
+        self.graph: torch.cuda.CUDAGraph | None = None
         self.recordable = self.cuda
 
     def load(self, state: State) -> None:
+        """Replace the state, keeping the memory of its tensors."""
         for name, value in state.items():
             self.state[name].copy_(value)
 
     def put(self, rows: Tensor, state: State) -> None:
+        """Replace some rows of the state."""
         for name, value in state.items():
             self.state[name][rows] = value
 
     def advance(self, steps: int) -> None:
+        """Make some steps."""
         if self.recordable and self.graph is None:
             self._record()
         for _ in range(steps):
@@ -52,18 +70,18 @@ class JobBatch:
 
     def _stepped(self, state: State) -> State:
         images = self.query(state)
-        answer = self.victim.answer(self.attack.objective(state), images, state)
+        answer = self.victim.answer(self.attack.current_objective(state), images, state)
         return {"step": state["step"] + 1} | self.update(state, images, answer)
 
     def step_in_place(self) -> None:
-        """As a recorded graph has to: every tensor of the state keeps its place."""
+        """Make a step that keeps the memory of every tensor of the state, as a recorded graph requires."""
         mine = {value.data_ptr() for value in self.state.values()}
         new = self._stepped(self.state)
-        # What was another tensor of the state must be saved before that one is overwritten.
+        # A new value that is another tensor of the state must be copied before that tensor is overwritten.
         self.load({name: value.clone() if value.data_ptr() in mine else value for name, value in new.items()})
 
     def _record(self) -> None:
-        """Warm up on a copy, as the recording itself computes nothing."""
+        """Record a step; warm up on a copy of the state, because recording computes nothing."""
         stream = torch.cuda.Stream(self.state["label"].device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -77,7 +95,9 @@ class JobBatch:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            warnings.warn(f"this model cannot be recorded, so that attacks take longer: {error}", stacklevel=2)
+            warnings.warn(
+                f"this model cannot be recorded, so attacks take longer: {error}", stacklevel=2
+            )
             self.recordable = False
         else:
             self.graph = graph

@@ -1,33 +1,64 @@
-"""The jobs of one attack on one set of images, from the first in line to the last verdict.
+"""The jobs of one attack on one set of images.
 
-Jobs that are done leave the batch and waiting ones take their place. The result is that of trying the jobs of an image
-one after the other until one succeeds, in whatever order they really ran: a job is given up only when an earlier one
-has succeeded, and the earliest success counts. An attack that goes `to_the_end` gives up none, and of all successes the
-one with the widest margin counts.
+Jobs that are done leave the batch, and waiting jobs take their rows. The result is the same as that of trying the
+attempts on an image one after the other until one succeeds: a job is dropped only when an earlier attempt has
+succeeded, and the earliest success counts. With `widest_margin` no job is dropped, and the success with the widest
+margin counts.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
-from adaptive_smoothing.attacks.engine.arithmetic import Arithmetic
+from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic
+from adaptive_smoothing.attacks.engine.engine import Engine, View
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
 from adaptive_smoothing.attacks.success import confirm
-from adaptive_smoothing.models.inference import fp32_logits_chunked
+from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 
-if TYPE_CHECKING:
-    from adaptive_smoothing.attacks.engine.engine import Engine
+# progress(share of the work that is done, number of fooled images)
+AttackProgress = Callable[[float, int], None]
+Numbers = TypeVar("Numbers", int, np.ndarray)
 
-# Told the share of the work that is done, and how many images have fallen.
-Watch = Callable[[float, int], None]
+
+def run_attack(
+    engine: Engine,
+    key: str,
+    attack: StepAttack,
+    inputs: AttackInput,
+    *,
+    source: View | None = None,
+    precise: bool = False,
+    progress: AttackProgress | None = None,
+) -> AttackOutcome:
+    """Attack every image of `inputs`.
+
+    Args:
+        key: the random numbers are derived from it.
+        source: returns the view of the model that gradients come from.
+        precise: attack in full precision, which takes several times as long.
+    """
+
+    def work(view: nn.Module | None) -> AttackOutcome:
+        arithmetic = FULL_PRECISION if precise else engine.arithmetic(inputs)
+        try:
+            return Jobs(engine, key, attack, inputs, view, arithmetic, progress).run()
+        except NotFiniteError:
+            if arithmetic == FULL_PRECISION:
+                raise
+            warnings.warn(f"the gradient overflows in {arithmetic.name}; {key} uses float32", stacklevel=4)
+            return Jobs(engine, key, attack, inputs, view, FULL_PRECISION, progress).run()
+
+    return engine.retry(inputs, source, work)
 
 
 class Jobs:
@@ -36,96 +67,93 @@ class Jobs:
     def __init__(
         self,
         engine: Engine,
-        name: str,
+        key: str,
         attack: StepAttack,
-        shot: AttackInput,
+        inputs: AttackInput,
         source: nn.Module | None,
         arithmetic: Arithmetic,
-        watch: Watch | None,
+        progress: AttackProgress | None = None,
     ) -> None:
-        self.engine, self.name, self.attack, self.shot = engine, name, attack, shot
-        self.source, self.arithmetic = source, arithmetic
-        self.watch = watch or (lambda share, fallen: None)
-        # A view may know better which classes are close: to a transform of h all unlikely ones are alike.
-        seen = shot.logits if source is None else fp32_logits_chunked(source, shot.images)
-        self.targets = attack.targets(seen, shot.labels)
+        self.engine, self.key, self.attack, self.inputs = engine, key, attack, inputs
+        self.source, self.arithmetic, self.progress = source, arithmetic, progress
+        # A view can rank classes better: to a transform of h all unlikely classes are equal.
+        logits = inputs.logits if source is None else fp32_logits_chunked(source, inputs.images)
+        self.targets = attack.targets(logits, inputs.labels)
         self.images, self.attempts = self.targets.shape
         self.taken = 0
-        self.winner = np.full(self.images, self.attempts)
-        self.spent = np.full(self.images, self.attempts * attack.evaluations)
-        self.outcome = AttackOutcome.before(shot)
+        # The attempt that succeeded on each image; `attempts` where none has.
+        self.success = np.full(self.images, self.attempts)
+        self.queries = np.full(self.images, self.attempts * attack.evaluations)
+        self.outcome = AttackOutcome.before(inputs)
 
     def run(self) -> AttackOutcome:
+        """Run all jobs and return the outcome of each image."""
         waiting = iter(range(self.images * self.attempts))
         jobs = self._next(waiting, self.engine.rows(self.images * self.attempts))
         batch = self._batch(jobs)
-        job = self._padded(jobs, batch)
+        # The job of each row; -1 for idle rows.
+        job = np.full(len(batch.state["label"]), -1)
+        job[: len(jobs)] = jobs
         while (job >= 0).any():
-            batch.advance(self.attack.look_every)
-            self.engine.passes.add(len(job) * self.attack.look_every * batch.lookahead, batch.gradient)
-            job[self._look(batch.state, job)] = -1
+            batch.advance(self.attack.check_every)
+            self.engine.passes.add(len(job) * self.attack.check_every * batch.lookahead, batch.gradient)
+            job[self._check(batch.state, job)] = -1
             idle = np.flatnonzero(job < 0)
             if new := self._next(waiting, len(idle)):
                 rows = idle[: len(new)]
                 batch.put(self._on_device(rows), self._begin(np.array(new)))
                 job[rows] = new
-            batch, job = self._shrunk(batch, job)
-        self._settle()
-        self.outcome.queries = self._on_device(self.spent)
+            batch, job = self._shrink(batch, job)
+        self._confirm_near_misses()
+        self.outcome.queries = self._on_device(self.queries)
         return self.outcome
 
     # --- jobs -------------------------------------------------------------------------------------
 
     def _next(self, waiting: Iterator[int], count: int) -> list[int]:
-        """Up to `count` jobs on images that no earlier attempt has fooled."""
+        """Return up to `count` jobs that can still change the outcome."""
         found: list[int] = []
         while len(found) < count and (job := next(waiting, None)) is not None:
             self.taken = job + 1
-            if self._wanted(*divmod(job, self.images)):
+            if self._is_open(*divmod(job, self.images)):
                 found.append(job)
         return found
 
-    def _wanted(self, number: Any, image: Any) -> Any:
-        """Whether attempts may still change what becomes of their images."""
-        return (number < self.winner[image]) | self.attack.to_the_end
+    def _is_open(self, attempt: Numbers, image: Numbers) -> np.ndarray:
+        """Whether attempts can still change the outcome of their images."""
+        return (attempt < self.success[image]) | self.attack.widest_margin
 
-    def _share(self, running: np.ndarray, step: np.ndarray) -> float:
-        """How much of the work is done, given up jobs included."""
-        to_come = len(running) - np.minimum(step / self.attack.evaluations, 1).sum()
-        return float((self.taken - to_come) / (self.images * self.attempts))
+    def _share_done(self, running: np.ndarray, step: np.ndarray) -> float:
+        """Return the share of the work that is done, dropped jobs included."""
+        remaining = len(running) - np.minimum(step / self.attack.evaluations, 1).sum()
+        return float((self.taken - remaining) / (self.images * self.attempts))
 
     def _begin(self, jobs: np.ndarray) -> State:
-        number, image = (self._on_device(part) for part in divmod(jobs, self.images))
-        shot = self.shot.take(image)
-        stream = keyed_seed(self.attack.seed, self.name) & WORD
+        attempt, image = (self._on_device(part) for part in divmod(jobs, self.images))
+        inputs = self.inputs.take(image)
+        stream = keyed_seed(self.attack.seed, self.key) & WORD
         state = {
-            "clean": shot.images,
-            "label": shot.labels,
-            "eps": shot.eps.clone(),
-            "target": self.targets[image, number],
-            "key": fold(fold(torch.full_like(number, stream), shot.index), number),
-            "step": torch.zeros_like(number),
-            "end": torch.full_like(number, self.attack.evaluations),
-            "worst": (shot.images if shot.worst is None else shot.worst).clone(),
-            "margin": torch.full_like(shot.eps, -torch.inf),
-            "bar": torch.zeros_like(shot.eps),
+            "clean": inputs.images,
+            "label": inputs.labels,
+            "eps": inputs.eps.clone(),
+            "target": self.targets[image, attempt],
+            "key": fold(fold(torch.full_like(attempt, stream), inputs.index), attempt),
+            "step": torch.zeros_like(attempt),
+            "end": torch.full_like(attempt, self.attack.evaluations),
+            "worst": (inputs.images if inputs.worst is None else inputs.worst).clone(),
+            "margin": torch.full_like(inputs.eps, -torch.inf),
+            "threshold": torch.zeros_like(inputs.eps),
         }
-        return state | self.attack.begin(state, self.shot.logits.shape[1])
+        return state | self.attack.begin(state, self.inputs.logits.shape[1])
 
     def _batch(self, jobs: list[int]) -> JobBatch:
-        """Idle rows repeat the first job."""
+        """Return a batch for these jobs; idle rows repeat the first job."""
         rows = self.engine.rows(len(jobs))
         padded = np.array(jobs + [jobs[0]] * (rows - len(jobs)))
         return self.engine.batch(self.attack, self.source, self.arithmetic, self._begin(padded))
 
-    @staticmethod
-    def _padded(jobs: list[int], batch: JobBatch) -> np.ndarray:
-        job = np.full(len(batch.state["label"]), -1)
-        job[: len(jobs)] = jobs
-        return job
-
-    def _shrunk(self, batch: JobBatch, job: np.ndarray) -> tuple[JobBatch, np.ndarray]:
-        """A smaller batch, once so many rows are idle that it pays."""
+    def _shrink(self, batch: JobBatch, job: np.ndarray) -> tuple[JobBatch, np.ndarray]:
+        """Return a smaller batch and its jobs, if enough rows are idle."""
         running = np.flatnonzero(job >= 0)
         rows = self.engine.rows(len(running))
         if not len(running) or rows == len(job):
@@ -139,60 +167,63 @@ class Jobs:
 
     # --- results ----------------------------------------------------------------------------------
 
-    def _look(self, state: State, job: np.ndarray) -> np.ndarray:
-        """Judge what seems to have fooled the model, keep the worst of what is finished; says which rows are free."""
-        margin, bar, step = torch.stack([state["margin"], state["bar"], state["step"].float()]).cpu().numpy()
+    def _check(self, state: State, job: np.ndarray) -> np.ndarray:
+        """Confirm apparent successes and keep the results of finished jobs; return which rows are free."""
+        margin, threshold, step = (
+            torch.stack([state["margin"], state["threshold"], state["step"].float()]).cpu().numpy()
+        )
         running, at_end = job >= 0, step >= self.attack.evaluations
-        promising = np.flatnonzero(running & (margin > bar) & (at_end | (not self.attack.to_the_end)))
+        promising = np.flatnonzero(running & (margin > threshold) & (at_end | (not self.attack.widest_margin)))
         if len(promising):
-            self._judge(state, promising, job, step)
-        number, image = np.divmod(job, self.images)
-        over = running & ~self._wanted(number, image)
-        finished = running & ~over & at_end
-        self._keep(state, np.flatnonzero(finished), image, margin)
-        self.watch(self._share(job[running], step[running]), int((self.winner < self.attempts).sum()))
-        return over | finished
+            self._confirm(state, promising, job, step)
+        attempt, image = np.divmod(job, self.images)
+        dropped = running & ~self._is_open(attempt, image)
+        finished = running & ~dropped & at_end
+        self._keep_closest(state, np.flatnonzero(finished), image, margin)
+        if self.progress is not None:
+            self.progress(self._share_done(job[running], step[running]), int((self.success < self.attempts).sum()))
+        return dropped | finished
 
-    def _judge(self, state: State, rows: np.ndarray, job: np.ndarray, step: np.ndarray) -> None:
-        """In full precision, on the model itself. A success that is refused raises the bar for the next one."""
+    def _confirm(self, state: State, rows: np.ndarray, job: np.ndarray, step: np.ndarray) -> None:
+        """Check successes in full precision. One that is refused raises the threshold of its row."""
         which = self._on_device(rows)
-        threat = self.shot.threat.with_eps(state["eps"][which])
+        threat = self.inputs.threat.with_eps(state["eps"][which])
         clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
         margin, logits = confirm(self.engine.model, worst, clean, state["label"][which], threat)
-        # Where only fast arithmetic overflows, the job goes on from what full precision says.
-        seemed = state["margin"][which]
-        state["margin"][which] = seemed = seemed.where(seemed < torch.finfo(seemed.dtype).max, margin)
-        state["bar"][which] = seemed.clamp_min(0)
+        # After an overflow in fast arithmetic only, the job continues with the margin of full precision.
+        computed = state["margin"][which]
+        state["margin"][which] = computed = computed.where(computed < torch.finfo(computed.dtype).max, margin)
+        state["threshold"][which] = computed.clamp_min(0)
         self.engine.passes.add(len(rows), gradient=False)
-        won = (margin > 0).cpu().numpy()
-        number, image = np.divmod(job[rows], self.images)
-        new = self._new(np.flatnonzero(won), number, image, margin)
-        self.winner[image[new]] = number[new]
-        if not self.attack.to_the_end:
-            made = np.minimum(step[rows[new]], self.attack.evaluations)
-            self.spent[image[new]] = number[new] * self.attack.evaluations + made.astype(int)
+        succeeded = np.flatnonzero((margin > 0).cpu().numpy())
+        attempt, image = np.divmod(job[rows], self.images)
+        new = self._improvements(succeeded, attempt, image, margin)
+        self.success[image[new]] = attempt[new]
+        if not self.attack.widest_margin:
+            steps = np.minimum(step[rows[new]], self.attack.evaluations)
+            self.queries[image[new]] = attempt[new] * self.attack.evaluations + steps.astype(int)
         at, source = self._on_device(image[new]), self._on_device(new)
         outcome = self.outcome
         outcome.fooled[at] = True
         outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[source], margin[source], logits[source]
 
-    def _new(self, won: np.ndarray, number: np.ndarray, image: np.ndarray, margin: Tensor) -> np.ndarray:
-        """Of the rows that succeeded, the one of each image that counts, where it counts for more than those before."""
-        rank = -margin.cpu().numpy() if self.attack.to_the_end else number
-        order = won[np.argsort(rank[won], kind="stable")]
+    def _improvements(self, rows: np.ndarray, attempt: np.ndarray, image: np.ndarray, margin: Tensor) -> np.ndarray:
+        """Return the successful row of each image that counts, if it replaces the outcome so far."""
+        rank = -margin.cpu().numpy() if self.attack.widest_margin else attempt
+        order = rows[np.argsort(rank[rows], kind="stable")]
         _, first = np.unique(image[order], return_index=True)
         new = order[first]
-        if not self.attack.to_the_end:
-            return new[number[new] < self.winner[image[new]]]
+        if not self.attack.widest_margin:
+            return new[attempt[new] < self.success[image[new]]]
         before = self.outcome.margin.where(self.outcome.fooled, -torch.inf).cpu().numpy()
         return new[-rank[new] > before[image[new]]]
 
-    def _keep(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
-        """Of the finished jobs of an image that still stands, the one that came closest."""
+    def _keep_closest(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
+        """Keep the widest margin of the finished jobs of images that are not fooled."""
         order = rows[np.argsort(-margin[rows], kind="stable")]
         _, first = np.unique(image[order], return_index=True)
         rows = order[first]
-        rows = rows[self.winner[image[rows]] == self.attempts]
+        rows = rows[self.success[image[rows]] == self.attempts]
         if not len(rows):
             return
         at, which = self._on_device(image[rows]), self._on_device(rows)
@@ -200,16 +231,16 @@ class Jobs:
         at, which = at[closer], which[closer]
         self.outcome.worst[at], self.outcome.margin[at] = state["worst"][which], state["margin"][which]
 
-    def _settle(self) -> None:
-        """Judge what stands by no more than a rounding error; from here on its margin is the true one."""
-        outcome, shot = self.outcome, self.shot
-        at = (~outcome.fooled & (outcome.margin > -self.arithmetic.rounding(shot.logits))).nonzero().squeeze(1)
+    def _confirm_near_misses(self) -> None:
+        """Check images that survive by less than a rounding error; their margins become those of full precision."""
+        outcome, inputs = self.outcome, self.inputs
+        at = (~outcome.fooled & (outcome.margin > -self.arithmetic.rounding(inputs.logits))).nonzero().squeeze(1)
         if len(at):
-            part = shot.take(at)
+            part = inputs.take(at)
             worst = part.threat.project(outcome.worst[at], part.images)
             margin, logits = confirm(self.engine.model, worst, part.images, part.labels, part.threat)
             outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst, margin, logits
             outcome.fooled[at] = margin > 0
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
-        return torch.as_tensor(numbers, dtype=torch.int64).to(self.shot.images.device)
+        return torch.as_tensor(numbers, dtype=torch.int64).to(self.inputs.images.device)

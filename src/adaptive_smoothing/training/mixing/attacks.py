@@ -21,8 +21,8 @@ from adaptive_smoothing.attacks.objectives import (
     flip_standard,
     targeted_margin,
 )
-from adaptive_smoothing.attacks.pgd import STEP_FACTOR
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, Victim, column, most_likely_targets
+from adaptive_smoothing.attacks.pgd import STEP_FACTOR, pgd_step
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, Victim, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Claiming, inner
 from adaptive_smoothing.noise import generator
@@ -92,7 +92,7 @@ class TrainingPGD(StepAttack):
     def evaluations(self) -> int:
         return self.steps
 
-    def objective(self, state: State) -> Objective:
+    def current_objective(self, state: State) -> Objective:
         return self.climb(state)
 
     def query(self, state: State) -> Tensor:
@@ -101,8 +101,7 @@ class TrainingPGD(StepAttack):
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None
         threat = self.threat.with_eps(state["eps"])
-        moved = images + column(state["step_size"], images) * threat.steepest(answer.gradient)
-        return {"iterate": threat.project(moved, state["clean"])}
+        return {"iterate": pgd_step(threat, images, answer.gradient, state["step_size"], state["clean"])}
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class TrainingAPGD(APGD):
 
     targeted: bool = True
 
-    def objective(self, state: State) -> Objective:
+    def current_objective(self, state: State) -> Objective:
         return LowerAlpha(targeted_dlr_loss if self.targeted else cross_entropy_loss, state["weight"])
 
 
@@ -131,7 +130,7 @@ class Climber:
             self.batches[rows].load(state)
         else:
             owned = {name: value.clone() for name, value in state.items()}
-            self.batches[rows] = JobBatch(self.attack, self.victim, owned, full=1, compiled=False, memory=None)
+            self.batches[rows] = JobBatch(self.attack, self.victim, owned)
         self.batches[rows].advance(steps)
         return self.batches[rows].state
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.adaptive import MarginAttack
 from adaptive_smoothing.attacks.attack_input import AttackInput
 from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, run_stage
 from adaptive_smoothing.attacks.engine.engine import Engine
+from adaptive_smoothing.attacks.presets import margin_attack
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
@@ -77,7 +77,7 @@ def _promising(
 ) -> list[NonlinearSetting]:
     """Transforms of h by estimate, the best first."""
     say(f"attacking h on {len(few):,} validation images")
-    worst = worst_logits(robust, few, MarginAttack(threat))
+    worst = worst_logits(robust, few, margin_attack(threat))
     g, h = (fp32_logits_chunked(model, data.floats()) for model in (standard, robust))
     return _different(search_nonlinear(g, h, data.labels, worst, few.labels, clean_accuracy=target))
 
