@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from adaptive_smoothing.evaluation.accuracy import evaluate
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
-from adaptive_smoothing.evaluation.accuracy import evaluate
 from adaptive_smoothing.evaluation.tradeoff import tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import Linf
