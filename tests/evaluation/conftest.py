@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,11 @@ def make_cascade(threat: ads.Threat | None = None, seed: int = 0, **audit: Any) 
     return Cascade("brief", threat, stages, audits, **sizes)
 
 
-@dataclass(frozen=True)
 class Toys:
-    """What the tests share; `content` is what a verdict writes to result.json and rows.npz."""
+    """Functions that the tests share; `content` returns what a verdict writes to result.json and rows.npz."""
 
-    network: Callable[..., nn.Sequential] = staticmethod(make_network)
-    cascade: Callable[..., Cascade] = staticmethod(make_cascade)
+    network = staticmethod(make_network)
+    cascade = staticmethod(make_cascade)
 
     @staticmethod
     def run(

@@ -199,7 +199,9 @@ def test_an_output_without_a_gradient_is_an_alarm_and_not_an_error(small):
 def test_an_alarm_has_an_observation_and_advice(small):
     alarm = check_model(Around(lambda x: 1e4 * small.h(x)), small.x, small.h(small.x).argmax(1), LINF)[0]
     lead = (1e4 * small.h(small.x)).topk(2).values.diff().abs().median().item()
-    assert alarm.name == "saturated-logits" and f"{lead:.3g}" in alarm.observation and alarm.advice == ADVICE[alarm.name]
+    assert (
+        alarm.name == "saturated-logits" and f"{lead:.3g}" in alarm.observation and alarm.advice == ADVICE[alarm.name]
+    )
 
 
 # --- cost and side effects ---------------------------------------------------------------------------

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from adaptive_smoothing.evaluation.evaluate import evaluate
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.tradeoff import attack_count, join, tradeoff, tradeoff_parts
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.results import interval

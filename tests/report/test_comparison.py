@@ -68,8 +68,7 @@ def test_further_attacks_are_added_to_the_same_mixtures(folder):
     first = Comparison.read(folder)
     attacks = {"attacks": {"D": {"robust": 2 / 3, "images": 3}}}
     further = [
-        replace(point, robust_correct=np.array([False, True, True]), facts=attacks)
-        for point in first.points[1:]
+        replace(point, robust_correct=np.array([False, True, True]), facts=attacks) for point in first.points[1:]
     ]
     settings = {"split": "test", "preset": ["D"]}
     both = first.with_attacks_of(replace(first, points=tuple(further), facts=first.facts | {"settings": settings}))

@@ -89,7 +89,7 @@ def test_sigterm_ends_a_run_with_the_advice_to_repeat_the_command(place: Path) -
 
 
 def test_a_run_that_is_killed_twice_has_the_result_of_an_undisturbed_one(place: Path) -> None:
-    """The binding is written first, then each shard after either stage: the kills come in the first and second shard."""
+    """The binding is written first, then each shard after either stage: the kills hit the first and second shard."""
     for writes, later in ((2, 0.0), (2, 0.05)):
         process = start(place, "killed")
         wait_for(process, place / "killed", writes)

@@ -2,9 +2,9 @@
 
 An attack may fail because the model is robust, or because the attack is too weak for this kind of model. The test tells
 them apart with a task that has a solution. It keeps the features of the model, and replaces the last layer, for each
-image, by a linear readout with two classes. Random points in the ball around the image belong to the class of the image,
-a planted point on the surface to the other class. So an adversarial example exists, and a good attack finds one for
-nearly every image. If random points find one as well, the task was too easy.
+image, by a linear readout with two classes. Random points in the ball around the image belong to its class, a planted
+point on the surface to the other class. So an adversarial example exists, and a good attack finds one for nearly every
+image. If random points find one as well, the task was too easy.
 """
 
 from __future__ import annotations

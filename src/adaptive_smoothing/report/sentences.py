@@ -206,7 +206,8 @@ def _the_learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
         f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images, it is right on "
         f"{percent(ours.accuracy)} of {len(ours.clean_correct):,} test images, and on {percent(ours.robust)} of "
         f"{len(ours.robust_correct):,} under the strongest attacks we have; one α for all images on "
-        f"{percent(fixed.accuracy)} and {percent(fixed.robust)} of the same. That is {_points(ahead)} (± {100 * half:.1f}) for the network."
+        f"{percent(fixed.accuracy)} and {percent(fixed.robust)} of the same. That is {_points(ahead)} "
+        f"(± {100 * half:.1f}) for the network."
     )
     if learned.measured is None:
         return words
