@@ -28,7 +28,8 @@ from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.evaluate import EvaluationRun
+from adaptive_smoothing.evaluation.cascade_run import EvaluationRun
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.models.inference import fp32_logits_chunked
@@ -78,7 +79,13 @@ def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> 
     def work() -> Verdict:
         engine.passes.forward = engine.passes.backward = 0
         judging = EvaluationRun(
-            model=model, data=data, cascade=cascade, device=device, journal=Journal(), with_alarms=False, engine=engine
+            model=model,
+            data=data,
+            cascade=cascade,
+            device=device,
+            journal=Journal(),
+            options=EvaluationOptions(alarms=False),
+            engine=engine,
         )
         return judging.run()
 
@@ -91,7 +98,7 @@ def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> 
 def reference(
     model: nn.Module, data: ImageData, device: torch.device, *, freeze: bool, batch_size: int
 ) -> dict[str, Any]:
-    from pyautoattack import AutoAttack
+    from pyautoattack import auto_attack
 
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
     batch = next(iter(batches(data, len(data), device=device)))
@@ -100,7 +107,7 @@ def reference(
 
     def work() -> tuple[Tensor, Tensor]:
         counting.forward_images = counting.backward_images = 0
-        attack = AutoAttack(counting, norm="Linf", eps=EPS, version="standard", seed=0, device=device)
+        attack = auto_attack(counting, norm="Linf", eps=EPS, version="standard", seed=0, device=device)
         return attack.run_standard_evaluation(batch.images, batch.labels, batch_size=batch_size)
 
     (images, _), row = timed(work)

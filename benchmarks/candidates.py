@@ -39,7 +39,7 @@ def measure(
     accuracy = clean_accuracy(g, h, data, batch_size=size)
     alphas = [accuracy.largest(target) for target in wanted]
     run = tradeoff(g, h, data, PGD(Linf(8 / 255), steps=steps), mix_alphas=sorted(alphas), batch_size=size)
-    stands = run.right("worst")[[sorted(alphas).index(alpha) for alpha in alphas]]
+    stands = run.correct("worst")[[sorted(alphas).index(alpha) for alpha in alphas]]
     alone = run.rows["clean_h"]
     figures = {
         "clean": float(alone.mean()),

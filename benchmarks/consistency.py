@@ -16,7 +16,8 @@ from typing import Any
 
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
+from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.facts import model_facts
@@ -24,11 +25,12 @@ from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.threat import Linf
 
-ARRANGEMENTS: dict[str, dict[str, Any]] = {
-    "batches of 256": {"batch_size": 256, "shard_size": 256},
-    "batches of 32": {"batch_size": 32},
-    "two processes": {"devices": ["cpu", "cpu"]},
-    "batches of 1": {"batch_size": 1, "shard_size": 8},
+IN_FLOAT32 = EvaluationOptions(precise=True, alarms=False)
+ARRANGEMENTS: dict[str, tuple[EvaluationOptions, tuple[str, ...]]] = {
+    "batches of 256": (replace(IN_FLOAT32, batch_size=256, shard_size=256), ()),
+    "batches of 32": (replace(IN_FLOAT32, batch_size=32), ()),
+    "two processes": (IN_FLOAT32, ("cpu", "cpu")),
+    "batches of 1": (replace(IN_FLOAT32, batch_size=1, shard_size=8), ()),
 }
 
 
@@ -52,9 +54,9 @@ def main() -> None:
     cascade = replace(preset("fast", Linf(8 / 255)), audit=())
     rows: dict[str, dict[str, Any]] = {}
     first: Verdict | None = None
-    for name, options in ARRANGEMENTS.items():
+    for name, (options, devices) in ARRANGEMENTS.items():
         began = time.perf_counter()
-        verdict = evaluate_cascade(model, data, cascade, device="cpu", with_alarms=False, precise=True, **options)
+        verdict = evaluate_cascade(model, data, cascade, device="cpu", devices=devices, options=options)
         first = first or verdict
         rows[name] = {"robust accuracy": verdict.robust, "seconds": round(time.perf_counter() - began, 1)}
         rows[name] |= difference(verdict, first)

@@ -29,8 +29,8 @@ from torch import nn
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.accuracy import evaluate as predict
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.transforms import LogitTransform
@@ -122,14 +122,14 @@ class Bench:
         columns: dict[str, np.ndarray] = {}
         for attack, images in self.attacks:
             data = self.measured.take(slice(images))
-            verdict = evaluate(mixed, data, attack, with_alarms=self.options.alarms)
+            verdict = evaluate(mixed, data, attack, options=EvaluationOptions(alarms=self.options.alarms))
             stands &= verdict.robust_correct[:shared]
             took = {name: took for name, took, _ in verdict.waterfall if took}
             known = {"robust": verdict.robust, "images": len(data), "took": took}
             asked = {} if verdict.alarms is None else {"alarms": [alarm.name for alarm in verdict.alarms]}
             found["attacks"][attack.name] = known | asked
             columns[attack.name] = verdict.robust_correct.numpy()
-        columns["clean"] = predict(mixed, self.measured).clean_correct.numpy()
+        columns["clean"] = evaluate(mixed, self.measured).clean_correct.numpy()
         whole = {"clean": columns["clean"].mean().item(), "stands_all": stands.float().mean().item(), "of": shared}
         return found | whole, columns
 

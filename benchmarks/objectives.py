@@ -43,7 +43,8 @@ from adaptive_smoothing.attacks.views import (
 )
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
+from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.mixing.mixer import Mixer
@@ -148,7 +149,7 @@ def measure(
             data,
             Cascade(name, threat, (stage, full_precision_stage(threat, 0))),
             device=device,
-            with_alarms=False,
+            options=EvaluationOptions(alarms=False),
         )
         stands[name], seconds[name] = verdict.robust_correct.numpy(), round(time.perf_counter() - began, 1)
         print(f"{name}: {verdict.robust:.2%} in {seconds[name]} s", flush=True)

@@ -11,7 +11,7 @@ import torch
 
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, TOLERANCE, Arithmetic
 from adaptive_smoothing.data.datasets import from_tensors
-from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import Nonlinear

@@ -13,7 +13,7 @@ from adaptive_smoothing.certification.local_lipschitz import estimated_radius
 from adaptive_smoothing.certification.margins import QUANTILES, margin_figures
 from adaptive_smoothing.certification.radius import needed_margin
 from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
-from adaptive_smoothing.evaluation.verdict import STANDS
+from adaptive_smoothing.evaluation.verdict import ROBUST
 from adaptive_smoothing.report.certified import read_certificates
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import read_json, read_rows
@@ -45,7 +45,7 @@ def margins_of(pair: str, verdict: str) -> dict[str, tuple[np.ndarray, np.ndarra
     run, rows = load_tradeoff(sweep(pair)), read_rows(RESULTS / verdict / "rows.npz")
     return {
         "PGD-20": (run.rows["clean_h"] & run.rows["rob_h"], run.rows["rob_h_gap"]),
-        "AutoAttack": (rows["fooled_by"] == STANDS, rows["attacked_gap"]),
+        "AutoAttack": (rows["fooled_by"] == ROBUST, rows["attacked_gap"]),
     }
 
 

@@ -27,7 +27,7 @@ def kept(name: str, alone: str) -> Table:
     compared, h = comparison(name), read_rows(RESULTS / alone / "rows.npz")
     stands = (h["fooled_by"] == -1)[: compared.images]
     wanted = sorted({point.wanted for point in compared.points if point.wanted})
-    at = {(point.mixture, point.wanted): point.stands[: compared.images] for point in compared.points}
+    at = {(point.mixture, point.wanted): point.robust_correct[: compared.images] for point in compared.points}
     rows = tuple(
         (mixture, *(_lost_and_gained(stands, at.get((mixture, target))) for target in wanted))
         for mixture in compared.mixtures

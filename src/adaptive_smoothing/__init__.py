@@ -14,10 +14,9 @@ from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.certify import certify
 from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
 from adaptive_smoothing.data.datasets import load as load_data
-from adaptive_smoothing.evaluation.accuracy import Evaluation
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, tradeoff
-from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict
 from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.formula import alpha_from_gamma, gamma_from_alpha

@@ -8,7 +8,8 @@ from adaptive_smoothing.attacks.losses import kl_divergence, logit_margin
 from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, margin
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning
 from adaptive_smoothing.data.datasets import from_tensors
-from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.threat import L2, Linf
 
 
@@ -191,5 +192,5 @@ def test_evaluate_hands_each_image_its_radius(linear):
     y[::2] = 1 - y[::2]  # every second one is wrong already, and not attacked
     radius = torch.where(torch.arange(64) % 4 == 1, 1.0, 0.0)
     data = from_tensors((x * 255).round().to(torch.uint8), y)
-    result = evaluate(linear, data, PGD(Linf(radius), steps=20), batch_size=10)
+    result = evaluate(linear, data, PGD(Linf(radius), steps=20), options=EvaluationOptions(batch_size=10))
     assert torch.equal(result.robust_correct, torch.arange(64) % 4 == 3)

@@ -18,9 +18,9 @@ from adaptive_smoothing.cli import evaluate as evaluate_file
 from adaptive_smoothing.cli.main import app, main
 from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.evaluation import cost
-from adaptive_smoothing.evaluation.evaluate import Progress
 from adaptive_smoothing.report import verdicts
 from adaptive_smoothing.runs.journal import Journal
+from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.threat import Threat
 
 pytestmark = pytest.mark.usefixtures("package")

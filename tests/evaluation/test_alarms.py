@@ -1,4 +1,4 @@
-"""Planted defences raise their alarm; networks without one raise none."""
+"""Planted defences raise their alarm; networks without a defence raise none."""
 
 from types import SimpleNamespace
 
@@ -12,8 +12,8 @@ from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.alarms import ADVICE, CLIMBERS, STEPS, after, more_steps, probe
-from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
+from adaptive_smoothing.evaluation.alarms import ADVICE, ATTACKED, STEPS, check_model, check_stages, more_steps
+from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import MixerOutput
 from adaptive_smoothing.mixing.network import MixingNetwork
@@ -25,7 +25,7 @@ LINF = Linf(8 / 255)
 
 
 class Around(nn.Module):
-    """A function of images, here a defence around a network."""
+    """A function of images as a module."""
 
     def __init__(self, function):
         super().__init__()
@@ -37,7 +37,7 @@ class Around(nn.Module):
 
 
 class StraightThrough(torch.autograd.Function):
-    """16 levels, with the gradient of the identity."""
+    """Rounds to 16 levels, with the gradient of the identity."""
 
     @staticmethod
     def forward(ctx, images):
@@ -49,7 +49,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 def trained(activation, images, labels, eps, seed=0, steps=60):
-    """A small network after seconds of training, adversarial where eps is not 0."""
+    """Return a small network after seconds of training, adversarial unless eps is 0."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         convolutions = nn.Conv2d(3, 16, 3, 2, 1), activation(), nn.Conv2d(16, 32, 3, 2, 1), activation()
@@ -69,7 +69,7 @@ def trained(activation, images, labels, eps, seed=0, steps=60):
 
 @pytest.fixture(scope="module")
 def small():
-    """Every other pixel of 32 images, as many levels as before, and a robust (h) and a standard (g) network."""
+    """Every other pixel of 32 images, and a robust (h) and a standard (g) network."""
     data = datasets.load("builtin", "val")
     images, labels = data.floats()[:500, :, ::2, ::2], data.labels[:500]
     h = trained(nn.SiLU, images, labels, 8 / 255)
@@ -78,13 +78,13 @@ def small():
 
 
 def names(model, images, threat=LINF, labels=None):
-    """The alarms of a model, by default on what it says of the images."""
+    """Return the names of a model's alarms; by default the labels are its own predictions."""
     labels = model(images).argmax(1) if labels is None else labels
-    return {alarm.name for alarm in probe(model, images, labels, threat)}
+    return {alarm.name for alarm in check_model(model, images, labels, threat)}
 
 
 def alpha(images):
-    """Differs from image to image and moves with each."""
+    """Depends smoothly on the image."""
     return 0.5 + 0.4 * torch.sin(40 * images.mean((1, 2, 3)))
 
 
@@ -108,7 +108,7 @@ def test_mixtures_that_let_gradients_through_raise_no_alarm(small, mixing):
     assert names(MixedClassifier(small.g, small.h, mixing), small.x) == set()
 
 
-def test_one_step_is_enough_against_a_linear_model_and_no_alarm(linear, images):
+def test_a_linear_model_for_which_one_step_is_enough_raises_no_alarm(linear, images):
     assert names(linear, images) == set()
 
 
@@ -130,8 +130,8 @@ def test_a_planted_defence_raises_its_alarm(small, name):
     assert name in names(Around(PLANTED[name](small.h)), small.x)
 
 
-def test_a_detached_alpha_is_seen(small):
-    """Also where it jumps, which is a gradient of zero."""
+def test_a_detached_alpha_raises_an_alarm(small):
+    """So does one with jumps, whose gradient is zero."""
     jumps = Around(lambda x: (x.mean((1, 2, 3)) > 0.5).float() + 0 * x.sum((1, 2, 3)))
     detached = Around(lambda x: alpha(x).detach())
     for module in (detached, jumps):
@@ -140,7 +140,7 @@ def test_a_detached_alpha_is_seen(small):
 
 
 class DetachedScore(MixingNetwork):
-    """A mixing network whose score an attacker cannot follow."""
+    """A mixing network whose score has no gradient."""
 
     def forward(self, base_outputs):
         score, h = super().forward(base_outputs)
@@ -148,7 +148,7 @@ class DetachedScore(MixingNetwork):
 
 
 @pytest.mark.parametrize("kind", [MixingNetwork, DetachedScore])
-def test_a_mixing_network_is_seen_through(small, kind):
+def test_only_a_detached_mixing_network_raises_an_alarm(small, kind):
     torch.manual_seed(0)
     mixer = kind.between(small.g, small.h, standard_taps=("0", "2"), robust_taps=("0", "2"), shape=(3, 16, 16), width=4)
     mixed = MixedClassifier(small.g, small.h, mixer.requires_grad_(False))
@@ -156,8 +156,8 @@ def test_a_mixing_network_is_seen_through(small, kind):
     assert "detached-alpha" in names(MixedClassifier(small.g, small.h, mixer).gray_box(), small.x)
 
 
-def test_an_alpha_that_is_a_switch_is_flat_and_not_detached(small):
-    """Saturated for most images; attacks that follow its score are an answer, others are not."""
+def test_a_saturated_alpha_is_flat_and_not_detached(small):
+    """A cascade with an attack on the smooth mixture handles it, so that it raises no alarm there."""
     torch.manual_seed(0)
     taps = {"standard_taps": ("0", "2"), "robust_taps": ("0", "2"), "shape": (3, 16, 16)}
     mixer = MixingNetwork.between(small.g, small.h, width=4, **taps).requires_grad_(False)
@@ -165,16 +165,16 @@ def test_an_alpha_that_is_a_switch_is_flat_and_not_detached(small):
     assert names(switch, small.x) == {"flat-alpha"}
     assert "detached-alpha" in names(switch.gray_box(), small.x)
     data = datasets.from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
-    for source, answered in {None: False, SmoothedSurrogate(): True}.items():
+    for source, handled in {None: False, SmoothedSurrogate(): True}.items():
         attack = Cascade("one step", LINF, (Stage("pgd-1", PGD(LINF, steps=1), source),))
-        assert ("flat-alpha" in {alarm.name for alarm in evaluate_cascade(switch, data, attack).alarms}) != answered
+        assert ("flat-alpha" in {alarm.name for alarm in evaluate_cascade(switch, data, attack).alarms}) != handled
 
 
-def test_a_mixture_inside_something_else_is_seen(small):
+def test_a_mixture_inside_another_module_raises_an_alarm(small):
     mixture = MixedClassifier(small.g, small.h, 0.85)
     assert names(nn.Sequential(mixture).eval(), small.x) == {"hidden-mixture"}
-    (alarm,) = probe(wrap(mixture, shape=(3, 16, 16)), small.x, mixture(small.x).argmax(1), LINF)
-    assert alarm.saw == "the model is a Classifier with a MixedClassifier inside"
+    (alarm,) = check_model(wrap(mixture, shape=(3, 16, 16)), small.x, mixture(small.x).argmax(1), LINF)
+    assert alarm.observation == "the model is a Classifier with a MixedClassifier inside"
 
 
 @pytest.mark.parametrize(
@@ -187,28 +187,30 @@ def test_a_mixture_inside_something_else_is_seen(small):
     ],
     ids=["straight through", "off the levels", "half detached", "floor of 256 levels"],
 )
-def test_a_gradient_that_somebody_made_up_is_seen(small, defence):
+def test_a_replaced_gradient_raises_an_alarm(small, defence):
     assert names(Around(defence(small.g, small.h)), small.x) == {"flat-steps"}
 
 
-def test_no_gradient_at_all_is_an_alarm_and_not_an_error(small):
-    (alarm,) = probe(Around(lambda x: small.h(x.detach())), small.x, small.h(small.x).argmax(1), LINF)
-    assert alarm.name == "zero-gradient" and "100%" in alarm.saw and "not connected" in alarm.saw
+def test_an_output_without_a_gradient_is_an_alarm_and_not_an_error(small):
+    (alarm,) = check_model(Around(lambda x: small.h(x.detach())), small.x, small.h(small.x).argmax(1), LINF)
+    assert alarm.name == "zero-gradient" and "100%" in alarm.observation and "not connected" in alarm.observation
 
 
-def test_an_alarm_says_what_was_seen_and_what_to_try(small):
-    alarm = probe(Around(lambda x: 1e4 * small.h(x)), small.x, small.h(small.x).argmax(1), LINF)[0]
+def test_an_alarm_has_an_observation_and_advice(small):
+    alarm = check_model(Around(lambda x: 1e4 * small.h(x)), small.x, small.h(small.x).argmax(1), LINF)[0]
     lead = (1e4 * small.h(small.x)).topk(2).values.diff().abs().median().item()
-    assert alarm.name == "saturated-logits" and f"{lead:.3g}" in alarm.saw and alarm.advice == ADVICE[alarm.name]
+    assert (
+        alarm.name == "saturated-logits" and f"{lead:.3g}" in alarm.observation and alarm.advice == ADVICE[alarm.name]
+    )
 
 
-# --- what it costs and leaves alone -------------------------------------------------------------------
+# --- cost and side effects ---------------------------------------------------------------------------
 
 
 def passes(model, images, labels, threat=LINF):
     seen = []
     model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
-    probe(model, images, labels, threat)
+    check_model(model, images, labels, threat)
     return sum(seen) / len(images)
 
 
@@ -218,17 +220,17 @@ def test_the_cost_is_below_150_passes(small):
     assert passes(Around(PLANTED["flat-steps"](small.h)), small.x, labels) < 150
 
 
-def test_images_that_are_wrong_are_left_out(small):
+def test_misclassified_images_are_left_out(small):
     wrong = (small.h(small.x).argmax(1) + 1) % 10
     assert names(Around(PLANTED["flat-steps"](small.h)), small.x, labels=wrong) == set()
     assert more_steps(small.h, small.x, wrong, LINF) == []
 
 
-def test_a_radius_of_zero_is_no_reason_for_an_alarm(small):
+def test_a_radius_of_zero_raises_no_alarm(small):
     assert names(small.h, small.x, Linf(0.0)) == set()
 
 
-def test_weights_and_random_numbers_stay_as_they_are(small):
+def test_weights_and_the_random_state_are_unchanged(small):
     layer = nn.Linear(10, 10).eval()
     before = torch.get_rng_state()
     names(nn.Sequential(small.h, layer).eval(), small.x)
@@ -236,18 +238,18 @@ def test_weights_and_random_numbers_stay_as_they_are(small):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_more_steps_are_tried_on_a_few_images_only(small):
+def test_more_steps_are_tried_on_few_images(small):
     seen = []
     model = Around(lambda x: (seen.append(len(x)), small.h(x))[1])
     more_steps(model, small.x, small.h(small.x).argmax(1), LINF)
-    assert sum(seen) <= len(small.x) + CLIMBERS * (sum(STEPS) + 2 * len(STEPS))
+    assert sum(seen) <= len(small.x) + ATTACKED * (sum(STEPS) + 2 * len(STEPS))
 
 
 # --- a finished evaluation ----------------------------------------------------------------------------
 
 
 def waterfall(*counts):
-    """`counts[i]` images fooled by stage i, the rest of 900 not at all."""
+    """Return `fooled_by` for 900 images, of which stage i fooled `counts[i]`."""
     fooled = np.repeat(np.arange(len(counts)), counts)
     return np.concatenate([fooled, np.full(900 - len(fooled), -1)])
 
@@ -270,7 +272,7 @@ def waterfall(*counts):
         (["apgd-ce", "smooth-hostile-t", "plain-h-t"], (300, 6, 5), ["surrogate-breaks"]),
     ],
 )
-def test_what_late_stages_find_is_an_alarm_above_a_fifth_of_a_point_or_one_for_surrogates(stages, counts, expected):
-    found = after(stages, waterfall(*counts), 1000)
+def test_late_stages_raise_an_alarm_above_0_2_percent_and_surrogates_above_1_percent(stages, counts, expected):
+    found = check_stages(stages, waterfall(*counts), 1000)
     assert [alarm.name for alarm in found] == expected
-    assert all("of 1000 images" in alarm.saw for alarm in found)
+    assert all("of 1000 images" in alarm.observation for alarm in found)

@@ -1,4 +1,4 @@
-"""The task that an attack is set has a solution, and only an attack finds it."""
+"""The task of the test has a solution, which only a good attack finds."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def network(seed=0, features=256):
 
 
 class Quantised(nn.Module):
-    """16 levels, whose gradient is zero."""
+    """Rounds images to 16 levels, so that the gradient is zero."""
 
     def __init__(self, model):
         super().__init__()
@@ -49,7 +49,7 @@ def run(model, images, threat=LINF, attack=None, **options):
 @pytest.mark.parametrize(
     "threat", [LINF, L2(0.3), Linf(torch.linspace(0.01, 0.03, 8))], ids=["linf", "l2", "per image"]
 )
-def test_an_attack_with_gradients_finds_what_random_points_do_not(images, threat):
+def test_an_attack_with_gradients_succeeds_where_random_points_do_not(images, threat):
     result = run(network(), images, threat)
     assert (result.images, result.skipped) == (8, 0)
     assert result.attack_success == 1 and result.random_success <= 0.25 and result.passed
@@ -61,7 +61,7 @@ def test_an_attack_without_a_gradient_does_not_pass(images):
     assert result.images == 8 and result.attack_success <= 0.25 and not result.passed
 
 
-def test_attacks_of_the_engine_and_cascades_are_put_to_the_test_too(images):
+def test_attacks_of_the_engine_and_cascades_can_be_tested(images):
     model = network()
     weak = Stage("transfer", PGD(LINF, steps=1), source=lambda model: model.no_such_part)
     cascade = Cascade("two", LINF, (weak, Stage("apgd", APGD(LINF, steps=10))))
@@ -71,12 +71,12 @@ def test_attacks_of_the_engine_and_cascades_are_put_to_the_test_too(images):
 
 def test_an_attack_that_does_nothing_or_leaves_the_ball_has_no_success(images):
     assert run(network(), images, LINF, lambda model, x, y: x).attack_success == 0
-    # Far away the readout says anything, and for half of the images or so class 1.
+    # Far outside the ball the readout is arbitrary: class 1 for about half of the images.
     with pytest.warns(UserWarning, match="left the Linf ball on 4 of 4 images"):
         assert run(network(), images, LINF, lambda model, x, y: x.flip(3)).attack_success == 0
 
 
-def test_the_planted_point_is_there_and_the_image_is_of_the_other_class(images):
+def test_the_planted_point_and_the_image_are_of_different_classes(images):
     model = network()
     features = Features(model, images[:1], 10)
     ball = Ball(images[0], LINF, generator(0, "test"))
@@ -89,7 +89,7 @@ def test_the_planted_point_is_there_and_the_image_is_of_the_other_class(images):
     assert LINF.distance(inner, images[:1]).max() <= 0.95 * 8 / 255 + 1e-6
 
 
-def test_only_images_that_are_right_are_tested(images):
+def test_only_correctly_classified_images_are_tested(images):
     model = network()
     labels = model(images).argmax(1)
     labels[:5] = (labels[:5] + 1) % 10
@@ -99,7 +99,7 @@ def test_only_images_that_are_right_are_tested(images):
 
 
 def test_points_that_no_plane_separates_are_skipped(images):
-    """Two features, 500 points: the chosen one is often inside their hull."""
+    """With two features and 500 points the planted one is often inside their convex hull."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         narrow = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(12, 2), nn.Tanh(), nn.Linear(2, 10)).eval()
@@ -110,7 +110,7 @@ def test_points_that_no_plane_separates_are_skipped(images):
 # --- parts --------------------------------------------------------------------------------------------
 
 
-def test_the_widest_gap_of_points_with_a_known_answer():
+def test_the_widest_gap_of_known_points():
     low = np.array([[0.0, 0.0], [0.0, 1.0], [-1.0, 0.3]])
     assert np.allclose(_widest_gap(low, np.array([[2.0, 0.5]])), [2, 0])
     assert np.allclose(_widest_gap(low, np.array([[1.0, 2.0]])), [1, 1])
@@ -119,7 +119,7 @@ def test_the_widest_gap_of_points_with_a_known_answer():
     assert _widest_gap(low[:1], low[:1]) is None
 
 
-def test_features_are_what_the_last_layer_is_given(images):
+def test_features_are_the_inputs_of_the_last_layers(images):
     g, h = network(0), network(1)
     assert torch.equal(Features(g, images[:1], 10)(images), g[:-1](images))
     mixed = MixedClassifier(g, h, 0.5)

@@ -9,7 +9,7 @@ from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff, load_fact
 
 @pytest.fixture
 def run() -> Tradeoff:
-    """As large as CIFAR-10's test split; each image right on one stretch of alphas, as images are."""
+    """As large as CIFAR-10's test split; each image is correct on one interval of alphas."""
     chance = np.random.default_rng(0)
     rows: dict[str, np.ndarray] = {"index": np.arange(10_000), "label": chance.integers(0, 10, 10_000)}
     for view in ("clean", "std", "rob"):
@@ -23,7 +23,7 @@ def run() -> Tradeoff:
     return Tradeoff(np.array(ALPHAS), np.array(MIX_ALPHAS), rows, settings)
 
 
-def test_outcomes_come_back_exactly_and_gaps_nearly(run: Tradeoff, tmp_path: Path) -> None:
+def test_predictions_are_stored_exactly_and_gaps_in_half_precision(run: Tradeoff, tmp_path: Path) -> None:
     assert not has_tradeoff(tmp_path)
     save_tradeoff(tmp_path, run, {"seconds": 3})
     back = load_tradeoff(tmp_path)
@@ -38,12 +38,12 @@ def test_outcomes_come_back_exactly_and_gaps_nearly(run: Tradeoff, tmp_path: Pat
     assert back.gaps()["h pgd"]["right_mean"] == pytest.approx(run.gaps()["h pgd"]["right_mean"], abs=1e-5)
 
 
-def test_a_full_run_is_small_enough_to_ship(run: Tradeoff, tmp_path: Path) -> None:
+def test_a_run_on_10000_images_takes_at_most_600_kb(run: Tradeoff, tmp_path: Path) -> None:
     save_tradeoff(tmp_path, run, {})
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 600_000
 
 
-def test_what_is_no_run_folder_is_said(run: Tradeoff, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(run: Tradeoff, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"expected a run folder with result\.json"):
         load_tradeoff(tmp_path)
     del run.rows["label"]

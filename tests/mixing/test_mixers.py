@@ -14,6 +14,7 @@ from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.attacks.views import AtAlpha, WithoutTransforms
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.formula import mix_logits
@@ -192,7 +193,7 @@ def test_the_gray_box_is_no_stronger_than_the_union_of_white_boxes(mixer):
         if isinstance(stage.attack, APGD)
     )
     gray, union = (
-        evaluate(mixed, data, cascade, with_alarms=False)
+        evaluate(mixed, data, cascade, options=EvaluationOptions(alarms=False))
         for cascade in (preset("A", threat), Cascade("union", threat, few))
     )
     assert {"gray-ce", "hostile-t", "apgd-t-alpha-0.5"} <= set(union.stages)

@@ -37,13 +37,13 @@ def test_ahead_at_the_same_clean_accuracy(folder):
     comparison = Comparison.read(folder)
     low, high, below, above = comparison.points
     clean = np.array([False, *[True] * 15])
-    points = low, high, replace(below, clean=clean), replace(above, clean=~clean)
+    points = low, high, replace(below, clean_correct=clean), replace(above, clean_correct=~clean)
     table = lead_table(replace(comparison, points=points))
     assert table.columns == ("mixture", "clean", "stands", "fixed there", "ahead")
     unreached, between = table.rows
     assert unreached == ("ours", "6.25", "50.00", "–", "–") and between[:4] == ("ours", "93.75", "75.00", "37.50")
     assert between[4].startswith("+37.50 ± ")
-    assert comparison.standing_at("fixed", 0.875).tolist() == low.stands.tolist()
+    assert comparison.robust_at("fixed", 0.875).tolist() == low.robust_correct.tolist()
 
 
 def test_a_column_an_attack(folder):
@@ -66,9 +66,9 @@ def test_one_attack_is_all_of_them(folder):
 
 def test_further_attacks_are_added_to_the_same_mixtures(folder):
     first = Comparison.read(folder)
+    attacks = {"attacks": {"D": {"robust": 2 / 3, "images": 3}}}
     further = [
-        replace(point, stands=np.array([False, True, True]), facts={"attacks": {"D": {"robust": 2 / 3, "images": 3}}})
-        for point in first.points[1:]
+        replace(point, robust_correct=np.array([False, True, True]), facts=attacks) for point in first.points[1:]
     ]
     settings = {"split": "test", "preset": ["D"]}
     both = first.with_attacks_of(replace(first, points=tuple(further), facts=first.facts | {"settings": settings}))
@@ -81,8 +81,8 @@ def test_further_attacks_are_added_to_the_same_mixtures(folder):
         ("50.00", "66.67", "33.33"),
     ]
     assert first.with_attacks_of(first).points[0].facts == first.points[0].facts
-    other_dial = replace(further[0], clean=~first.points[1].clean)
-    with pytest.raises(ValueError, match="expected fixed to answer alike"):
+    other_dial = replace(further[0], clean_correct=~first.points[1].clean_correct)
+    with pytest.raises(ValueError, match="expected the same predictions of fixed in both runs"):
         first.with_attacks_of(replace(first, points=(other_dial,)))
     with pytest.raises(ValueError, match=r"of the same, got .*test.* and .*val"):
         first.with_attacks_of(replace(first, facts=first.facts | {"settings": {"split": "val"}}))

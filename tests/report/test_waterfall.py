@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from adaptive_smoothing.evaluation.verdict import STANDS, WRONG, Verdict
+from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
 from adaptive_smoothing.report.waterfall import waterfall_figure
 
 INFINITY = float("inf")
@@ -13,8 +13,8 @@ def verdict(fooled_by: list[int], margin: list[float]) -> Verdict:
     return Verdict(
         index=torch.arange(len(margin)),
         labels=labels,
-        clean_predictions=labels + (by == WRONG),
-        attacked_predictions=labels + (by != STANDS),
+        clean_predictions=labels + (by == MISCLASSIFIED),
+        attacked_predictions=labels + (by != ROBUST),
         fooled_by=by,
         margin=torch.tensor(margin),
         queries=labels,
@@ -26,14 +26,14 @@ def verdict(fooled_by: list[int], margin: list[float]) -> Verdict:
 
 
 def test_the_bars_are_the_accuracy_that_is_left() -> None:
-    left, _ = waterfall_figure(verdict([WRONG, 0, 0, 1, STANDS], [1, 1, 1, 1, -1])).axes
+    left, _ = waterfall_figure(verdict([MISCLASSIFIED, 0, 0, 1, ROBUST], [1, 1, 1, 1, -1])).axes
     stands, took = (np.array([bar.get_width() for bar in bars]) for bars in left.containers)
     assert np.allclose(stands, [80, 40, 20]) and np.allclose(took, [20, 40, 20])
     assert [text.get_text() for text in left.texts] == ["80.00 %  (−1)", "40.00 %  (−2)", "20.00 %  (−1)"]
 
 
 def test_every_lead_has_its_place_however_far_away() -> None:
-    _, right = waterfall_figure(verdict([WRONG, 0, 1, STANDS, STANDS], [7, 40, 1e-4, -0.5, -INFINITY])).axes
+    _, right = waterfall_figure(verdict([MISCLASSIFIED, 0, 1, ROBUST, ROBUST], [7, 40, 1e-4, -0.5, -INFINITY])).axes
     stood, fell = right.containers
     assert sum(bar.get_height() for bar in stood) == 1 and sum(bar.get_height() for bar in fell) == 2
     assert min(bar.get_x() for bar in fell if bar.get_height()) <= -39
@@ -42,4 +42,4 @@ def test_every_lead_has_its_place_however_far_away() -> None:
 
 
 def test_a_run_without_an_attack_has_a_figure() -> None:
-    assert len(waterfall_figure(verdict([STANDS, WRONG], [-INFINITY, 1])).axes) == 2
+    assert len(waterfall_figure(verdict([ROBUST, MISCLASSIFIED], [-INFINITY, 1])).axes) == 2

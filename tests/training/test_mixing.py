@@ -12,7 +12,7 @@ from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.settings import SettingsError, from_table, read_toml

@@ -9,6 +9,7 @@ from torch import nn
 import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer, MixerOutput
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve, correct_interval
 from adaptive_smoothing.tuning.curves import (
@@ -360,9 +361,8 @@ def test_seven_fast_attacks_without_alarms_and_audit(linear, robust, data, monke
     asked = []
 
     def evaluate(model, images, attack, **options):
-        assert (
-            attack.name == "fast" and attack.threat == THREAT and not attack.audit and options == {"with_alarms": False}
-        )
+        assert attack.name == "fast" and attack.threat == THREAT and not attack.audit
+        assert options == {"options": EvaluationOptions(alarms=False)}
         asked.append(model.alpha.item())
         return SimpleNamespace(robust=asked[-1])
 

@@ -19,7 +19,8 @@ from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.runs.journal import Columns, journal_at
-from adaptive_smoothing.runs.sharded import ShardedRun, ShardWatch, Watch
+from adaptive_smoothing.runs.progress import RunProgress, ShardProgress, ignore_progress
+from adaptive_smoothing.runs.sharded import ShardedRun
 
 # More than float64 is off by where a radius is divided by a root.
 ROUNDING = 1e-9
@@ -35,9 +36,9 @@ class CertificationRun(ShardedRun):
     method: Certifier
     norm: str = "L2"
 
-    def run(self, devices: Sequence[str] = (), watch: Watch | None = None) -> Certificates:
+    def run(self, devices: Sequence[str] = (), watch: RunProgress | None = None) -> Certificates:
         self.journal.bind(self.binding)
-        columns = self.columns(watch or (lambda progress: None), devices)
+        columns = self.columns(watch or ignore_progress, devices)
         facts = {**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]}
         return Certificates(columns, facts)
 
@@ -47,15 +48,12 @@ class CertificationRun(ShardedRun):
         # Another kind of device draws other noise.
         return describe({**facts, "device": self.device.type})
 
-    def make_tool(self) -> Certifier:
-        return self.method
-
-    def shard(self, name: str, rows: slice, watch: ShardWatch) -> Columns:
+    def shard(self, name: str, rows: slice, watch: ShardProgress) -> Columns:
         saved = self.journal.read(name)
         if saved is not None:
             return saved
         batch = self.batch(rows)
-        found = self.tool.certify(
+        found = self.method.certify(
             batch.images, batch.index, lambda share: watch(self.method.name, share, len(batch.labels), 0)
         )
         h = torch.from_numpy(found["probabilities"]).to(batch.images.device)
@@ -81,7 +79,7 @@ class CertificationRun(ShardedRun):
             return radius
         return radius / math.sqrt(pixels) * (1 - ROUNDING)
 
-    def standing(self, columns: Columns) -> int:
+    def count_correct(self, columns: Columns) -> int:
         return int((columns["certified"] & (columns["prediction"] == columns["label"])).sum())
 
 
@@ -95,7 +93,7 @@ def certify(
     devices: Sequence[str] = (),
     journal: str | Path | None = None,
     overwrite: bool = False,
-    watch: Watch | None = None,
+    watch: RunProgress | None = None,
     shard_size: int | None = None,
     **options: Any,
 ) -> Certificates:

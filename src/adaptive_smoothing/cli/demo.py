@@ -18,7 +18,7 @@ from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.budget import Deadline, Plan, Speed, measure_speed, plan, timed_tradeoff
-from adaptive_smoothing.evaluation.comparison import Learned
+from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
 from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
@@ -78,8 +78,8 @@ def demo(
         console.print("[yellow]stopped[/]: what follows is about the images done until then")
     console.print(f"{live.images:,} images in {deadline.gone():.0f} s.")
     facts = {"models": pair.facts, "seconds": round(deadline.gone(), 1), "interrupted": interrupted}
-    if learned is not None and learned.now is not None:
-        facts["learned alpha"] = learned.now.facts
+    if learned is not None and learned.measured is not None:
+        facts["learned alpha"] = learned.measured.facts
     report = Report(live, None, choice, {**facts, **environment(pair.device)}, learned)
     if stored:
         # The stored run of these very models carries the numbers, the live one shows that they can be had again.
@@ -179,7 +179,9 @@ def _measure(
     )
 
 
-def _attack_learned(learned: Learned, pair: Pair, data: ImageData, wanted: float) -> tuple[Learned, bool]:
+def _attack_learned(
+    learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float
+) -> tuple[LearnedAlphaResult, bool]:
     """What the attack leaves of the mixture with a learned alpha; True when Ctrl-C ended it."""
     try:
         return measured_now(learned, pair.standard, pair.robust, data, ATTACK, wanted), False

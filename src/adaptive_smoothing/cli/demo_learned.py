@@ -11,8 +11,8 @@ from torch import nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import evaluate
-from adaptive_smoothing.evaluation.comparison import Comparison, Learned, Point
+from adaptive_smoothing.evaluation.comparison import Comparison, LearnedAlphaResult, Point
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -24,7 +24,7 @@ MIXED = "compact-mixed"
 COMPARED = Path(run_folder.__file__).parent / "stored" / MIXED
 
 
-def stored_comparison(models: dict[str, Any]) -> Learned | None:
+def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
     """What is known of a learned alpha for these very models, g and h."""
     if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
         return None
@@ -32,12 +32,12 @@ def stored_comparison(models: dict[str, Any]) -> Learned | None:
     made_for = {"g": description["standard"], "h": description["robust"]}
     if any(made_for[letter].get("sha256") != facts["sha256"] for letter, facts in models.items()):
         return None
-    return Learned(Comparison.read(COMPARED))
+    return LearnedAlphaResult(Comparison.read(COMPARED))
 
 
 def measured_now(
-    learned: Learned, standard: nn.Module, robust: nn.Module, data: ImageData, attack: PGD, wanted: float
-) -> Learned:
+    learned: LearnedAlphaResult, standard: nn.Module, robust: nn.Module, data: ImageData, attack: PGD, wanted: float
+) -> LearnedAlphaResult:
     """With the accuracy of the mixture on these images, clean and attacked; unchanged if it cannot reach the wanted
     clean accuracy.
     """
@@ -51,4 +51,4 @@ def measured_now(
     found = evaluate(mixed, data, replace(attack, stop_when_fooled=True))
     clean, stands = found.clean_correct.numpy(), found.robust_correct.numpy()
     facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
-    return replace(learned, now=Point(MIXED, wanted, clean, stands, facts))
+    return replace(learned, measured=Point(MIXED, wanted, clean, stands, facts))

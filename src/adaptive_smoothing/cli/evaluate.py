@@ -19,8 +19,9 @@ from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
+from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
-from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
 from adaptive_smoothing.report.tables import rich_table
@@ -78,12 +79,8 @@ def evaluate(
             devices=devices if len(devices) > 1 else (),
             journal=folder / JOURNAL,
             overwrite=overwrite,
-            watch=Watching(bar),
-            batch_size=batch_size,
-            shard_size=shard_size,
-            compiled=compiled,
-            precise=precise,
-            with_alarms=alarms,
+            progress=Watching(bar),
+            options=EvaluationOptions(batch_size, shard_size, compiled, precise, alarms),
         )
     costs = _costs(subject, chosen, devices[0])
     facts = {"seconds": round(time.perf_counter() - started, 1), **environment(devices[0])}
@@ -132,7 +129,7 @@ def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], left_out: 
     console.print()
     for alarm in verdict.alarms or ():
         console.print(f"[yellow]alarm[/] {alarm.name}:", end=" ")
-        console.print(f"{alarm.saw}; {alarm.advice}.", markup=False)
+        console.print(f"{alarm.observation}; {alarm.advice}.", markup=False)
     if not verdict.alarms:
         console.print("Alarms were off." if verdict.alarms is None else "No alarm fired.")
     if left_out:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from adaptive_smoothing.cli.console import TimeBar
-from adaptive_smoothing.runs.sharded import Progress
+from adaptive_smoothing.runs.progress import Progress
 
 
 @dataclass
@@ -26,6 +26,6 @@ class Watching:
             self.began, self.start = progress.finished, time.perf_counter()
         gone, left = progress.finished - self.began, progress.images - progress.finished
         rest = (time.perf_counter() - self.start) / gone * left if gone else None
-        so_far = "" if progress.robust is None else f", {self.word} so far {100 * progress.robust:.1f} %"
+        so_far = "" if progress.accuracy is None else f", {self.word} so far {100 * progress.accuracy:.1f} %"
         doing = f", {progress.stage}" if progress.stage else ""
         self.bar.say(f"{int(left + 0.999):,} images left{so_far}{doing}", rest)

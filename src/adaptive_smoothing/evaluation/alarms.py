@@ -1,8 +1,8 @@
-"""Signs that a robust accuracy cannot be trusted: a model on which attacks fail for reasons other than robustness.
+"""Signs that a robust accuracy is too high because attacks failed for other reasons than robustness.
 
-Most broken defences broke attacks, not adversarial examples (Athalye et al. 2018; Carlini et al. 2019). What they have
-in common can be seen on a few images: no gradient, a wrong one, chance in the output, an attack that gains nothing
-from more steps or from a larger radius. An alarm is no proof; a plain network raises none.
+Most broken defences masked gradients (Athalye et al. 2018; Carlini et al. 2019). A few images show the common symptoms:
+no gradient or an incorrect one, randomness in the output, an attack that gains nothing from more steps or from a larger
+radius. An alarm is not a proof. A network without such a defence raises none.
 """
 
 from __future__ import annotations
@@ -18,173 +18,176 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, logit_margin, margin_loss
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.evaluation.gradient_probe import TINY_STEP, Sample, gradient_of, share, share_zero
+from adaptive_smoothing.evaluation.gradient_probe import TINY_STEP, GradientProbe, gradient_of, share, share_zero
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels, check_not_probabilities
 from adaptive_smoothing.models.inference import fp32_logits, full_precision
 from adaptive_smoothing.threat import Linf, Threat
 
-# Two passes of the same images may differ by rounding, 1e-6 or so of the largest logit.
-CHANCE = 1e-4
-# A gradient that is zero to the last bit is no accident when a tenth of the images have one.
-WITHOUT_GRADIENT = 0.1
+# Two passes over the same images may differ by rounding, by about 1e-6 of the largest logit.
+RANDOM_OUTPUT = 1e-4
+# Share of images whose gradient is exactly zero, from which on that is no coincidence.
+ZERO_GRADIENT = 0.1
 # Standard CIFAR networks reach logit margins of 15 to 25; from about 90 on the gradient of cross-entropy is zero.
 SATURATED = 50.0
 MOST = 0.5
 SAME_ALPHA = 1e-6
-# The climbs that are compared, and how many images they are made on: they cost more than all other checks together.
-STEPS, CLIMBERS = (1, 10, 50), 8
-# One step is enough against a linear model, so that more steps need not gain; they must not lose.
-KEPT = 0.9
+# The numbers of steps that are compared, and the images attacked: more expensive than all other checks together.
+STEPS, ATTACKED = (1, 10, 50), 8
+# More steps need not gain anything, as one is enough against a linear model; they must keep this share of the gain.
+KEPT_GAIN = 0.9
 UNBOUNDED_STEPS = 30
-# Share of all images above which a late stage has found what the gradient attacks before it should have.
+# A late stage must not fool more than this share of all images, which the gradient attacks before it have missed.
 LATE = 0.002
-# The same for attacks on a smoother view of the mixture: some are needed wherever alpha is a switch.
-MISSED = 0.01
-# One image may fall to anything.
+# The same for attacks on a smoothed mixture, some of which are needed wherever alpha saturates.
+LATE_SURROGATE = 0.01
+# One image alone raises no alarm.
 FEW = 2
 
 ADVICE = {
     "random-output": "fix the random numbers (ads.SmoothedClassifier does), or attack the average over many draws",
-    "probabilities": "remove the final softmax or return its logarithm, so that gradients survive",
+    "probabilities": "remove the final softmax, or return its logarithm, to keep the gradients",
     "saturated-logits": "divide the logits by a constant, or attack the margin or the DLR loss",
-    "zero-gradient": "look for a detached, rounded or saturated part, and attack a differentiable stand-in for it",
-    "flat-steps": "attack a smooth stand-in for the rounded or detached part, and add a black-box attack",
-    "hidden-mixture": "evaluate the mixture itself, so that the attacks that are made for mixtures are tried, too",
+    "zero-gradient": "look for a detached, rounded or saturated part, and attack a differentiable surrogate of it",
+    "flat-steps": "attack a smooth surrogate of the rounded or detached part, and add a black-box attack",
+    "hidden-mixture": "evaluate the mixture itself, so that the attacks designed for mixtures are run as well",
     "detached-alpha": "let gradients flow through the mixing network, or attack at both ends of alpha's range as well",
-    "flat-alpha": "attack past it as well: --preset fast or adaptive have attacks that follow its score",
-    "more-steps-do-not-help": "attack from many starts and without gradients: these seem to point nowhere",
-    "unbounded-attack": "the attack is blind, not the model robust: look at the other alarms, then for a better attack",
-    "fab-breaks": "the losses before it do not lead there: try others (for a mixture --preset adaptive, which turns g)",
-    "square-breaks": "the gradients are masked: find where, and attack with more starts and a smooth stand-in",
-    "surrogate-breaks": "the model's own gradient misses much: trust what many different stand-ins leave, and try more",
-    "transfer-breaks": "the white-box attack is stuck: start it from the transferred images, or give it more starts",
+    "flat-alpha": "use --preset fast or adaptive, which also attack a mixture with a smooth alpha",
+    "more-steps-do-not-help": "attack from many starts and without gradients: the gradients seem to be uninformative",
+    "unbounded-attack": "the attack fails, the model is not robust: see the other alarms, then try a better attack",
+    "fab-breaks": "the losses before it are not enough: try others (for a mixture --preset adaptive, which flips g)",
+    "square-breaks": "gradients are masked: find out where, and attack with more starts and a smooth surrogate",
+    "surrogate-breaks": "the gradient of the model misses many examples: attack several different surrogates",
+    "transfer-breaks": "the white-box attack is stuck: start it from the transferred images, or use more starts",
 }
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A short name, what was seen in numbers, and what to try."""
+    """A name, the observation in numbers, and what to try."""
 
     name: str
-    saw: str
+    observation: str
     advice: str
 
+    def summary(self) -> dict[str, str]:
+        return {"name": self.name, "saw": self.observation, "advice": self.advice}
 
-def _alarm(name: str, saw: str) -> Alarm:
-    return Alarm(name, saw, ADVICE[name])
+
+def _alarm(name: str, observation: str) -> Alarm:
+    return Alarm(name, observation, ADVICE[name])
 
 
-def probe(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, seed: int = 0) -> list[Alarm]:
-    """What is suspicious about a model, from about 32 images of which it gets most right."""
+def check_model(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, seed: int = 0) -> list[Alarm]:
+    """Return the alarms about a model, from about 32 images most of which it classifies correctly."""
     check_eval(model)
     check_images(images)
     check_labels(labels, images, getattr(model, "num_classes", None))
     with full_precision(), torch.autocast(images.device.type, enabled=False):
-        sample = Sample(model, images, labels, fp32_logits(model, images), threat, seed)
-        alarms = _raised(sample, hidden_mixture, random_output, probabilities)
-        right = (sample.logits.argmax(1) == labels).nonzero().squeeze(1)
-        # What follows compares outputs of images that are right: chance would be all that it measured.
-        if not len(right) or any(alarm.name == "random-output" for alarm in alarms):
+        probe = GradientProbe(model, images, labels, fp32_logits(model, images), threat, seed)
+        alarms = _raised(probe, hidden_mixture, random_output, probabilities)
+        correct = (probe.logits.argmax(1) == labels).nonzero().squeeze(1)
+        # The other checks compare outputs, and would measure nothing but the randomness.
+        if not len(correct) or any(alarm.name == "random-output" for alarm in alarms):
             return alarms
-        # Logits again, as in a batch of another size they may differ in the last bit.
-        kept = images[right], labels[right], fp32_logits(model, images[right]), threat.take(right)
-        return alarms + _probe_right(Sample(model, *kept, seed))
+        # Logits are computed again, because they may differ in the last bit in a batch of another size.
+        kept = images[correct], labels[correct], fp32_logits(model, images[correct]), threat.take(correct)
+        return alarms + _check_correct(GradientProbe(model, *kept, seed))
 
 
-def _probe_right(sample: Sample) -> list[Alarm]:
-    alarms = _raised(sample, saturated_logits, zero_gradient, flat_steps, detached_alpha)
-    if sample.gradient(margin_loss) is None:  # no attack can so much as begin
+def _check_correct(probe: GradientProbe) -> list[Alarm]:
+    """Return the alarms that need images that are classified correctly."""
+    alarms = _raised(probe, saturated_logits, zero_gradient, flat_steps, detached_alpha)
+    if probe.gradient(margin_loss) is None:  # there is nothing that an attack could follow
         return alarms
-    return alarms + more_steps(sample.model, sample.images, sample.labels, sample.threat) + _raised(sample, unbounded)
+    return alarms + more_steps(probe.model, probe.images, probe.labels, probe.threat) + _raised(probe, unbounded)
 
 
-def _raised(sample: Sample, *checks: Callable[[Sample], Alarm | None]) -> list[Alarm]:
-    return [alarm for check in checks if (alarm := check(sample)) is not None]
+def _raised(probe: GradientProbe, *checks: Callable[[GradientProbe], Alarm | None]) -> list[Alarm]:
+    return [alarm for check in checks if (alarm := check(probe)) is not None]
 
 
 # --- the model ----------------------------------------------------------------------------------------
 
 
-def hidden_mixture(sample: Sample) -> Alarm | None:
-    """Attacks see that a model is a mixture when it is one, not when it has one inside."""
-    parts = [type(part).__name__ for part in sample.model.modules() if isinstance(part, BaseClassifiers)]
-    if not parts or isinstance(sample.model, BaseClassifiers):
+def hidden_mixture(probe: GradientProbe) -> Alarm | None:
+    """Check for a mixture inside another module, where attacks do not recognise it."""
+    parts = [type(part).__name__ for part in probe.model.modules() if isinstance(part, BaseClassifiers)]
+    if not parts or isinstance(probe.model, BaseClassifiers):
         return None
-    return _alarm("hidden-mixture", f"the model is a {type(sample.model).__name__} with a {parts[0]} inside")
+    return _alarm("hidden-mixture", f"the model is a {type(probe.model).__name__} with a {parts[0]} inside")
 
 
 # --- the output ---------------------------------------------------------------------------------------
 
 
-def random_output(sample: Sample) -> Alarm | None:
-    """An attack that succeeds on one draw may fail on the next, and the other way round."""
-    change = (fp32_logits(sample.model, sample.images) - sample.logits).abs().max()
-    share = (change / sample.logits.abs().max().clamp_min(1e-30)).item()
-    if share <= CHANCE:
+def random_output(probe: GradientProbe) -> Alarm | None:
+    """Check for randomness: an attack that succeeds on one draw may fail on the next."""
+    change = (fp32_logits(probe.model, probe.images) - probe.logits).abs().max()
+    relative = (change / probe.logits.abs().max().clamp_min(1e-30)).item()
+    if relative <= RANDOM_OUTPUT:
         return None
-    return _alarm("random-output", f"two passes over the same images differ by {share:.2g} of the largest logit")
+    return _alarm("random-output", f"two passes over the same images differ by {relative:.2g} of the largest logit")
 
 
-def probabilities(sample: Sample) -> Alarm | None:
-    """A second softmax, that of cross-entropy, leaves next to no gradient of them."""
+def probabilities(probe: GradientProbe) -> Alarm | None:
+    """Check for probabilities: the softmax in cross-entropy would be a second one, with hardly any gradient."""
     try:
-        check_not_probabilities(sample.logits)
+        check_not_probabilities(probe.logits)
     except ValueError:
-        return _alarm("probabilities", f"all {len(sample.logits)} rows of the output are non-negative and sum to 1")
+        return _alarm("probabilities", f"all {len(probe.logits)} rows of the output are non-negative and sum to 1")
     return None
 
 
-def saturated_logits(sample: Sample) -> Alarm | None:
-    """Where the right class is certain to the last bit, cross-entropy has nothing to climb."""
-    lead = (-logit_margin(sample.logits, sample.labels)).median().item()
+def saturated_logits(probe: GradientProbe) -> Alarm | None:
+    """Check for margins so large that cross-entropy and its gradient are zero in float32."""
+    lead = (-logit_margin(probe.logits, probe.labels)).median().item()
     if lead <= SATURATED:
         return None
-    saw = f"the right logit leads by {lead:.3g} in the median, where cross-entropy and its gradient vanish in float32"
-    return _alarm("saturated-logits", saw)
+    observation = f"the correct logit leads by {lead:.3g} in the median, where cross-entropy vanishes in float32"
+    return _alarm("saturated-logits", observation)
 
 
 # --- the gradient -------------------------------------------------------------------------------------
 
 
-def zero_gradient(sample: Sample) -> Alarm | None:
-    """An attack cannot move such images, which is no robustness."""
-    gradients = {"the margin": sample.gradient(margin_loss), "cross-entropy": sample.gradient(cross_entropy_loss)}
+def zero_gradient(probe: GradientProbe) -> Alarm | None:
+    """Check for images without a gradient, which no gradient attack can change."""
+    gradients = {"the margin": probe.gradient(margin_loss), "cross-entropy": probe.gradient(cross_entropy_loss)}
     shares = {name: share_zero(gradient) for name, gradient in gradients.items()}
-    if max(shares.values()) < WITHOUT_GRADIENT:
+    if max(shares.values()) < ZERO_GRADIENT:
         return None
-    saw = " and ".join(f"that of {name} for {share:.0%}" for name, share in shares.items())
+    found = " and ".join(f"that of {name} for {share:.0%}" for name, share in shares.items())
     missing = " (the output is not connected to the images)" if gradients["the margin"] is None else ""
-    return _alarm("zero-gradient", f"the gradient is exactly zero: {saw} of the images{missing}")
+    return _alarm("zero-gradient", f"the gradient is exactly zero: {found} of the images{missing}")
 
 
-def flat_steps(sample: Sample) -> Alarm | None:
-    """A staircase has a gradient of zero, or one that somebody made up for it."""
-    if (flat := share(sample.flat())) > MOST:
-        saw = f"for {flat:.0%} of the images a change by {TINY_STEP:g} changes nothing, one by eps does"
-        return _alarm("flat-steps", saw)
-    if (wrong := max(map(share, sample.wrong_gradient()), default=0.0)) > MOST:
-        saw = f"for {wrong:.0%} of the images autograd and finite differences disagree by half or more"
-        return _alarm("flat-steps", saw)
+def flat_steps(probe: GradientProbe) -> Alarm | None:
+    """Check for a step function, whose gradient is zero or was replaced by another one."""
+    if (flat := share(probe.flat())) > MOST:
+        observation = f"for {flat:.0%} of the images a change by {TINY_STEP:g} changes nothing, one by eps does"
+        return _alarm("flat-steps", observation)
+    if (incorrect := max(map(share, probe.incorrect_gradient()), default=0.0)) > MOST:
+        observation = f"for {incorrect:.0%} of the images autograd and finite differences disagree by half or more"
+        return _alarm("flat-steps", observation)
     return None
 
 
-def detached_alpha(sample: Sample) -> Alarm | None:
-    """An attack that does not see alpha move attacks another mixture."""
-    if not isinstance(sample.model, MixedClassifier):
+def detached_alpha(probe: GradientProbe) -> Alarm | None:
+    """Check for an alpha that depends on the image but has no gradient: detached, or flat where it saturates."""
+    if not isinstance(probe.model, MixedClassifier):
         return None
-    moves, slopes = sample.alpha_moves(), _alpha_slopes(sample.model, sample.images)
-    without = share_zero(slopes)
-    if moves < SAME_ALPHA or without <= MOST:
+    change, gradient = probe.alpha_change(), _alpha_gradient(probe.model, probe.images)
+    without = share_zero(gradient)
+    if change < SAME_ALPHA or without <= MOST:
         return None
-    saw = f"alpha varies by {moves:.2g} with the image, but has no gradient for {without:.0%} of the images"
-    # Saturated, which an attacker can look past, or cut off.
-    flat = slopes is not None and share_zero(_alpha_slopes(sample.model.smooth(), sample.images)) <= MOST
-    return _alarm("flat-alpha" if flat else "detached-alpha", saw)
+    observation = f"alpha varies by {change:.2g} with the image, but has no gradient for {without:.0%} of the images"
+    flat = gradient is not None and share_zero(_alpha_gradient(probe.model.smooth(), probe.images)) <= MOST
+    return _alarm("flat-alpha" if flat else "detached-alpha", observation)
 
 
-def _alpha_slopes(mixed: MixedClassifier, images: Tensor) -> Tensor | None:
+def _alpha_gradient(mixed: MixedClassifier, images: Tensor) -> Tensor | None:
     return gradient_of(lambda images: mixed.mix(images).alpha, images)
 
 
@@ -192,53 +195,60 @@ def _alpha_slopes(mixed: MixedClassifier, images: Tensor) -> Tensor | None:
 
 
 def more_steps(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat) -> list[Alarm]:
-    """The margin must not fall when an attack is given more steps, nor stay where it was without an attack."""
-    sample = Sample(model, images, labels, fp32_logits(model, images), threat)
-    right = (logit_margin(sample.logits, labels) < 0).nonzero().squeeze(1)[:CLIMBERS]
-    if not len(right) or not (torch.as_tensor(threat.eps) > 0).any():
+    """Check that an attack raises the margin, and does not raise it less when it is given more steps."""
+    probe = GradientProbe(model, images, labels, fp32_logits(model, images), threat)
+    correct = (logit_margin(probe.logits, labels) < 0).nonzero().squeeze(1)[:ATTACKED]
+    if not len(correct) or not (torch.as_tensor(threat.eps) > 0).any():
         return []
-    gains = [sample.gain(right, steps) for steps in STEPS]
-    if gains[-1] > sample.rounding() and all(later >= KEPT * earlier for earlier, later in pairwise(gains)):
+    gains = [probe.gain(correct, steps) for steps in STEPS]
+    if gains[-1] > probe.rounding() and all(later >= KEPT_GAIN * earlier for earlier, later in pairwise(gains)):
         return []
     found = ", ".join(f"{gain:.2g} with {steps}" for gain, steps in zip(gains, STEPS, strict=True))
     return [_alarm("more-steps-do-not-help", f"an attack raises the median margin by {found} steps")]
 
 
-def unbounded(sample: Sample) -> Alarm | None:
-    """A radius that holds every image holds wrongly classified ones: a copy of another image would do."""
-    radius = 1.0 if isinstance(sample.threat, Linf) else math.sqrt(sample.images[0].numel())
-    attack = PGD(sample.threat.with_eps(radius), UNBOUNDED_STEPS, stop_when_fooled=True, seed=sample.seed)
-    left = torch.arange(len(sample.labels), device=sample.labels.device)
+def unbounded(probe: GradientProbe) -> Alarm | None:
+    """Check that an attack succeeds in a ball that contains every image: a copy of another image would do."""
+    radius = 1.0 if isinstance(probe.threat, Linf) else math.sqrt(probe.images[0].numel())
+    attack = PGD(probe.threat.with_eps(radius), UNBOUNDED_STEPS, stop_when_fooled=True, seed=probe.seed)
+    left = torch.arange(len(probe.labels), device=probe.labels.device)
     for random_start in (False, True):
-        left = left[sample.margins_after(replace(attack, random_start=random_start), left) <= 0]
+        left = left[probe.margins_after(replace(attack, random_start=random_start), left) <= 0]
         if not len(left):
             return None
-    saw = f"an attack without limits (eps = {radius:.3g}) leaves {len(left)} of {len(sample.labels)} images right"
-    return _alarm("unbounded-attack", saw)
+    found = f"an attack without limits (eps = {radius:.3g}) does not fool {len(left)} of {len(probe.labels)} images"
+    return _alarm("unbounded-attack", found)
 
 
 # --- a finished evaluation ----------------------------------------------------------------------------
 
-
-def after(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> list[Alarm]:
-    """What the order in which attacks succeeded says: `fooled_by` is the stage of each right image, or -1."""
-    late = {
-        "fab-breaks": (("fab-t",), LATE, "FAB, which looks for the nearest boundary, fooled the model on"),
-        "square-breaks": (("square",), LATE, "Square, which needs no gradient, fooled the model on"),
-        "transfer-breaks": (("transfer",), LATE, "attacks that were made on another model fooled this one on"),
-        "surrogate-breaks": (("smooth", "plain"), MISSED, "attacks on a smoother mixture fooled this one on"),
-    }
-    found = {name: (_found_late(stages, fooled_by, kind), bound, saw) for name, (kind, bound, saw) in late.items()}
-    return [
-        _alarm(name, f"{saw} {count} of {images} images that white-box attacks had left")
-        for name, (count, bound, saw) in found.items()
-        if count >= FEW and count > bound * images
-    ]
+# Alarm: keys of its stages begin with, largest share of the images, observation.
+LATE_STAGES = {
+    "fab-breaks": (("fab-t",), LATE, "FAB, which looks for the nearest boundary, fooled the model on"),
+    "square-breaks": (("square",), LATE, "Square, which needs no gradient, fooled the model on"),
+    "transfer-breaks": (("transfer",), LATE, "attacks that were made on another model fooled this one on"),
+    "surrogate-breaks": (("smooth", "plain"), LATE_SURROGATE, "attacks on a smoother mixture fooled this one on"),
+}
 
 
-def _found_late(stages: Sequence[str], fooled_by: np.ndarray, kind: tuple[str, ...]) -> int:
-    """How many images stages of this kind fooled after a stage with gradients of the model itself."""
+def check_stages(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> list[Alarm]:
+    """Return the alarms about attacks that succeeded late.
+
+    Args:
+        stages: keys of the stages in order.
+        fooled_by: the stage that fooled each correctly classified image, or -1.
+    """
+    found = []
+    for name, (prefixes, bound, observation) in LATE_STAGES.items():
+        count = _fooled_late(stages, fooled_by, prefixes)
+        if count >= FEW and count > bound * images:
+            found.append(_alarm(name, f"{observation} {count} of {images} images that white-box attacks had missed"))
+    return found
+
+
+def _fooled_late(stages: Sequence[str], fooled_by: np.ndarray, prefixes: tuple[str, ...]) -> int:
+    """Return how many images stages of this kind fooled after a stage that uses the gradient of the model itself."""
     numbered = list(enumerate(stages))
     white_box = [number for number, stage in numbered if not stage.startswith(("square", "transfer"))]
-    late = [number for number, stage in numbered if stage.startswith(kind) and number > min([*white_box, number])]
+    late = [number for number, stage in numbered if stage.startswith(prefixes) and number > min([*white_box, number])]
     return int(np.isin(fooled_by, late).sum())

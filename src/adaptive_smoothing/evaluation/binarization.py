@@ -1,10 +1,10 @@
 """The binarization test of an attack (Zimmermann, Brendel, Tramer and Carlini 2022).
 
-An attack that fails on a model may have met robustness, or may be too weak for this kind of model. To tell them apart
-it is set a task of the same kind that has a solution: the model's features stay as they are, its last layer is replaced
-for one image at a time by a linear readout with two classes. Random points in the ball around the image are of the
-class of the image, a chosen point on the surface is of the other one. So an adversarial example exists, and an attack
-that is worth its name finds one for nearly every image. Random points must not, or the task was too easy.
+An attack may fail because the model is robust, or because the attack is too weak for this kind of model. The test tells
+them apart with a task that has a solution. It keeps the features of the model, and replaces the last layer, for each
+image, by a linear readout with two classes. Random points in the ball around the image belong to its class, a planted
+point on the surface to the other class. So an adversarial example exists, and a good attack finds one for nearly every
+image. If random points find one as well, the task was too easy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,22 +29,22 @@ from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
 
-# Inner points keep away from the surface, where the point of the other class is.
+# Inner points keep away from the surface, where the planted point is.
 INNER_RADIUS = 0.95
-# The threshold lies this far on the way from the inner points to the chosen one: an attack has to come close to it.
+# The threshold lies this far on the way from the inner points to the planted one: an attack has to come close to it.
 THRESHOLD = 0.9
 PASSED = 0.95
-# As many random points an image as the default attack makes steps.
+# The default attack; as many random points per image are tried.
 STEPS, RESTARTS = 50, 4
-# Points that go through the model at once.
+# Points per batch.
 CHUNK = 64
 
 
 @dataclass(frozen=True)
 class Binarization:
-    """How often the attack, and as many random points, found the adversarial example that was put there.
+    """How often the attack, and as many random points, found an adversarial example.
 
-    `images` were tested; for `skipped` ones no readout told the chosen point from the others.
+    `images` were tested; for `skipped` ones no readout separates the planted point from the others.
     """
 
     images: int
@@ -55,7 +54,7 @@ class Binarization:
 
     @property
     def passed(self) -> bool:
-        """Not where nothing was tested: that shows nothing."""
+        """Whether the attack succeeded on nearly all images; False if none could be tested."""
         return self.attack_success is not None and self.attack_success >= PASSED
 
 
@@ -71,9 +70,13 @@ def binarization_test(
     restarts: int = RESTARTS,
     seed: int = 0,
 ) -> Binarization:
-    """Whether `attack`, by default PGD on the margin, finds adversarial examples that are known to exist.
+    """Test whether an attack finds adversarial examples that are known to exist.
 
-    Each image that is classified right is handed to the attack `restarts` times at once, with a readout of its own.
+    Args:
+        attack: by default PGD on the margin.
+        inner: random points around an image that belong to its class.
+        boundary: planted points.
+        restarts: how many copies of an image are attacked at once.
     """
     check_eval(model)
     check_images(images)
@@ -82,16 +85,17 @@ def binarization_test(
     logits = fp32_logits(model, images)
     features = Features(model, images[:1], logits.shape[1])
     found: list[tuple[bool, bool]] = []
-    right = (logits.argmax(1) == labels).nonzero().squeeze(1)
-    for number in right.tolist():
+    correct = (logits.argmax(1) == labels).nonzero().squeeze(1)
+    for number in correct.tolist():
         which = torch.full((restarts,), number, device=images.device)
         eps = torch.as_tensor(threat.eps).expand(len(images))[number].item()
         ball = Ball(images[number], threat.with_eps(eps), generator(seed, "binarization", number))
         if (binary := _binary(features, ball, inner, boundary)) is not None:
-            fell = _fooled(binary, attack, images[which], threat.take(which), which)
-            found.append((fell, bool((_in_chunks(binary, ball.surface(STEPS * RESTARTS))[:, 1] > 0).any())))
-    by_attack, by_chance = (float(share) for share in np.mean(found, axis=0)) if found else (None, None)
-    return Binarization(len(found), by_attack, by_chance, skipped=len(right) - len(found))
+            by_attack = _fooled(binary, attack, images[which], threat.take(which), which)
+            by_chance = bool((_in_chunks(binary, ball.surface(STEPS * RESTARTS))[:, 1] > 0).any())
+            found.append((by_attack, by_chance))
+    attack_success, random_success = (float(share) for share in np.mean(found, axis=0)) if found else (None, None)
+    return Binarization(len(found), attack_success, random_success, skipped=len(correct) - len(found))
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,9 @@ class Ball:
     noise: torch.Generator
 
     def inside(self, count: int) -> Tensor:
-        """The image itself, points anywhere well inside and, as many, on the surface of the smaller ball.
+        """Return the image, random points in a smaller ball and, as many, on the surface of that ball.
 
-        Without the latter a readout could tell the chosen point by its distance alone, as any point of the surface.
+        Without the latter a readout could recognise the planted point by its distance alone.
         """
         smaller = replace(self, threat=self.threat.with_eps(INNER_RADIUS * self.threat.eps))
         delta = smaller.threat.random_delta(self.image.expand(count // 2, -1, -1, -1).cpu(), self.noise)
@@ -113,15 +117,15 @@ class Ball:
         return torch.cat([self.image[None], anywhere, smaller.surface(count - count // 2 - 1)])
 
     def surface(self, count: int) -> Tensor:
-        """Points as far away as can be: corners for Linf. Drawn on the CPU, the same for every device."""
+        """Return random points on the surface (for Linf: corners), drawn on the CPU, the same for every device."""
         normal = torch.randn(count, *self.image.shape, generator=self.noise)
         return (self.image + (self.threat.steepest(normal) * self.threat.eps).to(self.image)).clamp(0, 1)
 
 
 class Features(nn.Module):
-    """What the last layer is given: the input of each linear map to the classes, side by side; a mixture has two.
+    """The inputs of all linear layers with one output per class, concatenated; a mixture has two such layers.
 
-    A model without such a layer, or one that calls it more than once, is read at its logits.
+    Of a model without such a layer, or one that calls it more than once, the features are the logits.
     """
 
     def __init__(self, model: nn.Module, image: Tensor, classes: int) -> None:
@@ -142,7 +146,7 @@ class Features(nn.Module):
     def _recording(self) -> Iterator[dict[nn.Module, list[Tensor]]]:
         seen: dict[nn.Module, list[Tensor]] = {head: [] for head in self.heads}
 
-        def record(head: nn.Module, inputs: tuple[Any, ...]) -> None:
+        def record(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             seen[head].append(inputs[0])
 
         handles = [head.register_forward_pre_hook(record) for head in self.heads]
@@ -154,7 +158,7 @@ class Features(nn.Module):
 
 
 class Binary(nn.Module):
-    """Class 0 on one side of a plane in feature space, where the image is, class 1 on the other."""
+    """A classifier with a plane in feature space: class 0 on the side of the image, class 1 on the other."""
 
     num_classes = 2
     point: Tensor
@@ -172,12 +176,12 @@ class Binary(nn.Module):
         return torch.stack([-score, score], 1)
 
     def score(self, features: Tensor) -> Tensor:
-        """Distance from the plane: a point of it in place of a bias, as rounding would blur features so close to it."""
+        """Return the signed distance from the plane; with a point instead of a bias, which rounds less."""
         return (features.float() - self.point) @ self.normal
 
 
 def _binary(features: Features, ball: Ball, inner: int, boundary: int) -> Binary | None:
-    """The model with a readout that tells the points apart, where there is one."""
+    """Return the model with a readout that separates the points, or None if there is none."""
     found = [_in_chunks(features, points) for points in (ball.inside(inner), ball.surface(boundary))]
     low, high = (part.cpu().double().numpy() for part in found)
     normal = _widest_gap(low, high)
@@ -185,7 +189,7 @@ def _binary(features: Features, ball: Ball, inner: int, boundary: int) -> Binary
         return None
     start, end = (low @ normal).max(), (high @ normal).min()
     point = low[0] + (start + THRESHOLD * (end - start) - low[0] @ normal) * normal / (normal @ normal)
-    # The logits of the image and of the chosen point are 1 apart, as large as those of a classifier.
+    # The scores of the image and of the planted point are 1 apart, of the size of a classifier's logits.
     plane = [torch.from_numpy(part).to(ball.image) for part in (point, normal / (end - low[0] @ normal))]
     binary = Binary(features, *plane)
     below, above = (binary.score(part) for part in found)
@@ -193,10 +197,10 @@ def _binary(features: Features, ball: Ball, inner: int, boundary: int) -> Binary
 
 
 def _widest_gap(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
-    """The normal of the plane that separates two sets of points by the widest gap, from low to high; None: no plane.
+    """Return the normal, from low to high, of the plane that separates two sets of points by the widest gap, or None.
 
-    It points to the origin from the nearest point of the hull of all differences. Non-negative least squares finds
-    that: weights for which the weighted sum of differences is small and that of ones is near 1.
+    The normal is minus the point of the convex hull of all differences that is nearest to the origin. Non-negative
+    least squares finds it: weights whose sum is near 1 and whose weighted sum of differences is small.
     """
     differences = (low[:, None] - high[None]).reshape(-1, low.shape[1])
     scale = np.abs(differences).max()
@@ -214,16 +218,16 @@ def _widest_gap(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
 def _fooled(
     binary: Binary, attack: PlainAttack | StepAttack | Cascade, images: Tensor, threat: Threat, which: Tensor
 ) -> bool:
-    """Whether one of the copies of an image fell. Stages that are made on another model have no meaning here."""
-    # An attack may hold something for each image of the data, such as a radius.
+    """Return whether the attack fools one of the copies of an image; stages on a view of the model are left out."""
+    # PGD may have a radius for each image of the data.
     attack = attack.take(which) if isinstance(attack, PGD) else attack
     stages = attack.for_model(binary).stages if isinstance(attack, Cascade) else (Stage("attack", attack),)
     labels, index = torch.zeros_like(which), torch.arange(len(which), device=which.device)
-    shot = AttackInput(images, labels, index, fp32_logits(binary, images), threat)
-    engine, standing = Engine(binary, images.device), CascadeState.before(shot)
+    inputs = AttackInput(images, labels, index, fp32_logits(binary, images), threat)
+    engine, state = Engine(binary, images.device), CascadeState.before(inputs)
     for number, stage in enumerate(stage for stage in stages if stage.source is None):
-        run_stage(engine, number, stage, shot, standing)
-        if (standing.fooled_by >= 0).any():
+        run_stage(engine, number, stage, inputs, state)
+        if (state.fooled_by >= 0).any():
             return True
     return False
 

@@ -1,4 +1,4 @@
-"""Mixtures of one pair side by side: what each leaves standing at the same clean accuracy (benchmarks/mixtures.py)."""
+"""Several mixtures of one pair at the same clean accuracies, as measured by benchmarks/mixtures.py."""
 
 from __future__ import annotations
 
@@ -13,65 +13,71 @@ import numpy as np
 from adaptive_smoothing.results import read_json, read_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS
 
-# Two runs of one mixture may differ in the last bits: in so few of its answers.
+# Two runs of one mixture may differ in this share of their predictions, because of rounding.
 SAME = 0.001
 
 
 @dataclass(frozen=True)
 class Point:
-    """One mixture at one setting of its dial: which images are right as they are, and under all attacks."""
+    """One mixture at one operating point: which images are correct without an attack and under all attacks.
+
+    `wanted` is the clean accuracy that it was tuned to on validation images.
+    """
 
     mixture: str
     wanted: float | None
-    clean: np.ndarray
-    stands: np.ndarray
+    clean_correct: np.ndarray
+    robust_correct: np.ndarray
     facts: dict[str, Any]
 
     @property
     def accuracy(self) -> float:
-        """On images as they are."""
-        return float(self.clean.mean())
+        """Clean accuracy."""
+        return float(self.clean_correct.mean())
 
     @property
     def robust(self) -> float:
-        """On images under all attacks."""
-        return float(self.stands.mean())
+        """Accuracy under all attacks."""
+        return float(self.robust_correct.mean())
 
     def under_attacks_of(self, other: Self | None) -> Self:
-        """The same mixture at the same setting, under the attacks of both."""
+        """Return this point under its own attacks and those of another measurement of it."""
         if other is None:
             return self
-        shared = min(len(self.clean), len(other.clean))
-        if (self.clean[:shared] != other.clean[:shared]).mean() > SAME:
-            raise ValueError(f"expected {self.mixture} to answer alike in both, got other answers: another dial?")
-        images = min(len(self.stands), len(other.stands))
-        stands = self.stands[:images] & other.stands[:images]
-        further = {name: found for name, found in other.facts["attacks"].items() if name not in self.facts["attacks"]}
-        return replace(self, stands=stands, facts=self.facts | {"attacks": self.facts["attacks"] | further})
+        shared = min(len(self.clean_correct), len(other.clean_correct))
+        if (self.clean_correct[:shared] != other.clean_correct[:shared]).mean() > SAME:
+            raise ValueError(
+                f"expected the same predictions of {self.mixture} in both runs, got different ones: was it at another "
+                "operating point?"
+            )
+        images = min(len(self.robust_correct), len(other.robust_correct))
+        correct = self.robust_correct[:images] & other.robust_correct[:images]
+        mine, theirs = self.facts["attacks"], other.facts["attacks"]
+        attacks = mine | {name: found for name, found in theirs.items() if name not in mine}
+        return replace(self, robust_correct=correct, facts=self.facts | {"attacks": attacks})
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `benchmarks/mixtures.py` measured, in the order it was measured."""
+    """All points of a run of benchmarks/mixtures.py, in the order they were measured."""
 
     points: tuple[Point, ...]
     facts: dict[str, Any]
 
     @classmethod
     def read(cls, folder: Path | str) -> Self:
-        """A folder with result.json and rows.npz."""
+        """Read a folder with result.json and rows.npz."""
         result, rows = read_json(Path(folder) / RESULT), read_rows(Path(folder) / ROWS)
         points = []
         for number, found in enumerate(result.pop("mixtures")):
-            stands = np.logical_and.reduce([rows[f"{number}.{name}"][: found["of"]] for name in found["attacks"]])
-            points.append(
-                Point(found["mixture"], found.get("wanted"), rows[f"{number}.clean"].astype(bool), stands, found)
-            )
+            clean = rows[f"{number}.clean"].astype(bool)
+            robust = np.logical_and.reduce([rows[f"{number}.{name}"][: found["of"]] for name in found["attacks"]])
+            points.append(Point(found["mixture"], found.get("wanted"), clean, robust, found))
         return cls(tuple(points), result)
 
     @cached_property
     def mixtures(self) -> dict[str, list[Point]]:
-        """The points of each mixture, from the least accurate on."""
+        """The points of each mixture, by increasing clean accuracy."""
         found: dict[str, list[Point]] = {}
         for point in self.points:
             found.setdefault(point.mixture, []).append(point)
@@ -79,11 +85,11 @@ class Comparison:
 
     @property
     def images(self) -> int:
-        """How many images were attacked in every way."""
-        return min(len(point.stands) for point in self.points)
+        """Number of images that were attacked at every point."""
+        return min(len(point.robust_correct) for point in self.points)
 
     def with_attacks_of(self, other: Self) -> Self:
-        """These mixtures, under the attacks of another comparison too where it has the same at the same setting."""
+        """Return these points, also under the attacks of another comparison where it has the same point."""
         if self._subject != other._subject:
             raise ValueError(f"expected two comparisons of the same, got {self._subject} and {other._subject}")
         theirs = {(point.mixture, point.wanted): point for point in other.points}
@@ -92,33 +98,34 @@ class Comparison:
 
     @property
     def _subject(self) -> dict[str, Any]:
-        """What was attacked, apart from the mixtures: the models, the images, the threat."""
+        """The models, the images and the threat."""
         settings = {name: value for name, value in self.facts["settings"].items() if name != "preset"}
         return {"models": self.facts["models"], **settings}
 
-    def standing_at(self, mixture: str, accuracy: float) -> np.ndarray | None:
-        """How often each image stands when a lot picks one of the two settings around this clean accuracy, so that the
-        mixture has just that; nothing where the settings do not reach it."""
-        points = self.mixtures[mixture]
-        for low, high in pairwise(points):
+    def robust_at(self, mixture: str, accuracy: float) -> np.ndarray | None:
+        """Return how likely each image is robust at this clean accuracy, or None if the points do not reach it.
+
+        For each image one of the two neighbouring points is chosen at random, so that the clean accuracy is as given.
+        """
+        for low, high in pairwise(self.mixtures[mixture]):
             if low.accuracy <= accuracy <= high.accuracy:
                 share = (accuracy - low.accuracy) / max(high.accuracy - low.accuracy, 1e-12)
-                return (1 - share) * low.stands[: self.images] + share * high.stands[: self.images]
+                return (1 - share) * low.robust_correct[: self.images] + share * high.robust_correct[: self.images]
         return None
 
     def nearest(self, mixture: str, wanted: float) -> Point:
-        """The setting of a mixture that was tuned to the accuracy closest to the wanted one."""
+        """Return the point of a mixture that was tuned to the clean accuracy closest to the wanted one."""
         return min(self.mixtures[mixture], key=lambda point: abs((point.wanted or 0) - wanted))
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A learned alpha, last in a comparison that begins with a fixed one, and what an attack of just now left of it."""
+class LearnedAlphaResult:
+    """A stored comparison that starts with a fixed alpha and ends with a learned one, and a new measurement of it."""
 
     comparison: Comparison
-    now: Point | None = None
+    measured: Point | None = None
 
-    def beside_fixed(self, wanted: float) -> tuple[Point, Point]:
-        """The learned and the fixed alpha at about this clean accuracy."""
-        fixed, *_, ours = self.comparison.mixtures
-        return self.comparison.nearest(ours, wanted), self.comparison.nearest(fixed, wanted)
+    def compare_with_fixed(self, wanted: float) -> tuple[Point, Point]:
+        """Return the points of the learned and of the fixed alpha at about this clean accuracy."""
+        fixed, *_, learned = self.comparison.mixtures
+        return self.comparison.nearest(learned, wanted), self.comparison.nearest(fixed, wanted)

@@ -1,11 +1,10 @@
-"""What a model costs to run: parameters, floating-point operations, images a second."""
+"""The cost of running a model: parameters, floating-point operations, images per second."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,27 +12,26 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adaptive_smoothing.models.contract import trusted_images
 
-# Images in a timed batch, and batches timed.
+# Images of CIFAR's size in a timed batch, by type of device, and batches that are timed.
 BATCH = {"cuda": 512, "cpu": 16}
 ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs are those of one image: two for each multiplication with an addition."""
+    """FLOPs are those of one image; a multiplication with an addition counts as two."""
 
     parameters: int
     flops: int
     images_per_second: float
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, int | float]:
         return {**self.__dict__, "images_per_second": round(self.images_per_second, 1)}
 
 
 def measure_cost(model: nn.Module, shape: tuple[int, ...], device: torch.device | str) -> Cost:
-    """Counted on one image, timed on batches in the model's own precision; the fastest round counts."""
+    """Count the operations on one image and time batches in the model's own precision; the fastest one counts."""
     device = torch.device(device)
-    # As many values as so many images of CIFAR's have.
     count = max(1, BATCH.get(device.type, 64) * 3 * 32 * 32 // math.prod(shape))
     images = torch.rand(count, *shape, device=device)
     with torch.no_grad(), trusted_images():

@@ -1,211 +1,158 @@
-"""A cascade of attacks on a whole data set: shards, the audit of what was left, one verdict at the end."""
+"""`evaluate`: clean and robust accuracy of a model on a data set, image by image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.cascade import Cascade, Stage
-from adaptive_smoothing.attacks.engine.arithmetic import frozen
-from adaptive_smoothing.attacks.engine.engine import PROBE_IMAGES, Engine
-from adaptive_smoothing.attacks.presets import PRESETS
-from adaptive_smoothing.attacks.views import SmoothedSurrogate
+from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.presets import PRESETS, preset
+from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
-from adaptive_smoothing.evaluation import accuracy, alarms
-from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
-from adaptive_smoothing.evaluation.shards import Shard
-from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
-from adaptive_smoothing.models.contract import check_eval
-from adaptive_smoothing.models.digest import describe
-from adaptive_smoothing.noise import WORD, fold, keyed_seed
-from adaptive_smoothing.runs.journal import Columns, journal_at
-from adaptive_smoothing.runs.sharded import Progress, ShardedRun, ShardWatch, Watch, check_size
+from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
+from adaptive_smoothing.evaluation.options import DEFAULT_OPTIONS, EvaluationOptions
+from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict, attack_title
+from adaptive_smoothing.models.contract import check_eval, check_labels
+from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress
+from adaptive_smoothing.runs.sharded import check_size
 from adaptive_smoothing.threat import Threat
 
-# From this many images on, the minute that compiling takes on a GPU is won back.
-WORTH_COMPILING = 5000
-# Images that the alarms are tried on.
-PROBED = {"cuda": 32, "cpu": 12}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationRun(ShardedRun):
-    """Everything that decides what an evaluation computes, and how it is spread over the machine."""
-
-    cascade: Cascade
-    batch_size: int | None = None
-    compiled: bool | None = None
-    precise: bool = False
-    with_alarms: bool = True
-    # One that somebody has already; by default a new one.
-    engine: Engine | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size("batch_size", self.batch_size)
-
-    def run(self, devices: Sequence[str] = (), watch: Watch | None = None) -> Verdict:
-        self.journal.bind(self.binding)
-        early = self.probe() if self.with_alarms else []
-        watch = watch or (lambda progress: None)
-        columns = self.columns(watch, devices)
-        audit = self._audit(columns, watch) if self.cascade.audit else None
-        late = self._late_alarms(columns) if self.with_alarms else []
-        return self._verdict(columns, audit, (*early, *late) if self.with_alarms else None)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"attack": describe(self.cascade), "precise": self.precise}
-
-    def make_tool(self) -> Engine:
-        if self.engine is not None:
-            return self.engine
-        compiled = self.compiled
-        if compiled is None:
-            compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
-        return Engine(self.model, self.device, self.batch_size, compiled, self.precise, self._examples)
-
-    def _examples(self) -> Tensor:
-        """The same in every process and after every crash."""
-        return self.batch(slice(0, PROBE_IMAGES)).images
-
-    def shard(self, name: str, rows: slice, watch: ShardWatch) -> Columns:
-        return self._shard(name, rows, self.cascade.stages).run(self.tool, watch)
-
-    def standing(self, columns: Columns) -> int:
-        return int((columns["fooled_by"] == STANDS).sum())
-
-    def _shard(self, name: str, rows: slice | np.ndarray, stages: tuple[Stage, ...], first_stage: int = 0) -> Shard:
-        return Shard(name, self.batch(rows), self._threat(rows), stages, self.journal, first_stage)
-
-    def _threat(self, rows: slice | np.ndarray) -> Threat:
-        """That of some of the images: with their radii."""
-        threat = self.cascade.threat
-        if isinstance(threat.eps, Tensor) and threat.eps.dim():
-            which = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-            threat = threat.with_eps(threat.eps.cpu()[which].to(self.device))
-        return threat
-
-    def _audit(self, columns: Columns, watch: Watch) -> Audit:
-        """Full attacks on some survivors: those that came closest, and some of the others at random."""
-        survivors = np.flatnonzero(columns["fooled_by"] == STANDS)
-        some, near = self.cascade.audit_sizes(len(survivors))
-        closest = survivors[np.argsort(-columns["margin"][survivors], kind="stable")][:near]
-        others = np.setdiff1d(survivors, closest)
-        index = torch.from_numpy(columns["index"][others])
-        chance = fold(torch.full_like(index, keyed_seed(0, "audit") & WORD), index).numpy()
-        random = others[np.argsort(chance, kind="stable")][:some]
-        chosen = np.sort(np.concatenate([closest, random]))
-        if len(chosen):
-            self._audit_shard(columns, chosen, watch)
-        fell = columns["fooled_by"] >= len(self.cascade.stages)
-        return Audit(len(survivors), len(random), int(fell[random].sum()), len(closest), int(fell[closest].sum()))
-
-    def _audit_shard(self, columns: Columns, chosen: np.ndarray, watch: Watch) -> None:
-        def tell(stage: str, share: float, images: int, left: int) -> None:
-            watch(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
-
-        first = len(self.cascade.stages)
-        found = self._shard("audit", chosen, self.cascade.audit, first).run(self.tool, tell)
-        closer = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
-        for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
-            columns[name][chosen[closer]] = found[name][closer]
-        columns["queries"][chosen] += found["queries"]
-
-    def probe(self) -> list[alarms.Alarm]:
-        """What is suspicious about the model itself, before any time is spent on attacks."""
-        rows = slice(0, PROBED.get(self.device.type, 32))
-        batch, threat = self.batch(rows), self._threat(rows)
-        with frozen(self.model):
-            found = alarms.probe(self.model, batch.images, batch.labels, threat)
-        # Attacks on the smooth mixture are an answer to a flat alpha; if they find much, that is another alarm.
-        answered = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
-        return [alarm for alarm in found if alarm.name != "flat-alpha" or not answered]
-
-    def _late_alarms(self, columns: Columns) -> list[alarms.Alarm]:
-        """What the order in which attacks succeeded says, in the cascade and in its audit."""
-        right = columns["fooled_by"][columns["fooled_by"] >= STANDS]
-        first = len(self.cascade.stages)
-        found = alarms.after(self.cascade.stage_keys[:first], np.where(right < first, right, STANDS), len(self.data))
-        audited = sum(self.cascade.audit_sizes(int(((right == STANDS) | (right >= first)).sum())))
-        names = ("cascade", *self.cascade.stage_keys[first:])
-        return found + alarms.after(names, right[right >= first] - first + 1, audited)
-
-    def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...] | None) -> Verdict:
-        tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
-        audited = audit is not None and audit.random + audit.closest > 0
-        return Verdict(
-            tensors["index"],
-            tensors["label"],
-            tensors["prediction"],
-            tensors["attacked_prediction"],
-            **{name: tensors[name] for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
-            stages=self.cascade.stage_keys if audited else self.cascade.stage_keys[: len(self.cascade.stages)],
-            settings={**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]},
-            audit=audit,
-            alarms=found,
-        )
+# Images per batch when the attack is a function or there is none.
+BATCH = 1000
 
 
 @overload
-def evaluate(model: nn.Module, data: ImageData, attack: Cascade, **options: Any) -> Verdict: ...
-@overload
-def evaluate(model: nn.Module, data: ImageData, attack: Attack | None = None, **options: Any) -> Evaluation: ...
 def evaluate(
-    model: nn.Module, data: ImageData, attack: Cascade | Attack | None = None, **options: Any
-) -> Evaluation | Verdict:
-    """Clean accuracy, and robust accuracy under `attack`: a cascade such as `auto_attack(threat)`, or any
-    function `attack(model, images, labels) -> images`.
-
-    Options: `device`, `batch_size`. For a cascade also `journal` (a folder from which the same call goes on
-    after a crash), `overwrite` (what that folder holds of another run), `devices` (several names: one process each,
-    which meet in the journal), `shard_size`, `compiled`, `precise` (attacks in full precision, too), `with_alarms`, and
-    `watch`, which is called with a `Progress`; for a function `progress`, which is called with the number of images of
-    each finished batch.
-    """
-    if (name := next((name for name, make in PRESETS.items() if make is attack), None)) is not None:
-        raise TypeError(f"expected an attack, got the function that makes one: pass ads.preset({name!r}, threat)")
-    if isinstance(attack, Cascade):
-        return evaluate_cascade(model, data, attack, **options)
-    return accuracy.evaluate(model, data, attack, **options)
-
-
-def evaluate_cascade(
     model: nn.Module,
     data: ImageData,
-    cascade: Cascade,
+    attack: str | Cascade,
+    threat: Threat | None = None,
     *,
     device: torch.device | str | None = None,
+    devices: Sequence[str] = (),
     journal: str | Path | None = None,
     overwrite: bool = False,
+    progress: RunProgress | None = None,
+    options: EvaluationOptions = DEFAULT_OPTIONS,
+) -> Verdict: ...
+@overload
+def evaluate(
+    model: nn.Module,
+    data: ImageData,
+    attack: PlainAttack | None = None,
+    *,
+    device: torch.device | str | None = None,
+    progress: RunProgress | None = None,
+    options: EvaluationOptions = DEFAULT_OPTIONS,
+) -> Evaluation: ...
+def evaluate(
+    model: nn.Module,
+    data: ImageData,
+    attack: str | Cascade | PlainAttack | None = None,
+    threat: Threat | None = None,
+    *,
+    device: torch.device | str | None = None,
     devices: Sequence[str] = (),
-    watch: Watch | None = None,
-    batch_size: int | None = None,
-    shard_size: int | None = None,
-    compiled: bool | None = None,
-    precise: bool = False,
-    with_alarms: bool = True,
-) -> Verdict:
-    """Run a cascade over a data set; see `evaluate`."""
+    journal: str | Path | None = None,
+    overwrite: bool = False,
+    progress: RunProgress | None = None,
+    options: EvaluationOptions = DEFAULT_OPTIONS,
+) -> Evaluation | Verdict:
+    """Return the clean accuracy of a model and its robust accuracy under an attack, image by image.
+
+        evaluate(model, data, "fast", Linf(8 / 255)).robust
+
+    Args:
+        attack: the name of a preset, a cascade, any function `attack(model, images, labels) -> images`, or None for
+            clean accuracy only.
+        threat: what the attacker may do; needed with the name of a preset, and only there.
+        device: where to compute; default: the device of the model.
+        devices: several devices, with one process each; for presets and cascades, as the following two.
+        journal: a folder for finished parts; after an interruption the same call continues from it.
+        overwrite: replace the journal of a different run.
+        progress: called with a `Progress` from time to time.
+        options: batch sizes, precision and alarms; with a function only `batch_size` applies.
+    """
+    if isinstance(attack, str | Cascade):
+        cascade = _cascade(attack, threat)
+        return evaluate_cascade(
+            model,
+            data,
+            cascade,
+            device=device,
+            devices=devices,
+            journal=journal,
+            overwrite=overwrite,
+            progress=progress,
+            options=options,
+        )
+    if (name := next((name for name, make in PRESETS.items() if make is attack), None)) is not None:
+        raise TypeError(
+            "expected an attack, got the function that makes one: pass its name, "
+            f"evaluate(model, data, {name!r}, threat)"
+        )
+    if threat is not None or devices or journal is not None or overwrite:
+        raise TypeError(
+            "expected threat, devices, journal and overwrite with a preset or a cascade only, got one of them with "
+            f"{attack_title(attack)}: leave them out, or pass Cascade(name, threat, (Stage(key, attack),))"
+        )
+    return _evaluate_plain(model, data, attack, device, options.batch_size, progress or ignore_progress)
+
+
+def _cascade(attack: str | Cascade, threat: Threat | None) -> Cascade:
+    if isinstance(attack, Cascade):
+        if threat is not None:
+            raise TypeError(f"expected no threat with a cascade, which has its own ({attack.threat}), got {threat}")
+        return attack
+    if threat is None:
+        raise TypeError(
+            f"expected a threat with the preset {attack!r}, got none: evaluate(model, data, {attack!r}, Linf(8 / 255))"
+        )
+    return preset(attack, threat)
+
+
+def _evaluate_plain(
+    model: nn.Module,
+    data: ImageData,
+    attack: PlainAttack | None,
+    device: torch.device | str | None,
+    batch_size: int | None,
+    progress: RunProgress,
+) -> Evaluation:
+    """Predict every image, attack those that are classified correctly, predict again."""
     check_data(data)
     check_eval(model)
-    with journal_at(journal, overwrite, devices) as kept:
-        judging = EvaluationRun(
-            model=model,
-            data=data,
-            cascade=cascade.for_model(model),
-            device=device_of(model, data, device),
-            journal=kept,
-            batch_size=batch_size,
-            shard_size=shard_size,
-            compiled=compiled,
-            precise=precise,
-            with_alarms=with_alarms,
-        )
-        return judging.run(devices, watch)
+    check_size("batch_size", batch_size)
+    device, title = device_of(model, data, device), attack_title(attack)
+    columns, done, correct = [], 0, 0
+    for batch in batches(data, batch_size or BATCH, device=device):
+        logits = fp32_logits(model, batch.images)
+        check_labels(batch.labels, batch.images, logits.shape[1])
+        clean = final = logits.argmax(1)
+        row = [batch.index, batch.labels, clean]
+        if attack is not None:
+            final = _attacked_predictions(model, batch, clean, attack, done)
+            row.append(final)
+        columns.append([column.cpu() for column in row])
+        done += len(batch.labels)
+        correct += int((final == batch.labels).sum())
+        progress(Progress(len(data), done, done, correct, title))
+    return Evaluation(*(torch.cat(column) for column in zip(*columns, strict=True)), attack=title)
+
+
+def _attacked_predictions(model: nn.Module, batch: Batch, clean: Tensor, attack: PlainAttack, done: int) -> Tensor:
+    """Return the predictions after the attack, which is not run on images that are misclassified already."""
+    attacked = clean.clone()
+    correct = (clean == batch.labels).nonzero().squeeze(1)
+    if len(correct):
+        # PGD may have a radius for each image of the data.
+        attack = attack.take(done + correct) if isinstance(attack, PGD) else attack
+        adversarial = attack(model, batch.images[correct], batch.labels[correct])
+        attacked[correct] = fp32_logits(model, adversarial).argmax(1)
+    return attacked

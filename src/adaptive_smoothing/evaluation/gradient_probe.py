@@ -1,35 +1,35 @@
-"""A few images under a magnifying glass: what the alarms measure of a model."""
+"""Measurements on a model and a few images, from which the alarms are raised."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.losses import logit_margin, targeted_margin_loss
 from adaptive_smoothing.attacks.objectives import margin
 from adaptive_smoothing.attacks.pgd import PGD, MaskedGradientWarning
 from adaptive_smoothing.attacks.step_attack import most_likely_targets
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, per_image
 
 # Far below a level of 1/255, far above the rounding of float32.
 TINY_STEP = 1e-4
-# For plain networks autograd is off by 1 to 5 % in the median and by 20 % at most; where steps are flat, by all of it.
-WRONG_GRADIENT = 0.5
+# For plain networks autograd is off by 1 to 5 % in the median and by at most 20 %; for a step function by 100 %.
+INCORRECT_GRADIENT = 0.5
 
 
 @dataclass(frozen=True)
-class Sample:
+class GradientProbe:
     """A model, and images with their labels and logits."""
 
-    model: Any
+    model: nn.Module
     images: Tensor
     labels: Tensor
     logits: Tensor
@@ -37,27 +37,27 @@ class Sample:
     seed: int = 0
 
     def rounding(self) -> float:
-        """A change of the logits that means nothing."""
+        """Return a change of the logits that may be due to rounding."""
         return 64 * torch.finfo(torch.float32).eps * self.logits.abs().max().item()
 
     def gradient(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
         return gradient_of(lambda images: loss(self.model(images), self.labels), self.images)
 
     def flat(self) -> Tensor:
-        """Which images look the same to the model after a tiny step, up or down, and not after one of eps.
+        """Return which images have the same logits after a tiny step, up or down, but not after one of size eps.
 
-        Up and down apart, because images lie on levels of 1/255: a model that rounds down jumps at once on the way
-        down.
+        Up and down are tried separately, because images lie on levels of 1/255: a model that rounds down changes at
+        once on the way down.
         """
         normal = self._normal("flat", self.images.shape)
         up = TINY_STEP * normal.abs().clamp_max(1)
         same = [(self._logits(self.images + step) == self.logits).all(1) for step in (up, -up)]
-        return (same[0] | same[1]) & (self._logits(self._far(normal)) != self.logits).any(1)
+        return (same[0] | same[1]) & (self._logits(self._step_of_eps(normal)) != self.logits).any(1)
 
-    def wrong_gradient(self) -> list[Tensor]:
-        """Which images have a gradient that is far from finite differences, along itself and at random."""
+    def incorrect_gradient(self) -> list[Tensor]:
+        """Return which images have a gradient far from finite differences: along itself, and in random directions."""
         centre = self.images.clamp(TINY_STEP, 1 - TINY_STEP)
-        # The margin jumps from one wrong class to another; the lead of one of them is smooth.
+        # With one fixed rival class, because the margin has kinks where the strongest rival changes.
         rivals = most_likely_targets(self.logits, self.labels, 1).squeeze(1)
         gradient = gradient_of(lambda images: targeted_margin_loss(self.model(images), self.labels, rivals), centre)
         if gradient is None:
@@ -65,20 +65,21 @@ class Sample:
         directions = [gradient.sign()], self._random_signs()
         return [self._disagrees(centre, rivals, gradient, signs) for signs in directions]
 
-    def alpha_moves(self) -> float:
-        """The largest change of an alpha when its image moves by eps or is replaced by another one."""
-        places = self.images, self._far(self._normal("alpha", self.images.shape)), self.images.roll(1, 0)
+    def alpha_change(self) -> float:
+        """Return the largest change of alpha when an image moves by eps or is replaced by another one."""
+        assert isinstance(self.model, MixedClassifier)
+        places = self.images, self._step_of_eps(self._normal("alpha", self.images.shape)), self.images.roll(1, 0)
         with torch.no_grad():
             alpha, moved, replaced = (self.model.mix(images).alpha for images in places)
         return torch.maximum((moved - alpha).abs(), (replaced - alpha).abs()).max().item()
 
     def gain(self, which: Tensor, steps: int) -> float:
-        """By how much an attack of so many steps raises the median margin."""
+        """Return by how much an attack with so many steps raises the median margin."""
         before = logit_margin(self.logits, self.labels)[which]
         return (self.margins_after(PGD(self.threat.take(which), steps), which) - before).median().item()
 
     def margins_after(self, attack: PGD, which: Tensor) -> Tensor:
-        """Margins after an attack on the margin. That it cannot move is for an alarm to say."""
+        """Return the margins after an attack on the margin, without a warning if the gradient is zero."""
         images, labels = self.images[which], self.labels[which]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MaskedGradientWarning)
@@ -88,7 +89,7 @@ class Sample:
     def _logits(self, images: Tensor) -> Tensor:
         return fp32_logits(self.model, images.clamp(0, 1))
 
-    def _far(self, direction: Tensor) -> Tensor:
+    def _step_of_eps(self, direction: Tensor) -> Tensor:
         step = self.threat.steepest(direction) * per_image(self.threat.eps, direction)
         return (self.images + step).clamp(0, 1)
 
@@ -96,26 +97,26 @@ class Sample:
         return torch.randn(*shape, generator=generator(self.seed, "alarms", name)).to(self.images)
 
     def _random_signs(self) -> list[Tensor]:
-        """Fine and coarse: what is detached may see only one of them."""
+        """Return fine and coarse directions, as a detached part may respond to only one kind."""
         count, channels, *size = self.images.shape
         coarse = [self._normal(f"coarse {k}", (count, channels, *(-(-side // 4) for side in size))) for k in range(2)]
         fine = [self._normal(f"fine {k}", self.images.shape) for k in range(2)]
         return [direction.sign() for direction in (*fine, *(F.interpolate(noise, size=size) for noise in coarse))]
 
     def _disagrees(self, centre: Tensor, rivals: Tensor, gradient: Tensor, signs: list[Tensor]) -> Tensor:
-        """Over all directions together, as along one of them a gradient may be near zero by chance."""
+        """Compare over all directions together, because a directional derivative may be near zero by chance."""
 
         def lead(images: Tensor) -> Tensor:
             return targeted_margin_loss(self._logits(images), self.labels, rivals)
 
         real = torch.stack([lead(centre + TINY_STEP * sign) - lead(centre - TINY_STEP * sign) for sign in signs])
-        promised = torch.stack([2 * TINY_STEP * (gradient * sign).flatten(1).sum(1) for sign in signs])
-        error, size = (real - promised).norm(dim=0), torch.maximum(real.norm(dim=0), promised.norm(dim=0))
-        return (error > WRONG_GRADIENT * size) & (error > self.rounding())
+        predicted = torch.stack([2 * TINY_STEP * (gradient * sign).flatten(1).sum(1) for sign in signs])
+        error, size = (real - predicted).norm(dim=0), torch.maximum(real.norm(dim=0), predicted.norm(dim=0))
+        return (error > INCORRECT_GRADIENT * size) & (error > self.rounding())
 
 
 def gradient_of(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor | None:
-    """None where the function is not connected to the images, which autograd would refuse."""
+    """Return the gradient of the sum of a function, or None if it is not connected to the images."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         values = function(images)
@@ -127,4 +128,5 @@ def share(which: Tensor) -> float:
 
 
 def share_zero(gradient: Tensor | None) -> float:
+    """Return the share of images whose gradient is exactly zero."""
     return 1.0 if gradient is None else share((gradient == 0).flatten(1).all(1))

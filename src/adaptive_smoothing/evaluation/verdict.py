@@ -1,4 +1,4 @@
-"""What an evaluation says: of every image whether it was right, whether it stood, what fooled it, by how much."""
+"""The results of an evaluation, image by image: predictions, attacks that succeeded, margins."""
 
 from __future__ import annotations
 
@@ -8,23 +8,79 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from adaptive_smoothing.evaluation.accuracy import Evaluation
 from adaptive_smoothing.evaluation.alarms import Alarm
+from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
 from adaptive_smoothing.results import interval
+from adaptive_smoothing.threat import Threat
 
-# In `fooled_by`: classified wrong without any attack, and not fooled by any.
-WRONG, STANDS = -2, -1
+# In `fooled_by`: misclassified without an attack, and not fooled by any attack.
+MISCLASSIFIED, ROBUST = -2, -1
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Predictions for every image, before and, if there was an attack, after it. `attack` is its title."""
+
+    index: Tensor
+    labels: Tensor
+    clean_predictions: Tensor
+    attacked_predictions: Tensor | None = None
+    attack: str = field(kw_only=True, default="")
+
+    @property
+    def clean_correct(self) -> Tensor:
+        return self.clean_predictions == self.labels
+
+    @property
+    def robust_correct(self) -> Tensor:
+        """Which images are classified correctly before and after the attack."""
+        if self.attacked_predictions is None:
+            raise ValueError("expected an evaluation under an attack, got one without: evaluate(model, data, attack)")
+        return self.clean_correct & (self.attacked_predictions == self.labels)
+
+    @property
+    def clean(self) -> float:
+        """Clean accuracy."""
+        return self.clean_correct.double().mean().item()
+
+    @property
+    def robust(self) -> float:
+        """Robust accuracy."""
+        return self.robust_correct.double().mean().item()
+
+    @property
+    def clean_interval(self) -> tuple[float, float]:
+        """95 % Clopper-Pearson interval of the clean accuracy."""
+        return interval(int(self.clean_correct.sum()), len(self.labels))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Clopper-Pearson interval of the robust accuracy."""
+        return interval(int(self.robust_correct.sum()), len(self.labels))
+
+    def __repr__(self) -> str:
+        found = f"clean {_percent(self.clean, self.clean_interval)}"
+        if self.attacked_predictions is not None:
+            found += f", robust {_percent(self.robust, self.interval)}"
+        return f"{type(self).__name__}: {found}; 95 % intervals\n{', '.join(self._circumstances())}"
+
+    def _circumstances(self) -> list[str]:
+        return [f"{len(self.labels):,} images", self.attack or "no attack"]
+
+
+def _percent(accuracy: float, bounds: tuple[float, float]) -> str:
+    return f"{100 * accuracy:.2f} % ({100 * bounds[0]:.1f} to {100 * bounds[1]:.1f})"
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Full attacks on some of what a shorter cascade left standing."""
+    """Result of the full attacks on a sample of the images that survived a shorter cascade."""
 
     survivors: int
     random: int
-    random_fell: int
+    random_fooled: int
     closest: int
-    closest_fell: int
+    closest_fooled: int
 
     @property
     def unseen(self) -> int:
@@ -33,18 +89,32 @@ class Audit:
 
     @property
     def missed_share(self) -> float:
-        """At most this share of the unseen would fall, at 95 %: one-sided Clopper-Pearson on the random ones."""
+        """Upper bound, at 95 %, of the share of the unseen that would be fooled: Clopper-Pearson, random sample."""
         if not self.random or not self.unseen:
             return float(self.unseen > 0)
-        return interval(self.random_fell, self.random, confidence=0.90)[1]
+        return interval(self.random_fooled, self.random, confidence=0.90)[1]
 
-    def summary(self) -> dict[str, Any]:
-        return {**self.__dict__, "unseen": self.unseen, "missed_share_at_most": self.missed_share}
+    def summary(self) -> dict[str, int | float]:
+        return {
+            "survivors": self.survivors,
+            "random": self.random,
+            "random_fell": self.random_fooled,
+            "closest": self.closest,
+            "closest_fell": self.closest_fooled,
+            "unseen": self.unseen,
+            "missed_share_at_most": self.missed_share,
+        }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict(Evaluation):
-    """An evaluation by a cascade: `fooled_by` numbers `stages`, `margin` is that of the worst version of an image."""
+    """An evaluation by a cascade of attacks.
+
+    Args:
+        fooled_by: for each image the number of the stage that fooled it, or `ROBUST` or `MISCLASSIFIED`.
+        margin: largest incorrect logit minus the correct one, of the worst version of each image that was found.
+        alarms: None if they were off.
+    """
 
     fooled_by: Tensor = field(kw_only=True)
     margin: Tensor = field(kw_only=True)
@@ -54,16 +124,15 @@ class Verdict(Evaluation):
     stages: tuple[str, ...] = field(kw_only=True)
     settings: dict[str, Any] = field(kw_only=True)
     audit: Audit | None = field(kw_only=True, default=None)
-    # None: nobody looked.
     alarms: tuple[Alarm, ...] | None = field(kw_only=True, default=None)
 
     @property
     def robust_correct(self) -> Tensor:
-        return self.fooled_by == STANDS
+        return self.fooled_by == ROBUST
 
     @property
     def waterfall(self) -> list[tuple[str, int, float]]:
-        """(attack, images it took, accuracy that is left after it), from the clean accuracy down."""
+        """(attack, images it fooled, accuracy left after it), starting with the clean accuracy."""
         left, rows = int(self.clean_correct.sum()), []
         rows.append(("clean", len(self.labels) - left, left / len(self.labels)))
         for number, name in enumerate(self.stages):
@@ -72,15 +141,13 @@ class Verdict(Evaluation):
             rows.append((name, took, left / len(self.labels)))
         return rows
 
-    def gaps(self) -> dict[str, dict[str, float | None]]:
-        """The paper's tab:confidence: mean and median lead of the prediction, where right and where wrong."""
-        return {
-            "clean": gap_figures(self.clean_correct, self.clean_gap),
-            "attacked": gap_figures(self.robust_correct, self.attacked_gap),
-        }
+    def gaps(self) -> dict[str, GapStatistics]:
+        """Return the confidence gaps of correct and incorrect predictions, clean and attacked."""
+        parts = {"clean": (self.clean_correct, self.clean_gap), "attacked": (self.robust_correct, self.attacked_gap)}
+        return {name: gap_statistics(correct.numpy(), gap.double().numpy()) for name, (correct, gap) in parts.items()}
 
     def rows(self) -> dict[str, np.ndarray]:
-        """One entry per image in each column."""
+        """Return the columns of `rows.npz`: one entry per image in each."""
         columns = {
             "index": self.index,
             "label": self.labels,
@@ -95,7 +162,7 @@ class Verdict(Evaluation):
         return {name: tensor.numpy() for name, tensor in columns.items() if tensor is not None}
 
     def summary(self) -> dict[str, Any]:
-        """What `result.json` holds: every figure, and nothing that a second run would change."""
+        """Return the content of `result.json`, which is the same for every run with the same settings."""
         return {
             "images": len(self.labels),
             "clean": {"accuracy": self.clean, "interval": self.clean_interval},
@@ -104,22 +171,23 @@ class Verdict(Evaluation):
             "gaps": self.gaps(),
             "queries": int(self.queries.sum()),
             "audit": None if self.audit is None else self.audit.summary(),
-            "alarms": None if self.alarms is None else [alarm.__dict__ for alarm in self.alarms],
+            "alarms": None if self.alarms is None else [alarm.summary() for alarm in self.alarms],
             "settings": self.settings,
         }
 
-
-def gap_figures(right: Tensor, gap: Tensor) -> dict[str, float | None]:
-    """Accuracy, and mean and median gap of right and of wrong predictions; None where there are none."""
-    found: dict[str, float | None] = {"accuracy": right.double().mean().item()}
-    for name, which in (("right", right), ("wrong", ~right)):
-        values = gap[which].double().numpy()
-        found[f"{name}_mean"] = float(values.mean()) if len(values) else None
-        found[f"{name}_median"] = float(np.median(values)) if len(values) else None
-    return found
+    def _circumstances(self) -> list[str]:
+        if self.alarms is None:
+            return [*super()._circumstances(), "alarms off"]
+        return [*super()._circumstances(), f"{len(self.alarms) or 'no'} alarm{'s' * (len(self.alarms) != 1)}"]
 
 
-def top_gap(logits: Tensor) -> Tensor:
-    """Probability of the prediction over that of the runner-up."""
-    first, second = logits.float().softmax(1).topk(2).values.unbind(1)
-    return first - second
+def attack_title(attack: object) -> str:
+    """Return the name and the threat of a cascade or of any other attack: "fast at Linf 0.03137"; empty for None."""
+    if attack is None:
+        return ""
+    name = getattr(attack, "name", None) or getattr(attack, "__name__", type(attack).__name__)
+    threat = getattr(attack, "threat", None)
+    if not isinstance(threat, Threat):
+        return str(name)
+    several = isinstance(threat.eps, Tensor) and threat.eps.numel() > 1
+    return f"{name} at {threat.norm} " + ("with one radius per image" if several else f"{float(threat.eps):.4g}")

@@ -118,7 +118,9 @@ def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
         looks = cycle(zip(colors, MARKERS, strict=True))
         for (name, points), (color, marker) in zip(comparison.mixtures.items(), looks, strict=False):
             clean, robust = np.array([(point.accuracy, point.robust) for point in points]).T
-            bounds = np.array([interval(int(point.stands.sum()), len(point.stands)) for point in points])
+            bounds = np.array(
+                [interval(int(point.robust_correct.sum()), len(point.robust_correct)) for point in points]
+            )
             around = np.stack([robust - bounds[:, 0], bounds[:, 1] - robust])
             look: dict[str, Any] = {"color": color, "markersize": 5, "elinewidth": 0.8, "capsize": 2}
             axes.errorbar(clean, robust, yerr=around, fmt=f"{marker}-", label=name, **look)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_smoothing.evaluation.comparison import Learned
+from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.results import difference, interval
 
@@ -56,7 +56,7 @@ class Report:
     live: Tradeoff | None = None
     choice: Choice | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    learned: Learned | None = None
+    learned: LearnedAlphaResult | None = None
 
     @property
     def alpha(self) -> float | None:
@@ -76,7 +76,7 @@ def at(tradeoff: Tradeoff, curve: str, alpha: float) -> Share:
     alphas = tradeoff.alphas_of(curve)
     nearest = int(np.abs(alphas - alpha).argmin())
     if abs(alphas[nearest] - alpha) < 1e-6:
-        return share(tradeoff.right(curve)[nearest])
+        return share(tradeoff.correct(curve)[nearest])
     return Share(float(np.interp(alpha, alphas, tradeoff.accuracy(curve))))
 
 
@@ -198,20 +198,21 @@ def _beyond(run: Tradeoff, key: str, right: bool, line: float) -> str:
     return percent(float((gaps > line).mean())) if len(gaps) else "none"
 
 
-def _the_learned_alpha(learned: Learned, choice: Choice) -> str:
-    ours, fixed = learned.beside_fixed(choice.wanted)
-    ahead, half = difference(ours.stands, fixed.stands)
+def _the_learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
+    ours, fixed = learned.compare_with_fixed(choice.wanted)
+    ahead, half = difference(ours.robust_correct, fixed.robust_correct)
     words = (
         "A network can give each image its own α. Trained for this pair and set to "
         f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images, it is right on "
-        f"{percent(ours.accuracy)} of {len(ours.clean):,} test images, and on {percent(ours.robust)} of "
-        f"{len(ours.stands):,} under the strongest attacks we have; one α for all images on {percent(fixed.accuracy)} "
-        f"and {percent(fixed.robust)} of the same. That is {_points(ahead)} (± {100 * half:.1f}) for the network."
+        f"{percent(ours.accuracy)} of {len(ours.clean_correct):,} test images, and on {percent(ours.robust)} of "
+        f"{len(ours.robust_correct):,} under the strongest attacks we have; one α for all images on "
+        f"{percent(fixed.accuracy)} and {percent(fixed.robust)} of the same. That is {_points(ahead)} "
+        f"(± {100 * half:.1f}) for the network."
     )
-    if learned.now is None:
+    if learned.measured is None:
         return words
-    clean, stands = share(learned.now.clean), share(learned.now.stands)
-    return f"{words} Just now, on {len(learned.now.clean):,} images: {clean} clean, {stands} under PGD."
+    clean, stands = share(learned.measured.clean_correct), share(learned.measured.robust_correct)
+    return f"{words} Just now, on {len(learned.measured.clean_correct):,} images: {clean} clean, {stands} under PGD."
 
 
 def _the_live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:

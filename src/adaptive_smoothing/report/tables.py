@@ -187,7 +187,7 @@ def lead_table(comparison: Comparison) -> Table:
     """How far mixtures are ahead of the first one where that has the same clean accuracy."""
     first, *others = comparison.mixtures
     rows = [
-        (point.mixture, f"{100 * point.accuracy:.2f}", *_lead(point, comparison.standing_at(first, point.accuracy)))
+        (point.mixture, f"{100 * point.accuracy:.2f}", *_lead(point, comparison.robust_at(first, point.accuracy)))
         for name in others
         for point in comparison.mixtures[name]
     ]
@@ -203,7 +203,7 @@ def _lead(point: Point, first: np.ndarray | None) -> tuple[str, str, str]:
     stands = f"{100 * point.robust:.2f}"
     if first is None:
         return stands, "–", "–"
-    return stands, f"{100 * first.mean():.2f}", _ahead(point.stands[: len(first)], first)
+    return stands, f"{100 * first.mean():.2f}", _ahead(point.robust_correct[: len(first)], first)
 
 
 def _cell(point: Point | None, first: Point | None) -> str:
@@ -212,7 +212,7 @@ def _cell(point: Point | None, first: Point | None) -> str:
     found = f"{100 * point.accuracy:.2f} / {100 * point.robust:.2f}"
     if first is None or first is point:
         return found
-    return f"{found} ({_ahead(point.stands, first.stands)})"
+    return f"{found} ({_ahead(point.robust_correct, first.robust_correct)})"
 
 
 def _ahead(mine: np.ndarray, theirs: np.ndarray) -> str:

@@ -57,9 +57,10 @@ def audit_sentence(audit: Audit, images: int) -> str:
         return f"{audit.survivors} survivors are too few for an audit."
     points = 100 * audit.missed_share * audit.unseen / images
     return (
-        f"Audit by full FAB-T and Square: of {audit.survivors:,} survivors, {audit.random_fell} of {audit.random} "
-        f"chosen at random fell, and {audit.closest_fell} of the {audit.closest} closest to falling. At 95 %, at most "
-        f"{100 * audit.missed_share:.1f} % of the {audit.unseen:,} others would fall, {points:.2f} points of accuracy."
+        f"Audit by full FAB-T and Square: of {audit.survivors:,} survivors, {audit.random_fooled} of {audit.random} "
+        f"chosen at random fell, and {audit.closest_fooled} of the {audit.closest} closest to falling. "
+        f"At 95 %, at most {100 * audit.missed_share:.1f} % of the {audit.unseen:,} others would fall, "
+        f"{points:.2f} points of accuracy."
     )
 
 

@@ -1,4 +1,4 @@
-"""The machine and the versions that made a result."""
+"""The machine and the software versions of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adaptive_smoothing.version import code_version
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
-    """The machine and the versions of what ran on it."""
+    """Return the date, the versions of the software, and the machine."""
     device = torch.device(device)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

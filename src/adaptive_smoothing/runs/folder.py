@@ -11,7 +11,7 @@ RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 
 
 def make_folder(folder: Path, *, overwrite: bool) -> Path:
-    """Make the folder before the run: what is wrong with it should not come out after an hour of work."""
+    """Make the folder of a run and check that it can be written to, before any work is done."""
     if not overwrite and (folder / RESULT).exists():
         raise FileExistsError(
             f"expected a folder without a run, got {folder}, which holds one: choose another --out, or replace it "
@@ -19,7 +19,7 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A run that is replaced must not stand beside one that is not finished.
+        # The old result must not be taken for that of the new, unfinished run.
         (folder / RESULT).unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -30,6 +30,6 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
 
 
 def resumable_folder(folder: Path, overwrite: bool) -> Path:
-    """The run folder, new or one to go on in: a run is over when its journal is gone."""
+    """Return the folder of an unfinished run, which still has its journal, or make a new one."""
     unfinished = (folder / JOURNAL / BINDING).is_file()
     return folder if unfinished and not overwrite else make_folder(folder, overwrite=overwrite)

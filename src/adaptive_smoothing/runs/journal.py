@@ -1,7 +1,8 @@
-"""A run that survives: finished work as files that are whole or absent, bound to what they are about.
+"""A journal of finished work, from which an interrupted run continues.
 
-Each entry is one file, first a sha256 of its name, of what the journal is about and of its content, then compressed
-columns. An entry that does not match its sum is not there.
+Each entry is one file: a sha256 of its name, of the journal's binding and of its content, followed by compressed
+columns. An entry that does not match its checksum is ignored. The binding says what the entries belong to: model, data,
+settings, code.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from adaptive_smoothing.results import atomic, read_json, write_json
 
 BINDING = "binding.json"
+# Bytes of a sha256.
 SUM = 32
 
 Columns = dict[str, np.ndarray]
@@ -30,34 +32,35 @@ Columns = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Journal:
-    """Entries by name in a folder; None for the folder keeps nothing.
+    """Entries by name in a folder; without a folder nothing is kept.
 
-    `overwrite` takes the place of entries about something else.
+    Args:
+        overwrite: replace the entries of a different run.
     """
 
     folder: Path | None = None
     overwrite: bool = False
 
     def bind(self, facts: Mapping[str, Any]) -> None:
-        """Say what the entries are about, or find out that the folder's are about something else."""
+        """Write what the entries belong to, or check that the folder's entries belong to the same."""
         if self.folder is None:
             return
         path = self.folder / BINDING
         if path.is_file():
-            if not (other := self._differs(path, facts)):
+            if not (difference := self._difference(path, facts)):
                 return
             if not self.overwrite:
                 raise ValueError(
-                    f"expected the journal of this run in {self.folder}, got {other}: choose another folder (--out), "
-                    "or begin again with --overwrite"
+                    f"expected the journal of this run in {self.folder}, got {difference}: choose another folder "
+                    "(--out), or begin again with --overwrite"
                 )
             self.clear()
         with room_for(self.folder):
             write_json(path, dict(facts))
 
     @staticmethod
-    def _differs(path: Path, facts: Mapping[str, Any]) -> str:
-        """What the entries are about instead, in words; empty where it is the same."""
+    def _difference(path: Path, facts: Mapping[str, Any]) -> str:
+        """Return what the stored binding has instead, in words; empty if it is the same."""
         try:
             theirs = read_json(path)
         except ValueError:
@@ -66,36 +69,36 @@ class Journal:
         return f"one with another {', '.join(other)}" if other else ""
 
     def read(self, name: str) -> Columns | None:
-        """The columns of an entry, or None where there is none."""
+        """Return the columns of an entry, or None if there is none."""
         path = self._path(name)
         if path is None or not path.is_file():
             return None
         content = path.read_bytes()
         if self._sum(name, content[SUM:]) != content[:SUM]:
-            warnings.warn(f"{path} does not match its checksum: its part of the run is done again", stacklevel=2)
+            warnings.warn(f"{path} does not match its checksum: its part of the run is repeated", stacklevel=2)
             return None
         with np.load(io.BytesIO(content[SUM:]), allow_pickle=False) as columns:
             return dict(columns)
 
     def write(self, name: str, columns: Columns) -> None:
         path = self._path(name)
-        if path is None or self.folder is None:
+        if path is None:
             return
         packed = io.BytesIO()
         np.savez_compressed(packed, **columns)  # type: ignore[arg-type]
         content = packed.getvalue()
-        with room_for(self.folder), atomic(path) as partial, partial.open("wb") as file:
+        with room_for(path.parent), atomic(path) as partial, partial.open("wb") as file:
             file.write(self._sum(name, content) + content)
             file.flush()
             os.fsync(file.fileno())
 
     def clear(self) -> None:
-        """Remove the entries, for a run that is finished or begins again."""
+        """Remove the entries, of a run that is finished or begins again."""
         if self.folder is None or not self.folder.is_dir():
             return
         for path in [*self.folder.glob("*.entry"), *self.folder.glob("*.tmp"), self.folder / BINDING]:
             path.unlink(missing_ok=True)
-        # Somebody else's file may be in it.
+        # The folder may hold files of other origin.
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -112,16 +115,17 @@ class Journal:
 
 @contextmanager
 def journal_at(folder: str | Path | None, overwrite: bool, devices: Sequence[str]) -> Iterator[Journal]:
-    """The journal of a run: in a folder, or nowhere; processes on several devices meet in one that is thrown away."""
+    """Yield the journal in a folder; without one, an empty journal, or a temporary one for several devices."""
     if folder is None and len(devices) > 1:
-        with tempfile.TemporaryDirectory() as meeting:
-            yield Journal(Path(meeting))
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Journal(Path(temporary))
     else:
         yield Journal(None if folder is None else Path(folder), overwrite)
 
 
 @contextmanager
 def room_for(folder: Path) -> Iterator[None]:
+    """Explain the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -129,5 +133,6 @@ def room_for(folder: Path) -> Iterator[None]:
             raise
         raise OSError(
             error.errno,
-            f"no room is left for {folder}: what it holds is whole; free some space and run the same command again",
+            f"no space is left for {folder}: finished parts of the run are kept; free some space and run the same "
+            "command again",
         ) from error

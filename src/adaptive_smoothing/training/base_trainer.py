@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.models import architectures
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.training.averaging import measure_statistics, statistics_kept

@@ -13,11 +13,14 @@ from torch import nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import Evaluation, evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.options import EvaluationOptions
+from adaptive_smoothing.evaluation.verdict import Evaluation
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.progress import Progress, RunProgress
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.base_trainer import Trainer
 from adaptive_smoothing.training.loop import CHECKPOINT
@@ -99,15 +102,28 @@ def figures(
     threat = recipe.method.threat if trained_against else Linf(8 / 255)
     attack = PGD(threat, steps=20, stop_when_fooled=True)
     size = 1000 if next(model.parameters()).is_cuda else 100
+    options = EvaluationOptions(batch_size=size)
     found = {
-        split: _summary(evaluate(model, data, attack, batch_size=size, progress=progress))
+        split: _summary(evaluate(model, data, attack, options=options, progress=_increments(progress)))
         for split, data in splits.items()
     }
     if recipe.method.name == "gaussian":
         smooth = SmoothedClassifier(model, recipe.method.sigma, samples=SMOOTHED_BY, batch=4 * size)
         for split, data in splits.items():
-            found[split]["smoothed"] = evaluate(smooth, data, batch_size=size).clean
+            found[split]["smoothed"] = evaluate(smooth, data, options=options).clean
     return found
+
+
+def _increments(advance: Callable[[int], None]) -> RunProgress:
+    """Pass on how many images were finished since the last call."""
+    done = 0
+
+    def report(progress: Progress) -> None:
+        nonlocal done
+        advance(progress.seen - done)
+        done = progress.seen
+
+    return report
 
 
 def _summary(result: Evaluation) -> dict[str, float]:

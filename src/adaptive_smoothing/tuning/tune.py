@@ -14,10 +14,10 @@ from typing import cast
 from torch import nn
 
 from adaptive_smoothing.attacks.autoattack import fast_attack
-from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import Attack
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.clean_accuracy import check_share
@@ -42,7 +42,7 @@ def tune(
     clean_accuracy: float | None = None,
     robust_accuracy: float | None = None,
     threat: Threat | None = None,
-    attack: Cascade | Attack | None = None,
+    attack: Cascade | PlainAttack | None = None,
     attacked: int | None = None,
     say: Say = lambda text: None,
 ) -> MixedClassifier:
@@ -78,13 +78,15 @@ def tune(
     return _smallest_robust(mixed, data, robust_accuracy, robust)
 
 
-def robust_accuracy_under(data: ImageData, against: Threat | Cascade | Attack, say: Say = lambda text: None) -> Robust:
+def robust_accuracy_under(
+    data: ImageData, against: Threat | Cascade | PlainAttack, say: Say = lambda text: None
+) -> Robust:
     """How many of these images a model is right on under an attack; against a threat that is the preset `fast`."""
     attack = replace(fast_attack(against), audit=()) if isinstance(against, Threat) else against
-    options = {"with_alarms": False} if isinstance(attack, Cascade) else {}
+    options = EvaluationOptions(alarms=False)
 
     def robust(model: nn.Module) -> float:
-        found = evaluate(model, data, attack, **options)
+        found = evaluate(model, data, attack, options=options)
         say(f"{100 * found.robust:.2f} % of {len(data):,} images stand at {model.extra_repr()}")
         return found.robust
 

@@ -33,7 +33,7 @@ from adaptive_smoothing.tuning.tune import Say, robust_accuracy_under
 # The paper multiplies g's logits by this: a g that is sure changes fewer predictions that h is sure of.
 STANDARD_SCALE = 3.0
 # Validation images that are attacked to choose a transform, and settings that are attacked again to choose among them.
-ATTACKED, TRIED = 1000, 3
+ATTACKED, PROBE_IMAGES = 1000, 3
 
 
 def fixed_mixture(
@@ -51,7 +51,7 @@ def fit_nonlinear(
     *,
     clean_accuracy: float,
     attacked: int = ATTACKED,
-    tried: int = TRIED,
+    tried: int = PROBE_IMAGES,
     say: Say = lambda text: None,
 ) -> tuple[MixedClassifier, NonlinearSetting]:
     """MixedNUTS: the transform of h with the best robust accuracy at the wanted clean one.

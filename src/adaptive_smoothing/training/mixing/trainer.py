@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.accuracy import evaluate
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer
