@@ -79,7 +79,7 @@ def test_stored_verdicts_hold_under_a_new_attack():
         attacked = attack(mixed, chosen.floats(), chosen.labels)
         assert attack.threat.distance(attacked, chosen.floats()).max() <= 8 / 255 + 1e-6
         correct[kind] = int((fp32_logits(mixed, attacked).argmax(1) == chosen.labels).sum())
-    assert correct["robust"] >= 19 and correct["fooled"] <= 4
+    assert correct["robust"] >= 19 and correct["fooled"] <= 5
 
 
 @pytest.mark.parametrize("folder", [STORED, RESULTS / "resnet18"], ids=["compact", "resnet18"])
