@@ -10,7 +10,6 @@ from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import read_json
 
-
 # Words in stored result files, and those of the documents.
 OBJECTIVES = {
     "turning g": "flip g",
@@ -75,7 +74,7 @@ def verdicts(*runs: str) -> Table:
         alarms = "not checked" if found is None else ", ".join(alarm["name"] for alarm in found) or "none"
         preset = result["settings"]["attack"]["name"]
         rows.append((_subject(result["models"]), preset, f"{result['images']:,}", steps, robust, alarms))
-    columns = ("model", "preset", "images", "accuracy left after each attack that fooled images, %", "robust, %", "alarms")
+    columns = ("model", "preset", "images", "accuracy left after each successful attack, %", "robust, %", "alarms")
     return Table("Verdicts", columns, tuple(rows), "95 % Clopper-Pearson intervals.")
 
 
@@ -119,7 +118,13 @@ def consistency() -> Table:
         )
         for name, row in result["rows"].items()
     ]
-    columns = ("arrangement", "robust, %", *(f"different {kind}" for kind in differences), "largest margin difference", "seconds")
+    columns = (
+        "arrangement",
+        "robust, %",
+        *(f"different {kind}" for kind in differences),
+        "largest margin difference",
+        "seconds",
+    )
     return Table(f"{result['facts']['images']} images, in fp32 on a CPU", columns, tuple(rows))
 
 
@@ -128,10 +133,7 @@ def objectives(run: str = "objectives") -> Table:
     result = read_json(BENCHMARKS / f"{run}.json")
     mixtures, facts = result["mixtures"], result["facts"]
     names = next(iter(mixtures.values()))
-    rows = [
-        (_plain(name), *(cell for found in mixtures.values() for cell in _alone(found[name])))
-        for name in names
-    ]
+    rows = [(_plain(name), *(cell for found in mixtures.values() for cell in _alone(found[name]))) for name in names]
     columns = ["attack, alone"]
     for mixture in mixtures:
         columns += [f"{mixture}: robust, %", "missed"]

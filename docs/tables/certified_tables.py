@@ -34,11 +34,16 @@ def coverage() -> Table:
         cells.setdefault(key, {})[row["bound"]] = f"{100 * row['failed']:.2f}{width}"
     bounds = list(dict.fromkeys(row["bound"] for row in measured["rows"]))
     rows = tuple(
-        (doubts.replace("unsure", "low-confidence").replace("sure ", "high-confidence "), f"{100 * chance:g}", *(found.get(bound, "–") for bound in bounds))
+        (
+            doubts.replace("unsure", "low-confidence").replace("sure ", "high-confidence "),
+            f"{100 * chance:g}",
+            *(found.get(bound, "–") for bound in bounds),
+        )
         for (doubts, chance), found in cells.items()
     )
-    title = f"{measured['runs']:,} simulated runs of {measured['samples']:,} samples: failures, % (excess over the sample mean)"
-    return Table(title, ("error probabilities", "allowed, %", *bounds), rows)
+    runs = f"{measured['runs']:,} simulated runs of {measured['samples']:,} samples"
+    columns = ("error probabilities", "allowed, %", *bounds)
+    return Table(f"{runs}: failures, % (excess over the sample mean)", columns, rows)
 
 
 def margins_of(pair: str, verdict: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -34,7 +34,9 @@ def base(model: str) -> tuple[np.ndarray, np.ndarray]:
 
 def headline() -> Table:
     """Return the headline table: base classifiers, and mixtures at one clean accuracy."""
-    points = {point.mixture: point for point in comparison("resnet18-frontier").points if point.wanted == CLEAN_ACCURACY}
+    points = {
+        point.mixture: point for point in comparison("resnet18-frontier").points if point.wanted == CLEAN_ACCURACY
+    }
     found = {"g, standard classifier": base("g"), "h, robust classifier": base("h")}
     found |= {title: (points[name].clean, points[name].stands) for name, title in MIXTURES.items()}
     ((clean_images, attacked_images),) = {(len(clean), len(robust)) for clean, robust in found.values()}
@@ -42,8 +44,8 @@ def headline() -> Table:
     columns = ("ResNet-18 pair", f"clean, % ({clean_images:,} images)", f"robust, % ({attacked_images:,} images)")
     note = (
         "Robust: correct, and not fooled by any attack within Linf 8/255. Mixtures: the preset `adaptive`, our "
-        "strongest. g and h: AutoAttack. Every mixture is set to 90 % clean accuracy on validation images. In brackets: "
-        "95 % intervals."
+        "strongest. g and h: AutoAttack. Every mixture is set to 90 % clean accuracy on validation images. In "
+        "brackets: 95 % intervals."
     )
     return Table("CIFAR-10: clean and robust accuracy under the strongest attacks", columns, rows, note)
 
