@@ -1,29 +1,85 @@
-"""The stored runs and mixtures are of the stored models: retraining one without the others is noticed here."""
+"""Check that stored runs belong to the stored models, and that their verdicts hold.
 
+Training a model again without making its runs again is noticed here.
+"""
+
+import hashlib
 import re
+from collections.abc import Iterator
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from adaptive_smoothing.attacks.objectives import margin
+from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.cli.demo_learned import stored_comparison
 from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
 from adaptive_smoothing.mixing import mixture_card, pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.facts import model_facts
+from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.results import read_json
 from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
 from adaptive_smoothing.tuning.curves import current_setting
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+PACKAGE = Path(str(resources.files("adaptive_smoothing")))
+STORED_RESULTS = sorted([*RESULTS.rglob("result.json"), *STORED.parent.rglob("result.json")])
+
+
+@cache
+def stored_weights() -> dict[str, str]:
+    """Return the sha256 of every stored weights file, by the name of its model or mixture."""
+    files = [*(ROOT / "zoo").rglob("*.safetensors"), *(PACKAGE / "models" / "weights").rglob("*.safetensors")]
+    names = {file: file.stem if file.parent.name in ("zoo", "weights") else file.parent.name for file in files}
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for file, name in names.items()}
+
+
+def named_models(result: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name, sha256) of every model in a result file; the mixer of a mixture has the name of the mixture."""
+    if isinstance(result, dict):
+        name = result.get("name") or result.get("mixture") or name
+        if "sha256" in result:
+            yield name, result["sha256"]
+        result = list(result.values())
+    for each in result if isinstance(result, list) else ():
+        yield from named_models(each, name)
+
+
+@pytest.mark.parametrize("path", STORED_RESULTS, ids=lambda path: f"{path.parent.parent.name}/{path.parent.name}")
+def test_the_models_behind_a_stored_result_are_the_stored_ones(path):
+    models = dict(named_models(read_json(path)))
+    assert models
+    assert models == {name: stored_weights().get(name) for name in models}
+
+
+def test_stored_verdicts_hold_under_a_new_attack():
+    """A short attack that no stored run used fools no image called robust, and most of those called fooled."""
+    (ours,) = Comparison.read(STORED.with_name("compact-mixed")).mixtures["ours"]
+    images, mixed = datasets.load("builtin", "test"), MixedClassifier.from_pretrained("compact-mixed")
+    attack = PGD(Linf(8 / 255), steps=8, step_size=2 / 255, objective=margin, stop_when_fooled=True)
+    robust, fooled = np.flatnonzero(ours.stands), np.flatnonzero(ours.clean[: len(ours.stands)] & ~ours.stands)
+    correct = {}
+    for kind, positions in (("robust", robust), ("fooled", fooled)):
+        chosen = images.take(positions[:: len(positions) // 20][:20])
+        attacked = attack(mixed, chosen.floats(), chosen.labels)
+        assert attack.threat.distance(attacked, chosen.floats()).max() <= 8 / 255 + 1e-6
+        correct[kind] = int((fp32_logits(mixed, attacked).argmax(1) == chosen.labels).sum())
+    assert correct["robust"] >= 19 and correct["fooled"] <= 5
 
 
 @pytest.mark.parametrize("folder", [STORED, RESULTS / "resnet18"], ids=["compact", "resnet18"])

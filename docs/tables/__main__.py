@@ -1,11 +1,11 @@
-"""Write the tables of docs/results.md and README.md from the result files of this repository.
+"""Write the tables of the documents from the result files of this repository.
 
-    python docs/tables            # rewrite what stands between <!-- table: NAME --> and <!-- end -->
-    python docs/tables --check    # only say whether it is up to date
-    python docs/tables --figures  # draw the figures of results/ again, too
+    python docs/tables            # rewrite the text between <!-- table: NAME --> and <!-- end -->
+    python docs/tables --check    # only report whether the tables are up to date
+    python docs/tables --figures  # also draw the figures of results/ again
 
-No figure in those tables is typed by hand: cards stand beside the weights, runs of `adaptive-smoothing sweep` in
-results/ (that of the demo inside the package), benchmarks in benchmarks/results/.
+No number in these tables is typed by hand. Sources: the cards of the weights, the runs in results/ (the run of the demo
+is in the package), and benchmarks/results/.
 """
 
 import sys

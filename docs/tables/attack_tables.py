@@ -1,4 +1,4 @@
-"""Tables of attacks: how fast they are, what they leave, what they compute in."""
+"""Tables of attacks: speed, robust accuracy, arithmetic."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ from typing import Any
 
 from places import BENCHMARKS, RESULTS, percent
 
+from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import read_json
 
+# Words in stored result files, and those of the documents.
+OBJECTIVES = {
+    "turning g": "flip g",
+    "hostile g": "worst-case g",
+    "past a flat alpha": "smoothed alpha",
+    "alpha down and g turned": "lower alpha and flip g",
+    "lead in probability": "probability margin",
+    "all of them": "all together",
+}
+
 
 def attacks(*runs: str) -> Table:
-    """Ours beside AutoAttack's reference: benchmarks/attacks.py."""
+    """Compare our attacks with the reference AutoAttack (benchmarks/attacks.py)."""
     measured = {run: read_json(BENCHMARKS / f"attacks-{run}.json") for run in runs}
     rows = [
         (_subject(result["facts"]["models"]), name, *_contest(row))
@@ -24,7 +35,7 @@ def attacks(*runs: str) -> Table:
         "seconds",
         "times as fast",
         "first run, s",
-        "forwards an image",
+        "forwards per image",
         "backwards",
         "robust, %",
         "only ours broke",
@@ -52,27 +63,31 @@ def _subject(models: dict[str, Any]) -> str:
 
 
 def verdicts(*runs: str) -> Table:
-    """Evaluations in results/: what is left of the accuracy after each attack."""
+    """Return the accuracy left after each attack of stored evaluations."""
     rows = []
     for run in runs:
         result = read_json(RESULTS / run / "result.json")
-        steps = " → ".join(f"{step['attack']} {percent(step['left'])}" for step in result["waterfall"])
+        steps = " → ".join(_step(step) for step in result["waterfall"] if step["took"])
         low, high = (100 * bound for bound in result["robust"]["interval"])
         robust = f"{percent(result['robust']['accuracy'])} ({low:.1f} to {high:.1f})"
         found = result["alarms"]
-        alarms = "not looked for" if found is None else ", ".join(alarm["name"] for alarm in found) or "none"
+        alarms = "not checked" if found is None else ", ".join(alarm["name"] for alarm in found) or "none"
         preset = result["settings"]["attack"]["name"]
         rows.append((_subject(result["models"]), preset, f"{result['images']:,}", steps, robust, alarms))
-    columns = ("model", "preset", "images", "accuracy left after each attack, %", "robust, %", "alarms")
+    columns = ("model", "preset", "images", "accuracy left after each successful attack, %", "robust, %", "alarms")
     return Table("Verdicts", columns, tuple(rows), "95 % Clopper-Pearson intervals.")
 
 
-# tab:confidence, its AutoAttack columns: accuracy, right: mean and median, wrong: mean.
+def _step(step: dict[str, Any]) -> str:
+    return f"{stage_title(step['attack'])}: {percent(step['left'])}"
+
+
+# The AutoAttack columns of tab:confidence: accuracy; correct: mean, median; incorrect: mean, median.
 PAPER_MARGINS = {"g": (0.0, "–", "–", "0.986", "–"), "h": (0.4075, "0.774", "0.933", "0.553", "–")}
 
 
 def margins(*runs: str) -> Table:
-    """Confidence gaps under AutoAttack, on the iterate with the smallest margin, beside the paper's."""
+    """Return confidence gaps under AutoAttack, at the iterate with the smallest margin, and the paper's."""
     rows = [
         (f"*the paper's {letter}, AutoAttack*", percent(accuracy), *gaps)
         for letter, (accuracy, *gaps) in PAPER_MARGINS.items()
@@ -85,12 +100,12 @@ def margins(*runs: str) -> Table:
             shown = ["–" if figure is None else f"{figure:.3f}" for figure in figures]
             name = f"{_subject(result['models'])}, {'clean' if images == 'clean' else attack}"
             rows.append((name, percent(cell["accuracy"]), *shown))
-    columns = ("", "accuracy, %", "right: mean gap", "median", "wrong: mean gap", "median")
+    columns = ("", "accuracy, %", "correct: mean gap", "median", "incorrect: mean gap", "median")
     return Table("Confidence gaps under attack", columns, tuple(dict.fromkeys(rows)))
 
 
 def consistency() -> Table:
-    """The same images in other batches and processes: benchmarks/consistency.py."""
+    """Compare verdicts in other batches and processes (benchmarks/consistency.py)."""
     result = read_json(BENCHMARKS / "consistency.json")
     differences = ("verdict", "fooled by", "queries")
     rows = [
@@ -103,31 +118,42 @@ def consistency() -> Table:
         )
         for name, row in result["rows"].items()
     ]
-    columns = ("arrangement", "robust, %", *(f"other {kind}" for kind in differences), "margin off by", "seconds")
+    columns = (
+        "arrangement",
+        "robust, %",
+        *(f"different {kind}" for kind in differences),
+        "largest margin difference",
+        "seconds",
+    )
     return Table(f"{result['facts']['images']} images, in fp32 on a CPU", columns, tuple(rows))
 
 
 def objectives(run: str = "objectives") -> Table:
-    """Attacks on mixtures, each alone: benchmarks/objectives.py."""
+    """Return the robust accuracy under single attacks on mixtures (benchmarks/objectives.py)."""
     result = read_json(BENCHMARKS / f"{run}.json")
     mixtures, facts = result["mixtures"], result["facts"]
     names = next(iter(mixtures.values()))
-    rows = [
-        (name, *(cell for found in mixtures.values() for cell in (percent(found[name]["stands"]), _fell(found[name]))))
-        for name in names
-    ]
+    rows = [(_plain(name), *(cell for found in mixtures.values() for cell in _alone(found[name]))) for name in names]
     columns = ["attack, alone"]
     for mixture in mixtures:
-        columns += [f"{mixture}: stands, %", "fell to another"]
+        columns += [f"{mixture}: robust, %", "missed"]
     return Table(f"{facts['images']:,} images of {facts['data']} on {facts['device']}", tuple(columns), tuple(rows))
 
 
-def _fell(row: dict[str, Any]) -> str:
-    return str(row["fell to another"]) if "seconds" in row else ""
+def _alone(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the robust accuracy under one attack, and how many images it missed that another attack fooled."""
+    return percent(row["stands"]), str(row["fell to another"]) if "seconds" in row else ""
+
+
+def _plain(name: str) -> str:
+    """Return the name of an attack in the words of the documents; result files have older ones."""
+    for old, new in OBJECTIVES.items():
+        name = name.replace(old, new)
+    return name
 
 
 def arithmetic() -> Table:
-    """How fast and how far off each arithmetic is: benchmarks/arithmetic.py."""
+    """Return speed and error of each arithmetic (benchmarks/arithmetic.py)."""
     measured = read_json(BENCHMARKS / "arithmetic.json")
     rows = tuple(
         (
@@ -140,7 +166,7 @@ def arithmetic() -> Table:
         )
         for row in measured["rows"]
     )
-    bound = f"images off by more than {percent(measured['bound'])}, %"
-    columns = ("model", "arithmetic", "images a second", "off by, % of the spread: median", "largest", bound)
+    bound = f"images with an error above {percent(measured['bound'])}, %"
+    columns = ("model", "arithmetic", "images per second", "error, % of the spread: median", "largest", bound)
     title = f"{measured['images']:,} images, {' and '.join(measured['models'])} on one {measured['device']}"
     return Table(title, columns, rows)

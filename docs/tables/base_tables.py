@@ -1,19 +1,19 @@
-"""Tables of base classifiers, their training, and their mixtures with one alpha."""
+"""Tables of base classifiers, of their training, and of their mixtures with a fixed alpha."""
 
 from __future__ import annotations
 
-from places import BENCHMARKS, RESULTS, percent, sweep
+from places import BENCHMARKS, percent, sweep
 
 from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.facts import parameters
 from adaptive_smoothing.report.sentences import Choice, at
-from adaptive_smoothing.report.tables import PAPER_GAPS, Table, alpha_table, cost_table, gap_table, models_table
+from adaptive_smoothing.report.tables import PAPER_GAPS, Table, alpha_table, cost_table, gap_table
 from adaptive_smoothing.results import read_json
 
 
 def models() -> Table:
-    """Every stored model beside the paper's two."""
+    """Return every stored model and the paper's two."""
     rows = []
     for card in zoo.names().values():
         facts, test = card.card, card.card["figures"]["test"]
@@ -36,7 +36,7 @@ def models() -> Table:
 
 
 def training() -> Table:
-    """Seconds of training, and of what comes between epochs."""
+    """Return the seconds of an epoch, a checkpoint and a validation (benchmarks/train.py)."""
     measured = read_json(BENCHMARKS / "train.json")
     columns = ("recipe", "mode", "first epoch, s", "an epoch, s", "a checkpoint, s", "a validation, s")
     keys = ("first", "epoch", "checkpoint", "validation")
@@ -44,61 +44,35 @@ def training() -> Table:
     return Table(f"Training on one {measured['device']}, torch {measured['torch']}", columns, rows)
 
 
-def candidates(pair: str) -> Table:
-    """The robust halves that were compared on validation images."""
-    measured = read_json(RESULTS / "candidates" / f"{pair}.json")
-    names = {read_json(path)["sha256"]: path.stem for path in (RESULTS / "training").glob("*.json")}
-    names |= {card.sha256: f"**{card.name}**" for card in zoo.names().values()}
-    rows = tuple(
-        (names[row["h"]["sha256"]], percent(row["clean"]), percent(row["pgd"]), *map(_beside_the_first, row["at"]))
-        for row in measured["candidates"]
-    )
-    wanted = (f"mixture at {100 * each['clean accuracy']:.0f} % clean, %" for each in measured["candidates"][0]["at"])
-    title = f"Candidates for the robust half of {pair}: {measured['images']:,} validation images"
-    note = "mixture: what stands all three attacks; in brackets against the first row, over the same images."
-    return Table(title, ("h", "clean, %", "PGD-20, %", *wanted), rows, note)
-
-
-def _beside_the_first(mixture: dict[str, float]) -> str:
-    """What stands all attacks, and how far that is from the first candidate; nothing lies between it and itself."""
-    value, ahead, half = (100 * mixture[key] for key in ("stands all", "ahead", "give or take"))
-    return f"{value:.2f} ({ahead:+.2f} ± {half:.2f})".replace("-", "−") if half else f"{value:.2f}"
-
-
-def pair(name: str) -> Table:
-    """g, h and their mixture at the chosen alpha."""
-    return models_table(load_tradeoff(sweep(name)), chosen_alpha(name).alpha)
-
-
 def curve(pair: str) -> Table:
-    """Accuracy against alpha."""
+    """Return accuracy as a function of alpha."""
     return alpha_table(load_tradeoff(sweep(pair)), chosen_alpha(pair).alpha, every=True)
 
 
 def chosen(pair: str) -> Table:
-    """The alpha for a wanted clean accuracy, and what it costs."""
+    """Return the alpha for a target clean accuracy, and its cost."""
     return cost_table(load_tradeoff(sweep(pair)), chosen_alpha(pair))
 
 
 def held(*pairs: str) -> Table:
-    """What h holds by its confidence alone, beside what stands all three attacks."""
+    """Compare the share of images that h decides by its confidence alone with the share that survives all attacks."""
     runs = [load_tradeoff(sweep(pair)) for pair in pairs]
     columns = ["α", "(1 − α) / α"]
     for pair in pairs:
-        columns += [f"{pair}: h right, gap above it", "stands all three"]
+        columns += [f"{pair}: h correct, gap above", "survives all three"]
     rows = []
     for alpha in (0.5, 0.55, 0.6, 0.7, 0.8, 0.9):
         line = (1 - alpha) / alpha
         row = [f"{alpha:g}", f"{line:.2f}"]
         for run in runs:
-            sure = run.rows["clean_h"] & run.rows["rob_h"] & (run.rows["rob_h_gap"] > line)
-            row += [f"{100 * sure.mean():.1f} %", f"{100 * at(run, 'worst', alpha).value:.1f} %"]
+            confident = run.rows["clean_h"] & run.rows["rob_h"] & (run.rows["rob_h_gap"] > line)
+            row += [f"{100 * confident.mean():.1f} %", f"{100 * at(run, 'worst', alpha).value:.1f} %"]
         rows.append(tuple(row))
-    return Table("What h's confidence explains", tuple(columns), tuple(rows))
+    return Table("How much of the robustness the confidence of h explains", tuple(columns), tuple(rows))
 
 
 def gaps(*pairs: str) -> Table:
-    """The paper's tab:confidence, and our pairs below it."""
+    """Return the paper's tab:confidence, followed by our pairs."""
     rows = [_paper_gaps(key, *PAPER_GAPS[key]) for key in PAPER_GAPS]
     for pair in pairs:
         table = gap_table(load_tradeoff(sweep(pair)))
@@ -107,7 +81,7 @@ def gaps(*pairs: str) -> Table:
 
 
 def _paper_gaps(key: str, accuracy: float, right: float, wrong: float) -> tuple[str, ...]:
-    """A row of the paper; medians are in its text, for h alone."""
+    """Return a row of the paper. Its text gives medians for h alone."""
     medians = {"h pgd": ("0.933", "–"), "h clean": ("–", "0.378")}.get(key, ("–", "–"))
     model, images = key.split()
     name = f"*the paper's {model}, {images.replace('pgd', 'PGD-20')}*"

@@ -1,4 +1,4 @@
-"""Figures of certification: fig:certified_pareto and fig:certified_radii of the paper, ours beside them, margins."""
+"""Figures of certification: the paper's fig:certified_pareto and fig:certified_radii, our bound, margins."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel
 from adaptive_smoothing.report.style import LIGHT, Style
 
-# h alone, and those that are mixed to its clean accuracy, as in the paper.
+# h alone, and the h whose mixtures match its clean accuracy, as in the paper.
 LEFT = ("gaussian-050", "gaussian-100")
 RIGHT = ("gaussian-025", "gaussian-050", "gaussian-100")
 LIPSCHITZ = ("lipschitz-8", "lipschitz-4")
 
 
 def paper_figure(theorem: str) -> bytes:
-    """By one theorem of the paper, for means of probabilities: solid what is certain, dotted the plug-in estimate."""
+    """Draw one theorem of the paper for soft votes: certificates as solid lines, plug-in estimates as dotted ones."""
     panels = [
         frontier_panel(
             matched("soft", *names, theorem=theorem), LIGHT, title=f"As accurate as {names[0]}", estimates=True
@@ -31,7 +31,7 @@ def paper_figure(theorem: str) -> bytes:
 
 
 def our_figure() -> bytes:
-    """By our bound, for votes, and for networks with a proven constant."""
+    """Draw our bound, for hard votes and for networks with a proven Lipschitz constant."""
     panels = [
         frontier_panel(matched("hard", *names), LIGHT, title=f"As accurate as {names[0]}")
         for names in (LEFT, (*RIGHT, *LIPSCHITZ), LIPSCHITZ)
@@ -40,7 +40,7 @@ def our_figure() -> bytes:
 
 
 def margins_figure(pair: str, verdict: str) -> bytes:
-    """Left: the margins that attacks have left. Right: what a mixture keeps because of them, whatever g says."""
+    """Draw the margins of h under attack, and the share of images that they protect in a mixture with any g."""
     found = margins_of(pair, verdict)
     return png(side_by_side([_margins_panel(found, LIGHT), _held_panel(found, LIGHT)]))
 
@@ -49,10 +49,10 @@ def _margins_panel(found: dict[str, tuple[np.ndarray, np.ndarray]], style: Style
     def draw(axes: Axes) -> None:
         for (name, (right, margins)), colour in zip(found.items(), (style.clean, style.mix), strict=True):
             at = np.sort(margins[right])
-            axes.step(at, np.arange(1, len(at) + 1) / len(at), color=colour, label=f"{name}: {len(at):,} stand")
-        axes.set_xlabel("robust margin of h, where it stands")
+            axes.step(at, np.arange(1, len(at) + 1) / len(at), color=colour, label=f"{name}: {len(at):,} robust")
+        axes.set_xlabel("margin of h under attack, where it is robust")
         axes.set_ylabel("share with at most this margin")
-        axes.set_title("How sure h is under attack")
+        axes.set_title("Confidence of h under attack")
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.legend()
 
@@ -65,8 +65,8 @@ def _held_panel(found: dict[str, tuple[np.ndarray, np.ndarray]], style: Style) -
         for (name, (right, margins)), colour in zip(found.items(), (style.clean, style.mix), strict=True):
             axes.plot(alphas, held_share(right, margins, alphas), color=colour, label=name)
         axes.set_xlabel("α")
-        axes.set_ylabel("right with any g, as far as the attack can tell")
-        axes.set_title("What the lemma keeps of it in a mixture")
+        axes.set_ylabel("correct with any g, estimated by the attack")
+        axes.set_title("Images that the lemma protects in a mixture")
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.legend()

@@ -11,7 +11,8 @@ from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.frontier import Frontier, build_frontier, clean_accuracies, with_alpha
 from adaptive_smoothing.certification.local_lipschitz import estimated_radius
 from adaptive_smoothing.certification.margins import QUANTILES, margin_figures
-from adaptive_smoothing.certification.radius import needed_margin
+from adaptive_smoothing.certification.radius import lipschitz_radius, needed_margin
+from adaptive_smoothing.certification.smoothing import THEOREMS
 from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
 from adaptive_smoothing.evaluation.verdict import ROBUST
 from adaptive_smoothing.report.certified import read_certificates
@@ -24,7 +25,7 @@ ALPHAS = (1.0, 0.9, 0.8, 0.7, 0.6)
 
 
 def coverage() -> Table:
-    """How often bounds fail: benchmarks/coverage.py."""
+    """Return how often the bounds fail (benchmarks/coverage.py)."""
     measured = read_json(BENCHMARKS / "coverage.json")
     cells: dict[tuple[str, float], dict[str, str]] = {}
     for row in measured["rows"]:
@@ -33,15 +34,20 @@ def coverage() -> Table:
         cells.setdefault(key, {})[row["bound"]] = f"{100 * row['failed']:.2f}{width}"
     bounds = list(dict.fromkeys(row["bound"] for row in measured["rows"]))
     rows = tuple(
-        (doubts, f"{100 * chance:g}", *(found.get(bound, "–") for bound in bounds))
+        (
+            doubts.replace("unsure", "low-confidence").replace("sure ", "high-confidence "),
+            f"{100 * chance:g}",
+            *(found.get(bound, "–") for bound in bounds),
+        )
         for (doubts, chance), found in cells.items()
     )
-    title = f"{measured['runs']:,} simulated runs of {measured['samples']:,} samples: failed, % (above the average by)"
-    return Table(title, ("doubts", "may fail, %", *bounds), rows)
+    runs = f"{measured['runs']:,} simulated runs of {measured['samples']:,} samples"
+    columns = ("error probabilities", "allowed, %", *bounds)
+    return Table(f"{runs}: failures, % (excess over the sample mean)", columns, rows)
 
 
 def margins_of(pair: str, verdict: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Whether h stands, and by how much, under PGD-20 (a sweep) and under AutoAttack (a verdict of preset margin)."""
+    """Return where h is robust, and its margins, under PGD-20 (a sweep) and AutoAttack (preset `margin`)."""
     run, rows = load_tradeoff(sweep(pair)), read_rows(RESULTS / verdict / "rows.npz")
     return {
         "PGD-20": (run.rows["clean_h"] & run.rows["rob_h"], run.rows["rob_h_gap"]),
@@ -50,18 +56,18 @@ def margins_of(pair: str, verdict: str) -> dict[str, tuple[np.ndarray, np.ndarra
 
 
 def needed(pair: str, verdict: str) -> Table:
-    """Robust margins of h and the alphas that they need."""
+    """Return the robust margins of h and the alpha that each needs."""
     rows = []
     for name, (right, margins) in margins_of(pair, verdict).items():
         found = margin_figures(right, margins)
         pairs = [f"{found['quantiles'][str(q)]:.3f} → {found['alphas'][str(q)]:.3f}" for q in QUANTILES]
         rows.append((name, f"{len(right):,}", f"{100 * found['stands']:.2f}", f"{found['mean']:.3f}", *pairs))
-    columns = ("", "images", "h stands, %", "mean margin", *(f"{100 * q:g} % quantile → α" for q in QUANTILES))
-    return Table("Margins of h where it stands, and the alpha that the lemma needs for each", columns, tuple(rows))
+    columns = ("", "images", "h robust, %", "mean margin", *(f"{100 * q:g} % quantile → α" for q in QUANTILES))
+    return Table("Margins of h on images where it is robust, and the alpha that the lemma needs", columns, tuple(rows))
 
 
 def matched(votes: str, base: str, *others: str, theorem: str = "margin") -> Frontier:
-    """h alone, and mixtures of g with others whose alpha gives its clean accuracy on validation images."""
+    """Return h alone, and mixtures of g with other h that match its clean accuracy on validation images."""
     folder = CERTIFIED / votes
     runs = {
         name: (read_certificates(folder / name / "val"), read_certificates(folder / name)) for name in (base, *others)
@@ -71,19 +77,35 @@ def matched(votes: str, base: str, *others: str, theorem: str = "margin") -> Fro
 
 
 def certified(votes: str, base: str, *others: str) -> Table:
-    """Certified accuracy of h alone and of mixtures as accurate, by each theorem: sound, and plug-in for soft votes."""
+    """Return certified accuracies by each theorem: sound ones, and plug-in estimates for soft votes."""
     found = matched(votes, base, *others)
     rows, radii = [], RADII[votes]
     for h, member in found.members.items():
         first = (h, _alpha(member), percent(member.clean))
         for theorem, name in _theorems(member).items():
             again = with_alpha(member, member.settings["alpha"], theorem)
-            rows.append((*first, name, *(f"{100 * again.accuracy(radius):.1f}" for radius in radii)))
+            rows.append((*first, name, *_accuracies(again, theorem, radii)))
             if member.settings.get("votes") == "soft":
-                guessed = (f"{100 * again.accuracy(radius, estimated=True):.1f}" for radius in radii)
-                rows.append((*first, f"{name}, plug-in", *guessed))
-    title = f"As accurate as {base} on validation images ({percent(found.clean_accuracy)} %): right and certified, %"
-    return Table(title, ("h", "α", "clean, %", "bound", *(f"L2 {radius:g}" for radius in radii)), tuple(rows))
+                rows.append((*first, f"{name}, plug-in", *_accuracies(again, theorem, radii, estimated=True)))
+    title = f"Certified accuracy, %; as accurate as {base} on validation images ({percent(found.clean_accuracy)} %)"
+    columns = ("h", "α", "clean, %", "bound", *(f"L2 {radius:g}" for radius in radii))
+    return Table(title, columns, tuple(rows), "–: out of reach of the theorem, or of this number of samples.")
+
+
+def _accuracies(member: Certificates, theorem: str, radii: tuple[float, ...], estimated: bool = False) -> list[str]:
+    reach = _reach(member, theorem, estimated)
+    return ["–" if at > reach else f"{100 * member.accuracy(at, estimated=estimated):.1f}" for at in radii]
+
+
+def _reach(member: Certificates, theorem: str, estimated: bool) -> float:
+    """Return a radius that no image can exceed: h certain of its class, as far as the samples can show it."""
+    settings = member.settings
+    if settings["method"] == "lipschitz":
+        each = settings["constant"] / 4
+        return float(lipschitz_radius(1.0, [0.0], each, each, settings["alpha"])) if theorem == "paper" else np.inf
+    # With n samples, no valid lower bound of a mean in [0, 1] exceeds this one.
+    top = 1.0 if estimated else settings["failure probability"] ** (1 / settings["samples"])
+    return float(THEOREMS[theorem](top, 1 - top, settings["sigma"], settings["alpha"]))
 
 
 def _alpha(member: Certificates) -> str:
@@ -91,21 +113,21 @@ def _alpha(member: Certificates) -> str:
 
 
 def _theorems(member: Certificates) -> dict[str, str]:
-    """What there is to compare: of h alone, ours is the paper's."""
+    """Return the theorems to compare. For h alone, our bound is the paper's."""
     alone = member.settings["alpha"] == 1
     if member.settings["method"] == "lipschitz":
-        return {"paper": "thm:certified_radius", "margin": "lead of logits" if alone else "ours"}
+        return {"paper": "thm:certified_radius", "margin": "logit margin" if alone else "ours"}
     votes = {"paper": "thm:randomized_smoothing"} | ({} if alone else {"margin": "ours"})
     return votes if member.settings["votes"] == "hard" else {"lipschitz": "thm:certified_radius"} | votes
 
 
 def soundness() -> Table:
-    """What became of certified images under attack: benchmarks/soundness.py."""
+    """Return the result of attacks on certified images (benchmarks/soundness.py)."""
     rows, total = [], 0
     for path in sorted(BENCHMARKS.glob("soundness-*.json")):
         found, each = read_json(path), read_rows(path.with_suffix(".npz"))
         tried, settings, models = found["challenge"], found["certified"]["settings"], found["models"]
-        # Of what h had to spare at the image, over the lead that its mixture needs.
+        # The share of the margin of h, beyond what its mixture needs, that the attack removed.
         taken = (each["before"] - each["after"]) / (each["before"] - needed_margin(models["alpha"]))
         total += tried["images"]
         rows.append(
@@ -121,9 +143,9 @@ def soundness() -> Table:
                 f"{100 * np.median(taken):.0f} / {100 * taken.max():.0f}",
             )
         )
-    columns = ("h", "by", "α", "attack", "certified and attacked", "broken", "broken with some g", "mean lead of h")
-    title = f"{total:,} certified test images, moved to the end of their radius"
-    return Table(title, (*columns, "lead to spare that was taken, median / most, %"), tuple(rows))
+    columns = ("h", "certified by", "α", "attack", "images", "broken", "broken for some g", "mean margin of h")
+    title = f"{total:,} certified test images, attacked at the end of their radius"
+    return Table(title, (*columns, "spare margin removed, median / largest, %"), tuple(rows))
 
 
 def _by(settings: dict[str, Any]) -> str:
@@ -133,7 +155,7 @@ def _by(settings: dict[str, Any]) -> str:
 
 
 def sampling() -> Table:
-    """Noisy answers a second, compiled and not: benchmarks/sampling.py."""
+    """Return samples per second, compiled and not (benchmarks/sampling.py)."""
     rows = []
     for device in ("cuda", "cpu"):
         found = read_json(BENCHMARKS / f"sampling-{device}.json")
@@ -145,19 +167,19 @@ def sampling() -> Table:
                     found["facts"]["device"],
                     row["precision"],
                     f"{row['batch']:,}",
-                    "compiled" if row["compiled"] else "as it is",
+                    "compiled" if row["compiled"] else "eager",
                     f"{row['first, s']:.1f}",
                     f"{row['samples a second']:,}",
                     f"{faster:.2f}×",
                     f"{row['network alone']:,}",
                 )
             )
-    columns = ("", "precision", "batch", "base", "first batches, s", "samples a second", "faster", "network alone")
-    return Table("Samples a second of gaussian-050, with their noise and counted", columns, tuple(rows))
+    columns = ("", "precision", "batch", "base", "first batches, s", "samples per second", "faster", "network alone")
+    return Table("Samples per second of gaussian-050, including noise and counting", columns, tuple(rows))
 
 
 def certify_speed() -> Table:
-    """Ours against Cohen's procedure: benchmarks/certify.py."""
+    """Compare our procedure with that of Cohen et al. (benchmarks/certify.py)."""
     rows = []
     for path in sorted(BENCHMARKS.glob("certify-*.json")):
         found = read_json(path)
@@ -168,7 +190,7 @@ def certify_speed() -> Table:
             rows.append(
                 (
                     f"σ {setting['sigma']:g}, radius {setting['radius']:g}",
-                    name,
+                    name.replace("plainly", "plain"),
                     f"{row['images']}",
                     f"{row['samples an image']:,.0f}",
                     f"{fewer:.1f}×",
@@ -177,12 +199,12 @@ def certify_speed() -> Table:
                     f"{100 * row['certified accuracy']:.1f}",
                 )
             )
-    columns = ("", "procedure", "images", "samples an image", "fewer", "images a second", "faster", "certified, %")
+    columns = ("", "procedure", "images", "samples per image", "fewer", "images per second", "faster", "certified, %")
     return Table("Deciding one radius for test images, one H200", columns, tuple(rows))
 
 
 def local() -> Table:
-    """Estimated local constants of robust models, and what they keep of a mixture at 8/255."""
+    """Return estimated local Lipschitz constants, and the robust accuracy they suggest for mixtures at 8/255."""
     rows = []
     for folder in sorted((CERTIFIED / "local").iterdir()):
         found = read_certificates(folder)
@@ -203,5 +225,5 @@ def local() -> Table:
             )
         )
     columns = ("h", "clean, %", "mean constant", "of the predicted class", "median over images")
-    title = "Local Lipschitz estimates in Linf at 8/255, 1,000 test images: right and estimated to stand, %"
+    title = "Local Lipschitz estimates in Linf at 8/255, 1,000 test images: correct and estimated robust, %"
     return Table(title, (*columns, *(f"α = {alpha:g}" for alpha in ALPHAS)), tuple(rows))

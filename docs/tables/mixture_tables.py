@@ -1,4 +1,4 @@
-"""Tables of mixtures side by side: results/mixtures/NAME, by benchmarks/mixtures.py."""
+"""Tables that compare mixtures: results/mixtures/NAME, written by benchmarks/mixtures.py."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from adaptive_smoothing.results import read_json, read_rows
 
 
 def frontier(name: str) -> Table:
-    """Mixtures at wanted clean accuracies: results/mixtures/NAME, by benchmarks/mixtures.py."""
+    """Return mixtures at target clean accuracies."""
     return frontier_table(comparison(name))
 
 
 def leads(name: str) -> Table:
-    """How far they are ahead of the first of them where that has the same clean accuracy."""
+    """Return the lead of each mixture over the first one at the same clean accuracy."""
     return lead_table(comparison(name))
 
 
 def kept(name: str, alone: str) -> Table:
-    """What mixtures lose of the images that h alone keeps (an evaluation in results/), and keep of those it loses."""
+    """Count images on which h alone is robust and a mixture is not, and the reverse."""
     compared, h = comparison(name), read_rows(RESULTS / alone / "rows.npz")
     stands = (h["fooled_by"] == -1)[: compared.images]
     wanted = sorted({point.wanted for point in compared.points if point.wanted})
@@ -32,7 +32,7 @@ def kept(name: str, alone: str) -> Table:
         (mixture, *(_lost_and_gained(stands, at.get((mixture, target))) for target in wanted))
         for mixture in compared.mixtures
     )
-    title = f"Images that h alone keeps ({stands.sum()} of {compared.images:,}): lost / kept beside them"
+    title = f"h alone is robust on {stands.sum()} of {compared.images:,} images: images lost / gained by the mixture"
     return Table(title, ("mixture", *(f"at {100 * target:g} %" for target in wanted)), rows)
 
 
@@ -41,12 +41,12 @@ def _lost_and_gained(alone: np.ndarray, mixed: np.ndarray | None) -> str:
 
 
 def mixtures(*names: str) -> Table:
-    """Mixtures under several attacks: results/mixtures/NAME, by benchmarks/mixtures.py; further runs add attacks."""
+    """Return mixtures under several attacks; further runs add attacks."""
     return attacks_table(reduce(Comparison.with_attacks_of, map(comparison, names)))
 
 
 def losses(name: str) -> Table:
-    """The paper's tab:loss_abla: results/mixtures/NAME, whose mixtures were made with changes of loss.ce and others."""
+    """Return the paper's tab:loss_abla for mixtures made with other weights of the loss."""
     result = comparison(name)
     stands: dict[tuple[str, str, str], str] = {}
     for point in result.points:
@@ -56,16 +56,16 @@ def losses(name: str) -> Table:
     pairs = sorted({key[:2] for key in stands})
     products = sorted({key[2] for key in stands})
     rows = tuple((f"c_prod = {product}", *(stands[*pair, product] for pair in pairs)) for product in products)
-    columns = ("stands, %", *(f"c_CE = {ce}, c_BCE = {bce}" for ce, bce in pairs))
+    columns = ("robust, %", *(f"c_CE = {ce}, c_BCE = {bce}" for ce, bce in pairs))
     return Table(f"{result.images:,} images", columns, rows)
 
 
 def overhead() -> Table:
-    """What a mixture costs over g and h: benchmarks/mixing.py."""
+    """Return the time of a mixture compared with g and h (benchmarks/mixing.py)."""
     measured = read_json(BENCHMARKS / "mixing.json")
     rows = tuple(
         (
-            row["mixture"],
+            row["mixture"].replace("second ending", "fine-tuned tail"),
             f"{row['arithmetic']}{', compiled' if row['compiled'] else ''}",
             f"{row['g_and_h_images_per_second']:,}",
             f"{row['mixture_images_per_second']:,}",
@@ -73,5 +73,5 @@ def overhead() -> Table:
         )
         for row in measured["overhead"]
     )
-    columns = ("mixture", "arithmetic", "g and h, images a second", "mixture, images a second", "more time, %")
+    columns = ("mixture", "arithmetic", "g and h, images per second", "mixture, images per second", "extra time, %")
     return Table(f"{' and '.join(measured['models'])} on one {measured['device']}", columns, rows)

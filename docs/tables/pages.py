@@ -1,15 +1,17 @@
-"""The pages with tables, and what stands between their marks."""
+"""The pages with generated tables, and how they are rewritten."""
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 
 import attack_tables
 import base_tables
 import certified_figures
 import certified_tables
 import mixture_tables
+from headline import headline, headline_figure
 from places import COMPARED, RESULTS, ROOT, sweep
 
 from adaptive_smoothing.evaluation.comparison import Comparison
@@ -21,29 +23,29 @@ from adaptive_smoothing.report.sentences import Report
 from adaptive_smoothing.report.tables import markdown
 
 PAIRS = ("resnet18", "compact")
-PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "attacks", "certification")))
+WIDTH = 120
 MARKED = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 KINDS = (
+    headline,
     base_tables.models,
-    base_tables.candidates,
     base_tables.training,
+    base_tables.curve,
+    base_tables.chosen,
+    base_tables.held,
+    base_tables.gaps,
     attack_tables.attacks,
     attack_tables.verdicts,
     attack_tables.margins,
     attack_tables.consistency,
     attack_tables.objectives,
+    attack_tables.arithmetic,
     mixture_tables.frontier,
     mixture_tables.leads,
     mixture_tables.kept,
     mixture_tables.mixtures,
     mixture_tables.losses,
     mixture_tables.overhead,
-    attack_tables.arithmetic,
-    base_tables.pair,
-    base_tables.curve,
-    base_tables.chosen,
-    base_tables.held,
-    base_tables.gaps,
     certified_tables.coverage,
     certified_tables.needed,
     certified_tables.certified,
@@ -56,40 +58,49 @@ TABLES = {table.__name__: table for table in KINDS}
 
 
 def rewritten(text: str) -> str:
-    """The page with every marked table made anew."""
+    """Return a page with every marked table made again."""
 
     def table(found: re.Match[str]) -> str:
         begin, name, _, end = found.groups()
-        kind, *pair = name.split()
+        kind, *arguments = name.split()
         if kind not in TABLES:
-            raise KeyError(f"expected one of {', '.join(TABLES)}, got the mark {name!r}")
-        return f"{begin}{markdown(TABLES[kind](*pair))}{end}"
+            raise KeyError(f"expected one of {', '.join(TABLES)}, got the mark {name!r}: correct the mark")
+        return f"{begin}{_wrapped(markdown(TABLES[kind](*arguments)))}{end}"
 
     return MARKED.sub(table, text)
 
 
-def draw(pair: str) -> None:
-    """figure.png and gaps.png of a stored run, as `sweep` draws them."""
-    for name, figure in figures(Report(load_tradeoff(sweep(pair)), choice=base_tables.chosen_alpha(pair))).items():
-        (RESULTS / pair / f"{name}.png").write_bytes(png(figure))
+def _wrapped(text: str) -> str:
+    """Return Markdown with its lines wrapped, except for the rows of tables."""
+    lines = [line if line.startswith("|") else textwrap.fill(line, WIDTH) for line in text.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def draw() -> None:
+    """Draw every figure of results/ again."""
+    (RESULTS / "headline.png").write_bytes(headline_figure())
+    certified_figures.draw_all()
+    for pair in PAIRS:
+        report = Report(load_tradeoff(sweep(pair)), choice=base_tables.chosen_alpha(pair))
+        for name, figure in figures(report).items():
+            (RESULTS / pair / f"{name}.png").write_bytes(png(figure))
+    for folder in COMPARED.glob("*-frontier"):
+        panel = comparison_panel(Comparison.read(folder))
+        (folder / "figure.png").write_bytes(png(side_by_side([panel])))
 
 
 def main() -> int:
-    old = {}
+    outdated = {}
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         if (after := rewritten(before)) != before:
-            old[page] = after
+            outdated[page] = after
     if "--check" in sys.argv[1:]:
-        print(f"out of date: {', '.join(page.name for page in old)}: python docs/tables" if old else "up to date")
-        return int(bool(old))
-    for page, after in old.items():
+        names = ", ".join(page.name for page in outdated)
+        print(f"out of date: {names}; run: python docs/tables" if outdated else "up to date")
+        return int(bool(outdated))
+    for page, after in outdated.items():
         page.write_text(after, encoding="utf-8")
     if "--figures" in sys.argv[1:]:
-        for pair in PAIRS:
-            draw(pair)
-        certified_figures.draw_all()
-        for folder in COMPARED.glob("*-frontier"):
-            panel = comparison_panel(Comparison.read(folder))
-            (folder / "figure.png").write_bytes(png(side_by_side([panel])))
+        draw()
     return 0

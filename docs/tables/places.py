@@ -1,4 +1,4 @@
-"""Where results lie in this repository, and how a share is written."""
+"""The folders of stored results, and the format of a share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COMPARED = RESULTS / "mixtures"
 
 
 def sweep(pair: str) -> Path:
-    """A run of `adaptive-smoothing sweep`: inside the package, for the demo, or in results/."""
+    """Return the folder of a run of `adaptive-smoothing sweep`: in the package (for the demo) or in results/."""
     inside = STORED.with_name(pair)
     return inside if has_tradeoff(inside) else RESULTS / pair
 
 
 def comparison(name: str) -> Comparison:
-    """A run of benchmarks/mixtures.py: inside the package, for the demo, or in results/mixtures."""
+    """Read a run of benchmarks/mixtures.py: in the package (for the demo) or in results/mixtures."""
     inside = STORED.with_name(name)
     return Comparison.read(inside if inside.exists() else COMPARED / name)
 
