@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from adaptive_smoothing.evaluation.budget import Deadline
 from typer.testing import CliRunner
 
 from adaptive_smoothing.cli import demo, demo_learned
 from adaptive_smoothing.cli.main import app, main
 from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.budget import Deadline
 from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff, save_tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail

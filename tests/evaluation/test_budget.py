@@ -4,10 +4,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.data.datasets import ImageData, from_tensors
 from adaptive_smoothing.evaluation.budget import (
     Deadline,
     Speed,
@@ -17,6 +13,10 @@ from adaptive_smoothing.evaluation.budget import (
     timed_tradeoff,
     within,
 )
+from torch import nn
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data.datasets import ImageData, from_tensors
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff, tradeoff_parts
 from adaptive_smoothing.results import interval
 from adaptive_smoothing.threat import Linf

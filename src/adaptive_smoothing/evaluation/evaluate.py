@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,6 +19,7 @@ from adaptive_smoothing.attacks.views import Smooth
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.evaluation import accuracy, alarms
 from adaptive_smoothing.evaluation.accuracy import Attack, Evaluation
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.shards import Shard
 from adaptive_smoothing.evaluation.verdict import STANDS, Audit, Verdict
 from adaptive_smoothing.models.contract import check_eval
@@ -28,6 +29,7 @@ from adaptive_smoothing.runs.journal import Columns, journal_at
 from adaptive_smoothing.runs.sharded import Progress, ShardedRun, ShardWatch, Watch, check_size
 from adaptive_smoothing.threat import Threat
 
+DEFAULTS = EvaluationOptions()
 # From this many images on, the minute that compiling takes on a GPU is won back.
 WORTH_COMPILING = 5000
 # Images that the alarms are tried on.
@@ -172,7 +174,12 @@ def evaluate(
     if (name := next((name for name, make in PRESETS.items() if make is attack), None)) is not None:
         raise TypeError(f"expected an attack, got the function that makes one: pass ads.preset({name!r}, threat)")
     if isinstance(attack, Cascade):
-        return evaluate_cascade(model, data, attack, **options)
+        spelled = {"alarms" if name == "with_alarms" else name: value for name, value in options.items()}
+        names = {field.name for field in fields(EvaluationOptions)} & spelled.keys()
+        settings = EvaluationOptions(**{name: spelled.pop(name) for name in names})
+        if "watch" in spelled:
+            spelled["progress"] = spelled.pop("watch")
+        return evaluate_cascade(model, data, attack, **spelled, options=settings)
     return accuracy.evaluate(model, data, attack, **options)
 
 
@@ -182,15 +189,11 @@ def evaluate_cascade(
     cascade: Cascade,
     *,
     device: torch.device | str | None = None,
+    devices: Sequence[str] = (),
     journal: str | Path | None = None,
     overwrite: bool = False,
-    devices: Sequence[str] = (),
-    watch: Watch | None = None,
-    batch_size: int | None = None,
-    shard_size: int | None = None,
-    compiled: bool | None = None,
-    precise: bool = False,
-    with_alarms: bool = True,
+    progress: Watch | None = None,
+    options: EvaluationOptions = DEFAULTS,
 ) -> Verdict:
     """Run a cascade over a data set; see `evaluate`."""
     check_data(data)
@@ -202,10 +205,10 @@ def evaluate_cascade(
             cascade=cascade.for_model(model),
             device=device_of(model, data, device),
             journal=kept,
-            batch_size=batch_size,
-            shard_size=shard_size,
-            compiled=compiled,
-            precise=precise,
-            with_alarms=with_alarms,
+            batch_size=options.batch_size,
+            shard_size=options.shard_size,
+            compiled=options.compiled,
+            precise=options.precise,
+            with_alarms=options.alarms,
         )
-        return judging.run(devices, watch)
+        return judging.run(devices, progress)
