@@ -54,13 +54,8 @@ def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
     measured = figures.get("val", {}) | figures.get("test", {})
     bases = " and ".join(base_name(described[role]) for role in pretrained.ROLES)
     kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
-    return (
-        name,
-        _source(folder),
-        bases,
-        KINDS.get(kind, kind),
-        *(_percent(measured.get(name)) for name in ("clean", "adaptive")),
-    )
+    accuracies = (_percent(measured.get(name)) for name in ("clean", "adaptive"))
+    return name, _source(folder), bases, KINDS.get(kind, kind), *accuracies
 
 
 def _source(path: Path) -> str:
