@@ -178,7 +178,8 @@ def parse_threat(text: str) -> Threat:
     try:
         return norms[name.strip().lower()](parse_number(radius))
     except (KeyError, ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}") from error
+        reason = f": {error}" if isinstance(error, ValueError) else ""
+        raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}{reason}") from error
 
 
 def parse_number(text: str | float) -> float:

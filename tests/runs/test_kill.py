@@ -39,7 +39,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(place: Path, out: str) -> list[str]:
     model, data = str(place / "tiny.safetensors"), str(place / "data.npz")
-    arguments = ["--preset", "margin", "--no-alarms", "--eps", "0.02", "--device", "cpu", "--shard-size", str(EACH)]
+    arguments = ["--preset", "margin", "--threat", "Linf:0.02", "--device", "cpu"]
+    arguments += ["--set", "alarms=false", "--set", f"shard_size={EACH}"]
     program = [sys.executable, "-m", "adaptive_smoothing.cli.main", "evaluate", model, "--data", data]
     return [*program, *arguments, "--out", str(place / out)]
 
@@ -89,7 +90,7 @@ def test_a_batch_system_that_ends_a_run_is_told_how_to_go_on(place: Path) -> Non
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "stopped: the same command goes on from here" in said
+    assert process.returncode == 130 and "stopped: run the same command again to continue" in said
 
 
 def rows(folder: Path) -> dict[str, np.ndarray]:

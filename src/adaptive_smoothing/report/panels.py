@@ -111,7 +111,7 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
 
 
 def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
-    """Return a panel of accuracy under all attacks against clean accuracy, one line per mixture, with 95 % intervals."""
+    """Return a panel of robust against clean accuracy, one line per mixture, with 95 % intervals."""
 
     def draw(axes: Axes) -> None:
         colors = (style.faint, style.std, style.rob, style.clean, style.mix, style.ink)
@@ -145,7 +145,7 @@ def _legend_below(axes: Axes, columns: int = 2) -> None:
 def _count(stored: Tradeoff, live: Tradeoff | None) -> str:
     if live is None:
         return f"Accuracy on {stored.images:,} images, with 95 % intervals"
-    return f"Lines: {stored.images:,} stored images. Points: {live.images:,} live"
+    return f"Lines: stored run, {stored.images:,} images. Points: live run, {live.images:,}"
 
 
 def _intervals(axes: Axes, live: Tradeoff, curve: str, color: str, marker: str) -> None:

@@ -103,7 +103,7 @@ def alpha_table(
     ]
     columns = ("α", "clean", "STD", "ROB", "MIX", "all three")
     note = (
-        "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself. All three: correct under each of them."
+        "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself. All three: the worst case."
     )
     return Table(f"{name}: {run.images:,} images", columns, tuple(rows), note)
 
