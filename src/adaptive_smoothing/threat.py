@@ -178,7 +178,7 @@ def parse_threat(text: str) -> Threat:
     try:
         return make_threat(norm.strip(), radius)
     except ValueError as error:
-        raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}") from error
+        raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}: {error}") from error
 
 
 def parse_number(text: str | float) -> float:

@@ -1,5 +1,6 @@
-"""A package with tiny, untrained models, and labels that are what they say: so both are often right."""
+"""Tiny, untrained models in the place of those of the package, with labels that one of them predicts."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import demo, sweep
+from adaptive_smoothing.cli.main import main
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData, from_tensors
 from adaptive_smoothing.evaluation.tradeoff_files import save_tradeoff
@@ -32,9 +34,51 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def images(weights: Path) -> ImageData:
+    """24 images. The robust model is correct on at least a third of them, the standard model on the others."""
+    pixels = torch.randint(256, (24, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        g, h = (
+            zoo.load(weights / f"{name}.safetensors")(pixels / 255).argmax(1) for name in (demo.STANDARD, demo.ROBUST)
+        )
+    labels = torch.where(torch.arange(24) % 3 == 0, h, g)
+    return from_tensors(pixels, labels, name="tiny", classes=[str(i) for i in range(10)])
+
+
+@pytest.fixture
+def package(
+    weights: Path, images: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., ImageData]:
+    """Puts the tiny models and images in the place of the package's own; runs are written to an empty folder."""
+    monkeypatch.setattr(zoo, "BUILTIN", weights)
+    monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
+    monkeypatch.setattr(demo, "STORED", tmp_path / "stored")
+
+    def load(name: str, split: str = "test", **options: object) -> ImageData:
+        return from_tensors(images.images, images.labels, name=f"{name}/{split}", classes=images.classes)
+
+    monkeypatch.setattr(datasets, "load", load)
+    monkeypatch.chdir(tmp_path)
+    return load
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Returns the exit code of a command as the shell runs it."""
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["adaptive-smoothing", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return int(end.value.code or 0)
+
+    return run
+
+
 @pytest.fixture
 def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody stops the run at its eleventh attack."""
+    """Ctrl-C during the eleventh attack."""
     attack, calls = PGD.__call__, 0
 
     def interrupted(self: PGD, *arguments: object) -> object:
@@ -49,7 +93,7 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures and the page take seconds to draw, and tests/report looks at them."""
+    """Writes no figures and no page, which take seconds; tests/report checks them."""
 
     def write(folder: str | Path, report: Report, title: str = "") -> Path:
         choice = {"choice": asdict(report.choice)} if report.choice else {}
@@ -58,22 +102,3 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(demo.run_folder, "write_run", write)
     monkeypatch.setattr(sweep, "write_run", write)
-
-
-@pytest.fixture
-def package(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ImageData]:
-    """Puts the tiny models and images in the place of the package's own; runs land in an empty folder."""
-    monkeypatch.setattr(zoo, "BUILTIN", weights)
-    monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
-    monkeypatch.setattr(demo, "STORED", tmp_path / "stored")
-    pixels = torch.randint(256, (24, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        says = [zoo.load(name)(pixels / 255).argmax(1) for name in (demo.STANDARD, demo.ROBUST)]
-    labels = torch.where(torch.arange(24) % 3 == 0, says[1], says[0])
-
-    def load(name: str, split: str = "test", **options: object) -> ImageData:
-        return from_tensors(pixels, labels, name=f"{name}/{split}", classes=[str(i) for i in range(10)])
-
-    monkeypatch.setattr(datasets, "load", load)
-    monkeypatch.chdir(tmp_path)
-    return load

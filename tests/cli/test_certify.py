@@ -46,7 +46,7 @@ def test_the_network_is_compiled_if_asked(empty_folder, monkeypatch):
 def test_a_stopped_run_goes_on_and_another_is_not_overwritten(stop_certifying):
     done = stop_certifying(at=2)
     result = run(*SMALL)
-    assert result.exit_code == 130 and "the same command goes on" in result.output
+    assert result.exit_code == 130 and "run the same command again" in result.output
     assert run(*SMALL).exit_code == 0 and done == [2, 1, 1]
     again = run(*SMALL)
     assert again.exit_code == 1 and "--overwrite" in str(again.exception)

@@ -1,6 +1,5 @@
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,12 @@ from typer.testing import CliRunner
 from adaptive_smoothing.attacks import presets
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.cli import console, demo
+from adaptive_smoothing.cli import console, demo, progress
 from adaptive_smoothing.cli import evaluate as evaluate_file
-from adaptive_smoothing.cli.main import app, main
+from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.evaluation import cost
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report import verdicts
 from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.runs.progress import Progress
@@ -26,6 +26,8 @@ from adaptive_smoothing.threat import Threat
 pytestmark = pytest.mark.usefixtures("package")
 
 FOLDER = Path("runs/evaluate-compact-standard-fast")
+QUICK = ("--set", "alarms=false")
+FOUR = ("--set", "shard_size=4")
 
 
 @pytest.fixture(autouse=True)
@@ -48,23 +50,15 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluate(*arguments: str, code: int = 0) -> str:
-    command = ["evaluate", "--device", "cpu", "--images", "9", "--shard-size", "4", *arguments]
+    command = ["evaluate", "--device", "cpu", "--images", "9", *FOUR, *arguments]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == code, result.output
     # The terminal of a test is narrow; where lines break is not what is tested.
     return " ".join(result.output.split()) + str(result.exception or "")
 
 
-def as_typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of the command as the shell runs it."""
-    monkeypatch.setattr(sys, "argv", ["adaptive-smoothing", "evaluate", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
-
-
-def test_the_files_of_a_run_and_what_is_said(package: Callable) -> None:
-    said = evaluate(demo.STANDARD, "--eps", "0.3")
+def test_a_run_writes_its_files_and_prints_the_waterfall(package: Callable) -> None:
+    printed = evaluate(demo.STANDARD, "--threat", "Linf:0.3")
     assert {path.name for path in FOLDER.iterdir()} == {"result.json", "rows.npz", "facts.json", "waterfall.png"}
     result = json.loads((FOLDER / "result.json").read_text())
     rows = dict(np.load(FOLDER / "rows.npz"))
@@ -72,20 +66,20 @@ def test_the_files_of_a_run_and_what_is_said(package: Callable) -> None:
     data = package("builtin").take(9)
     assert rows["label"].tolist() == data.labels.tolist() and rows["index"].tolist() == list(range(9))
     with torch.no_grad():
-        right = evaluate_file.zoo.load(demo.STANDARD)(data.floats()).argmax(1) == data.labels
-    assert result["clean"]["accuracy"] == right.double().mean().item()
+        correct = zoo.load(demo.STANDARD)(data.floats()).argmax(1) == data.labels
+    assert result["clean"]["accuracy"] == correct.double().mean().item()
     assert result["robust"]["accuracy"] == (rows["fooled_by"] == -1).mean() < result["clean"]["accuracy"]
     assert result["models"]["model"]["name"] == demo.STANDARD and len(result["models"]["model"]["sha256"]) == 64
     assert facts["seconds"] > 0 and facts["cost"][demo.STANDARD]["parameters"] > 0 and "date" in facts
     for name, took, left in [(step["attack"], step["took"], step["left"]) for step in result["waterfall"]]:
-        assert f"{name} {took} {100 * left:.2f} %" in said
-    assert "What took the images" in said and "alarm" in said.lower()
+        assert f"{name} {took} {100 * left:.2f} %" in printed
+    assert "Accuracy after each attack" in printed and "alarm" in printed.lower()
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_result_is_the_same_bytes_twice() -> None:
     for out in ("one", "two"):
-        evaluate(demo.STANDARD, "--no-alarms", "--out", out)
+        evaluate(demo.STANDARD, *QUICK, "--out", out)
     assert Path("one/result.json").read_bytes() == Path("two/result.json").read_bytes()
     one, two = (dict(np.load(f"{out}/rows.npz")) for out in ("one", "two"))
     assert all(np.array_equal(one[name], two[name]) for name in one)
@@ -93,20 +87,20 @@ def test_the_result_is_the_same_bytes_twice() -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_mixture_is_made_of_two_models_and_alpha() -> None:
-    said = evaluate(demo.STANDARD, demo.ROBUST, "--alpha", "0.7", "--no-alarms")
+    printed = evaluate(demo.STANDARD, demo.ROBUST, "--alpha", "0.7", *QUICK)
     result = json.loads((Path("runs") / "evaluate-compact-standard-compact-robust-0.7-fast/result.json").read_text())
     assert result["models"]["alpha"] == 0.7 and result["models"]["h"]["name"] == demo.ROBUST
-    assert "mixture" in said and "Alarms were off" in said
+    assert "mixture" in printed and "Alarms were off" in printed
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_an_earlier_result_is_not_lost() -> None:
-    evaluate(demo.STANDARD, "--no-alarms")
+    evaluate(demo.STANDARD, *QUICK)
     before = (FOLDER / "result.json").read_bytes()
-    said = evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1", code=1)
-    assert "which holds one: choose another --out, or replace it with --overwrite" in said
+    printed = evaluate(demo.STANDARD, *QUICK, "--threat", "Linf:0.1", code=1)
+    assert "which holds one: choose another --out, or replace it with --overwrite" in printed
     assert (FOLDER / "result.json").read_bytes() == before
-    evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1", "--overwrite")
+    evaluate(demo.STANDARD, *QUICK, "--threat", "Linf:0.1", "--overwrite")
     assert json.loads((FOLDER / "result.json").read_text())["settings"]["attack"]["threat"] == "Linf:0.1"
 
 
@@ -114,11 +108,12 @@ def test_an_earlier_result_is_not_lost() -> None:
     ("arguments", "sentence"),
     [
         (("--preset", "autoattack"), "expected a preset among fast, standard, adaptive"),
-        (("--eps", "abc"), "expected a radius such as 8/255 or 0.5, got 'abc'"),
-        (("--eps", "8"), "did you mean 8/255?"),
-        (("--eps", "1/0"), "expected a radius such as 8/255 or 0.5, got '1/0'"),
-        (("--eps", "-0.1"), "expected eps >= 0, got -0.1"),
-        (("--norm", "L1"), "expected a norm among Linf, L2, got 'L1'"),
+        (("--threat", "Linf:abc"), "expected a threat such as Linf:8/255 or L2:0.5, got 'Linf:abc'"),
+        (("--threat", "Linf:8"), "did you mean 8/255?"),
+        (("--threat", "Linf:-0.1"), "expected eps >= 0, got -0.1"),
+        (("--threat", "L1:0.5"), "expected a threat such as Linf:8/255 or L2:0.5, got 'L1:0.5'"),
+        (("--set", "shard_sise=4"), "unknown key 'shard_sise'; did you mean 'shard_size'?"),
+        (("--set", "shard_size=0"), "expected a shard_size of at least 1, got 0"),
         ((demo.ROBUST,), "expected G, H and --alpha for a mixture, or one MODEL alone"),
         (("--alpha", "0.5"), "expected G, H and --alpha for a mixture, or one MODEL alone"),
         (("--check", "binarisation"), "expected --check binarization, got 'binarisation'"),
@@ -126,34 +121,35 @@ def test_an_earlier_result_is_not_lost() -> None:
         (("--preset", "STD"), "expected a model that STD has an attack for, got a"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_an_error_is_one_sentence(
     arguments: tuple[str, ...],
     sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
+    run_main: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert as_typed(monkeypatch, demo.STANDARD, "--no-alarms", *arguments) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.startswith("error: ") and sentence in said and "Traceback" not in said
+    assert run_main("evaluate", demo.STANDARD, *QUICK, *arguments) == 1
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.startswith("error: ") and sentence in printed and "Traceback" not in printed
     assert not list(Path("runs").rglob("result.json"))
 
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("options", [(), ("--overwrite",)])
-def test_after_ctrl_c_the_same_command_goes_on(
+def test_after_ctrl_c_the_same_command_continues(
+    run_main: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     ctrl_c_at: Callable[[int], None],
     options: tuple[str, ...],
 ) -> None:
-    """Also where it replaces an earlier run."""
-    command = [demo.STANDARD, "--device", "cpu", "--images", "9", "--shard-size", "4", "--no-alarms", *options]
-    evaluate(demo.STANDARD, "--no-alarms", "--out", "undisturbed")
+    """Also if it replaces an earlier run."""
+    command = [demo.STANDARD, "--device", "cpu", "--images", "9", *FOUR, *QUICK, *options]
+    evaluate(demo.STANDARD, *QUICK, "--out", "undisturbed")
     if options:
-        evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1")
+        evaluate(demo.STANDARD, *QUICK, "--threat", "Linf:0.1")
     ctrl_c_at(5)
-    assert as_typed(monkeypatch, *command) == 130
-    assert "stopped: the same command goes on from here" in capsys.readouterr().err
+    assert run_main("evaluate", *command) == 130
+    assert "stopped: run the same command again to continue" in capsys.readouterr().err
     seen: list[str] = []
     monkeypatch.setattr(Journal, "write", lambda self, name, columns: seen.append(name))
     assert CliRunner().invoke(app, ["evaluate", *command]).exit_code == 0
@@ -163,61 +159,63 @@ def test_after_ctrl_c_the_same_command_goes_on(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_run_that_is_stopped_after_its_result_and_before_its_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_killed_between_its_result_and_its_end_can_be_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: Journal) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "clear", killed)
-        evaluate(demo.STANDARD, "--no-alarms", code=130)
+        evaluate(demo.STANDARD, *QUICK, code=130)
     before = (FOLDER / "result.json").read_bytes()
     assert (FOLDER / "journal").exists()
-    assert "got one with another attack" in evaluate(demo.STANDARD, "--no-alarms", "--eps", "0.1", code=1)
+    assert "got one with another attack" in evaluate(demo.STANDARD, *QUICK, "--threat", "Linf:0.1", code=1)
     assert (FOLDER / "result.json").read_bytes() == before
-    evaluate(demo.STANDARD, "--no-alarms")
+    evaluate(demo.STANDARD, *QUICK)
     assert (FOLDER / "result.json").read_bytes() == before and not (FOLDER / "journal").exists()
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_stages_that_are_left_out_are_named_and_files_of_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_that_do_not_apply_are_named_and_other_files_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     FOLDER.mkdir(parents=True)
     (FOLDER / "notes.txt").write_text("mine")
     plain = presets.PRESETS["fast"]
 
     def more(threat: Threat, *, seed: int = 0) -> Cascade:
         cascade = plain(threat, seed=seed)
-        extra = replace(cascade.stages[0], name="for-mixtures", needs=lambda model: False)
+        extra = replace(cascade.stages[0], key="transfer-g", needs=lambda model: False)
         return replace(cascade, stages=(*cascade.stages, extra))
 
     monkeypatch.setitem(presets.PRESETS, "fast", more)
-    said = evaluate(demo.STANDARD, "--no-alarms")
-    assert "Left out, as they are for other models: for-mixtures." in said
-    assert said.endswith(f"Written to {FOLDER}: result.json, rows.npz, facts.json, waterfall.png")
+    printed = evaluate(demo.STANDARD, *QUICK)
+    assert "Attacks that do not apply to this model: transfer from g." in printed
+    assert printed.endswith(f"Written to {FOLDER}: result.json, rows.npz, facts.json, waterfall.png")
     assert (FOLDER / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_binarization_test_is_one_of_the_attack_of_the_run() -> None:
-    said = evaluate(demo.STANDARD, "--no-alarms", "--images", "2", "--check", "binarization")
+def test_the_binarization_test_uses_the_attack_of_the_run() -> None:
+    printed = evaluate(demo.STANDARD, *QUICK, "--images", "2", "--check", "binarization")
     facts = json.loads((FOLDER / "facts.json").read_text())["binarization"]
     assert facts["attack"] == "fast" and facts["images"] + facts["skipped"] > 0
     outcome = "passed" if facts["passed"] else "FAILED"
-    assert f"Binarization test {outcome}: on {facts['images']} images fast found the planted example in" in said
+    assert f"Binarization test {outcome}: on {facts['images']} images fast found the planted example in" in printed
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_file_gets_a_line_of_progress_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_in_a_file_is_printed_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "LINE_EVERY", 0.0)
-    said = evaluate(demo.STANDARD, "--no-alarms")
-    assert "0:00 gone" in said and re.search(r"gone, \d:\d\d left: \d images left, robust so far", said)
+    printed = evaluate(demo.STANDARD, *QUICK)
+    assert "0:00 elapsed" in printed and re.search(r"elapsed, \d:\d\d left: \d images left, robust so far", printed)
 
 
 def test_a_journal_of_another_run_is_refused(ctrl_c_at: Callable[[int], None]) -> None:
     ctrl_c_at(3)
-    evaluate(demo.STANDARD, "--no-alarms", code=130)
+    evaluate(demo.STANDARD, *QUICK, code=130)
     ctrl_c_at(99)
-    assert "got one with another attack: choose another folder" in evaluate(demo.STANDARD, "--eps", "0.1", code=1)
-    assert "got one with another model: choose" in evaluate(demo.ROBUST, "--out", str(FOLDER), "--no-alarms", code=1)
+    assert "got one with another attack: choose another folder" in evaluate(
+        demo.STANDARD, "--threat", "Linf:0.1", code=1
+    )
+    assert "got one with another model: choose" in evaluate(demo.ROBUST, "--out", str(FOLDER), *QUICK, code=1)
 
 
 def test_other_classes_are_refused(monkeypatch: pytest.MonkeyPatch, package: Callable) -> None:
@@ -236,10 +234,10 @@ class Bar:
         self.left.append(seconds_left)
 
 
-def test_the_time_left_is_that_of_the_work_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_from_the_journal_do_not_count_for_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty of a hundred images were in the journal; the next twenty take ten seconds, so the last take ten."""
     now, bar = 0.0, Bar()
-    monkeypatch.setattr(evaluate_file.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
     watching = Watching(bar, start=0.0)  # type: ignore[arg-type]
     for finished in (20, 40, 60):
         watching(Progress(100, finished, finished, 10, ""))
@@ -247,4 +245,6 @@ def test_the_time_left_is_that_of_the_work_of_this_process(monkeypatch: pytest.M
     for finished, now in ((60, 0.0), (70, 5.0), (80, 10.0)):  # noqa: B007
         watching(Progress(100, finished, 80, 40, "apgd-t"))
     assert bar.left[-1] == pytest.approx(10)
-    assert bar.texts[-1] == "20 images left, robust so far 50.0 %, apgd-t"
+    assert bar.texts[-1] == "20 images left, robust so far 50.0 %, APGD, targeted DLR"
+    watching(Progress(100, 90, 80, 40, "audit: square"))
+    assert bar.texts[-1] == "10 images left, robust so far 50.0 %, audit: Square"

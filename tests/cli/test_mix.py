@@ -1,4 +1,4 @@
-"""`mix`: one folder out of two models, in three modes, with the accuracy that was asked for."""
+"""`mix`: three modes, each with the accuracy that was asked for."""
 
 import json
 from functools import partial
@@ -11,6 +11,7 @@ from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.cli import mix as verb
 from adaptive_smoothing.cli.demo import ROBUST, STANDARD
 from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.cli.mix_options import split_changes
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -25,7 +26,7 @@ name = "tiny"
 kind = "second-ending"
 hidden = 8
 [attack]
-setting = "hostile"
+setting = "turning"
 steps = 1
 vary_steps = false
 through_robust = 0.0
@@ -57,27 +58,27 @@ def card(folder: str) -> dict:
     return json.loads((Path(folder) / "mixture.json").read_text())["card"]
 
 
-def test_a_fixed_alpha_by_its_target():
-    said = mix("--mode", "fixed", "--clean-accuracy", "60", "--out", "mine")
+def test_a_fixed_alpha_has_the_wanted_clean_accuracy():
+    printed = mix("--mode", "fixed", "--clean-accuracy", "60", "--out", "mine")
     data = datasets.load("cifar10", "val")
     mixed = MixedClassifier.from_pretrained("mine")
-    said_clean = card("mine")["figures"]["val"]["clean"]
-    assert said_clean >= 0.6 and evaluate(mixed, data).clean == pytest.approx(said_clean) and mixed.standard_scale == 3
-    assert "evaluate mine --preset adaptive" in said
+    clean = card("mine")["figures"]["val"]["clean"]
+    assert clean >= 0.6 and evaluate(mixed, data).clean == pytest.approx(clean) and mixed.standard_scale == 3
+    assert "evaluate mine --preset adaptive" in printed and "was not attacked: --set attacked=100" in printed
 
 
-def test_what_a_clean_accuracy_costs_is_said(monkeypatch):
+def test_the_robust_accuracy_is_measured_if_asked(monkeypatch):
     monkeypatch.setattr("adaptive_smoothing.tuning.tune.fast_attack", partial(preset, "B"))
-    said = mix("--mode", "fixed", "--clean-accuracy", "60", "--attacked", "4", "--out", "mine")
+    printed = mix("--mode", "fixed", "--clean-accuracy", "60", "--set", "attacked=4", "--out", "mine")
     few, attack = datasets.load("cifar10", "val").take(slice(4)), preset("B", Linf(8 / 255))
     models = MixedClassifier.from_pretrained("mine"), zoo.load(ROBUST)
     ours, alone = (evaluate(model, few, attack).robust for model in models)
     figures = card("mine")["figures"]["val"]
     assert (figures["fast"], figures["attacked"]) == (ours, 4)
-    assert f"it keeps {100 * ours:.2f} % of 4 images, {ROBUST} alone {100 * alone:.2f} %." in said
+    assert f"on 4 images: the mixture {100 * ours:.2f} %, {ROBUST} alone {100 * alone:.2f} %." in printed
 
 
-def test_a_fixed_alpha_by_its_number():
+def test_a_fixed_alpha_can_be_given():
     mix("--mode", "fixed", "--alpha", "0.25", "--out", "mine", "--hold")
     assert MixedClassifier.from_pretrained("mine").alpha == 0.25 and Path("mine/robust.safetensors").exists()
     assert "choose another --out, or replace it with --overwrite" in error("--mode", "fixed", "--out", "mine")
@@ -85,7 +86,7 @@ def test_a_fixed_alpha_by_its_number():
     assert MixedClassifier.from_pretrained("mine").alpha == 0.5
 
 
-def test_an_alpha_by_its_robust_accuracy(monkeypatch):
+def test_alpha_is_chosen_for_a_robust_accuracy(monkeypatch):
     asked = {}
 
     def tuned(mixed, data, **options):
@@ -97,27 +98,27 @@ def test_an_alpha_by_its_robust_accuracy(monkeypatch):
     assert asked["robust_accuracy"] == 0.4 and asked["threat"].norm == "L2" and asked["images"] == 24
 
 
-def test_scales_are_searched_where_that_is_asked_for(monkeypatch):
+def test_scales_are_searched_if_asked(monkeypatch):
     asked = {}
 
     def tuned(mixed, data, **options):
         asked.update(options)
-        options["say"]("40 % stand")
+        options["say"]("40 % are robust")
         return tune(mixed, data, clean_accuracy=0.5).with_scales(9.0, 2.0)
 
     monkeypatch.setattr(verb, "tune", tuned)
-    said = mix("--mode", "fixed", "--clean-accuracy", "60", "--search", "--out", "mine")
-    assert asked["clean_accuracy"] == 0.6 and asked["threat"].eps == 8 / 255 and "40 % stand" in said
+    printed = mix("--mode", "fixed", "--clean-accuracy", "60", "--set", "search=true", "--out", "mine")
+    assert asked["clean_accuracy"] == 0.6 and asked["threat"].eps == 8 / 255 and "40 % are robust" in printed
     assert MixedClassifier.from_pretrained("mine").robust_scale == 2
-    assert "expected --search with a --clean-accuracy" in error("--mode", "fixed", "--alpha", "0.5", "--search")
+    assert "search=true with a --clean-accuracy" in error("--mode", "fixed", "--alpha", "0.5", "--set", "search=true")
 
 
-def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
+def test_an_adaptive_mixture_is_trained_and_can_be_evaluated():
     Path("tiny.toml").write_text(RECIPE)
     arguments = ("--recipe", "tiny.toml", "--set", "optimizer.batch_size=12", "--clean-accuracy", "60", "--out", "mine")
     mix(*arguments)
     assert "replace it with --overwrite" in error(*arguments)
-    mix(*arguments, "--overwrite", "--threat", "Linf:4/255", "--standard-scale", "7")
+    mix(*arguments, "--overwrite", "--threat", "Linf:4/255", "--set", "standard_scale=7")
     made = card("mine")
     assert made["threat"] == "Linf:0.0156863" and made["recipe"]["attack"]["eps"] == 4 / 255
     assert made["recipe"]["standard_scale"] == 7 and MixedClassifier.from_pretrained("mine").standard_scale == 7
@@ -125,7 +126,7 @@ def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
     assert isinstance(mixed.alpha, FineTunedTail) and card("mine")["recipe"]["optimizer"]["batch_size"] == 12
     found = evaluate(mixed, datasets.load("cifar10", "val")).clean
     assert found == pytest.approx(card("mine")["figures"]["val"]["clean"], abs=1e-6)
-    arguments = ["evaluate", "mine", "--preset", "B", "--images", "2", "--no-alarms", "--device", "cpu"]
+    arguments = ["evaluate", "mine", "--preset", "B", "--images", "2", "--set", "alarms=false", "--device", "cpu"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     facts = json.loads(Path("runs/evaluate-mine-B/result.json").read_text())["models"]
@@ -149,7 +150,7 @@ def small_search(g, h, val, threat, **options):
 
 
 def test_a_card_names_the_images_it_was_trained_on(monkeypatch):
-    """Those of --data, or of the recipe."""
+    """The images are those of --data, or of the recipe."""
     both = datasets.load("cifar10", "val")
     monkeypatch.setattr(datasets, "load", lambda *arguments, **options: both)
     Path("tiny.toml").write_text(RECIPE + '[data]\nname = "cifar100"\n')
@@ -163,14 +164,13 @@ def test_a_card_names_the_images_it_was_trained_on(monkeypatch):
         assert f"| trained on | {line} |" in Path(f"mine-{number}/mixture.md").read_text()
 
 
-def test_a_dial_that_turns_in_training_turns_to_what_is_wanted():
+def test_training_uses_the_wanted_clean_accuracy():
     Path("tiny.toml").write_text(RECIPE + "[dial]\nrecover = 0.5\n")
     mix("--recipe", "tiny.toml", "--clean-accuracy", "60", "--out", "mine")
     assert card("mine")["recipe"]["dial"]["clean_accuracy"] == 0.6
 
 
-def test_resuming_replaces_no_other_mixture():
-    """One that was not trained there has left no checkpoint."""
+def test_resume_does_not_replace_a_mixture_that_was_not_trained():
     mix("--mode", "fixed", "--alpha", "0.25", "--out", "mine")
     assert "which holds one" in error("--resume", "--out", "mine")
     assert MixedClassifier.from_pretrained("mine").alpha == 0.25
@@ -183,16 +183,31 @@ def test_models_in_the_wrong_order(monkeypatch):
         CliRunner().invoke(app, swapped, catch_exceptions=False)
 
 
-def test_what_cannot_be_meant():
-    assert "one target, got --clean-accuracy and --alpha" in error("--clean-accuracy", "0.9", "--alpha", "0.5")
-    assert "--alpha with --mode fixed, got --mode adaptive" in error("--alpha", "0.5")
-    assert "it searches for that" in error("--mode", "nonlinear", "--robust-accuracy", "0.4")
-    assert "expected --set with --mode adaptive" in error("--mode", "fixed", "--set", "optimizer.epochs=1")
-    assert "expected --resume with --mode adaptive" in error("--mode", "fixed", "--resume")
-    for scale in ("0", "-3"):
-        assert "a positive --standard-scale, got" in error("--mode", "fixed", "--standard-scale", scale)
-    assert "its g is always sure" in error("--mode", "nonlinear", "--standard-scale", "2")
-    assert "unknown key 'epoch'" in error("--set", "optimizer.epoch=1")
-    assert "expected a threat such as Linf:8/255" in error("--threat", "Linf")
-    for mode in ("fixed", "adaptive"):  # before anything is trained
-        assert "this pair can reach, got 1" in error("--mode", mode, "--clean-accuracy", "100")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--clean-accuracy 0.9 --alpha 0.5", "one target, got --clean-accuracy and --alpha"),
+        ("--alpha 0.5", "--alpha with --mode fixed, got --mode adaptive"),
+        ("--mode nonlinear --robust-accuracy 0.4", "--clean-accuracy with --mode nonlinear, got --robust-accuracy"),
+        ("--mode fixed --set optimizer.epochs=1", "expected --set optimizer.epochs=1 with --mode adaptive"),
+        ("--mode fixed --resume", "expected --resume with --mode adaptive"),
+        ("--mode fixed --set compiled=true", "expected --set compiled with --mode adaptive"),
+        ("--mode fixed --set standard_scale=0", "a positive standard_scale, got 0"),
+        ("--mode nonlinear --set standard_scale=2", "standard_scale with --mode fixed or adaptive"),
+        ("--set optimizer.epoch=1", "unknown key 'epoch'"),
+        ("--set optimiser.epochs=1", "did you mean 'optimizer'?"),
+        ("--set atacked=5", "did you mean 'attacked'?"),
+        ("--mode fixed --set serch=true", "did you mean 'search'?"),
+        ("--threat Linf", "expected a threat such as Linf:8/255"),
+        # Before anything is trained.
+        ("--mode fixed --clean-accuracy 100", "this pair can reach, got 1"),
+        ("--mode adaptive --clean-accuracy 100", "this pair can reach, got 1"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named(arguments, message):
+    assert message in error(*arguments.split())
+
+
+def test_a_key_of_the_recipe_is_not_mistaken_for_an_option():
+    options, for_recipe = split_changes(["attack.steps=3", "attacked=5", "standard_scale=2"])
+    assert for_recipe == ["attack.steps=3"] and (options.attacked, options.standard_scale) == (5, 2.0)

@@ -1,4 +1,4 @@
-"""Trade-offs with known numbers: a world in which every image has a margin under g and one under h."""
+"""Synthetic trade-offs: every image has a margin under g and one under h."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ SETTINGS = {"data": "cifar10/test", "fingerprint": "f" * 64, "norm": "Linf", "ep
 def synthetic(
     images: int, seed: int = 0, alphas: Sequence[float] = ALPHAS, mix_alphas: Sequence[float] = MIX_ALPHAS
 ) -> Tradeoff:
-    """A margin is how far the label is ahead: the mixture is right where the mixed margin is positive."""
+    """Return a trade-off in which the mixture is correct where its mixed margin is positive."""
     chance = np.random.default_rng(seed)
     margin = {
         "clean_g": np.where(chance.random(images) < 0.94, 1, -1) * chance.beta(20, 0.5, images),
@@ -46,7 +46,7 @@ def run() -> Tradeoff:
 
 
 def full_report() -> Report:
-    """Everything at once: a stored run, a live one, a chosen alpha, facts that HTML has to escape."""
+    """Return a report with all parts: a stored run, a live one, a chosen alpha, facts that HTML has to escape."""
     alphas = sorted({*ALPHAS, 0.753})
     live = synthetic(40, seed=1, alphas=alphas, mix_alphas=(0, 0.5, 0.753, 1))
     facts = {"device": "cpu", "models": {"g": "<a> & b"}}
@@ -60,5 +60,5 @@ def report() -> Report:
 
 @pytest.fixture(scope="session")
 def full_page() -> str:
-    """The page of `report`, drawn once."""
+    """Returns the page of `report`, drawn once."""
     return page(full_report(), title="g & h")

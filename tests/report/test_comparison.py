@@ -1,4 +1,4 @@
-"""Mixtures side by side: read from files, in tables, in a panel."""
+"""Comparisons of mixtures: read from files, in tables, in a panel."""
 
 from dataclasses import replace
 
@@ -16,13 +16,13 @@ def folder(tmp_path, write_comparison):
     return write_comparison(tmp_path)
 
 
-def test_what_stands_is_read_from_the_rows(folder):
+def test_robust_accuracy_is_computed_from_the_rows(folder):
     comparison = Comparison.read(folder)
     assert comparison.images == 4 and list(comparison.mixtures) == ["fixed", "ours"]
     assert [point.robust for point in comparison.points] == [0.5, 0.25, 0.75, 0.5]
 
 
-def test_a_row_a_mixture_a_column_a_clean_accuracy(folder):
+def test_one_row_per_mixture_one_column_per_clean_accuracy(folder):
     comparison = Comparison.read(folder)
     low, high, *ours = comparison.points
     table = frontier_table(replace(comparison, points=(high, low, *ours)))
@@ -32,28 +32,28 @@ def test_a_row_a_mixture_a_column_a_clean_accuracy(folder):
     assert table.rows[1] == ("ours", "87.50 / 75.00 (+25.00 ± 42.44)", "100.00 / 50.00 (+25.00 ± 42.44)")
 
 
-def test_ahead_at_the_same_clean_accuracy(folder):
-    """At 15/16 one half of 0.5 and one of 0.25 of the first mixture stands; its settings do not go down to 1/16."""
+def test_gains_at_the_same_clean_accuracy(folder):
+    """At 15/16 the first mixture is halfway between 0.5 and 0.25; its settings do not reach 1/16."""
     comparison = Comparison.read(folder)
     low, high, below, above = comparison.points
     clean = np.array([False, *[True] * 15])
     points = low, high, replace(below, clean_correct=clean), replace(above, clean_correct=~clean)
     table = lead_table(replace(comparison, points=points))
-    assert table.columns == ("mixture", "clean", "stands", "fixed there", "ahead")
+    assert table.columns == ("mixture", "clean", "robust", "fixed, robust", "gain")
     unreached, between = table.rows
     assert unreached == ("ours", "6.25", "50.00", "–", "–") and between[:4] == ("ours", "93.75", "75.00", "37.50")
     assert between[4].startswith("+37.50 ± ")
     assert comparison.robust_at("fixed", 0.875).tolist() == low.robust_correct.tolist()
 
 
-def test_a_column_an_attack(folder):
+def test_one_column_per_attack(folder):
     table = attacks_table(Comparison.read(folder))
-    assert table.columns == ("mixture", "clean", "B", "C", "all of them")
+    assert table.columns == ("mixture", "clean", "B", "C", "all")
     assert table.rows[2] == ("ours", "87.50", "50.00", "75.00", "75.00")
-    assert table.note == "Images attacked: B: 8, C: 4; all of them on 4."
+    assert table.note == "Images attacked: B: 8, C: 4; all: 4."
 
 
-def test_one_attack_is_all_of_them(folder):
+def test_a_single_attack_has_no_column_for_all(folder):
     comparison = Comparison.read(folder)
     points = (
         replace(point, facts=point.facts | {"attacks": {"B": {"robust": 0.5, "images": 8}}})
@@ -73,7 +73,7 @@ def test_further_attacks_are_added_to_the_same_mixtures(folder):
     settings = {"split": "test", "preset": ["D"]}
     both = first.with_attacks_of(replace(first, points=tuple(further), facts=first.facts | {"settings": settings}))
     table = attacks_table(both)
-    assert table.columns == ("mixture", "clean", "B", "C", "D", "all of them")
+    assert table.columns == ("mixture", "clean", "B", "C", "D", "all")
     assert [row[-3:] for row in table.rows] == [
         ("50.00", "–", "50.00"),
         ("25.00", "66.67", "0.00"),
@@ -88,7 +88,7 @@ def test_further_attacks_are_added_to_the_same_mixtures(folder):
         first.with_attacks_of(replace(first, facts=first.facts | {"settings": {"split": "val"}}))
 
 
-def test_a_line_each(folder):
+def test_one_line_per_mixture(folder):
     axes = Figure().add_subplot()
     comparison_panel(Comparison.read(folder))(axes)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fixed", "ours"]

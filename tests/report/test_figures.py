@@ -25,11 +25,11 @@ def test_the_curves_are_the_accuracies(report: Report) -> None:
     assert np.array_equal(accuracy, report.main.accuracy("clean"))
     assert np.array_equal(line(left, "MIX")[1], report.main.accuracy("mix"))
     assert np.array_equal(line(right, "the mixture")[1], report.main.accuracy("worst"))
-    assert len(left.containers) == 4  # one set of error bars a curve
+    assert len(left.containers) == 4  # one set of error bars per curve
     assert any("chosen α = 0.753" in text.get_text() for text in left.texts)
 
 
-def test_live_points_carry_their_intervals(report: Report) -> None:
+def test_live_points_have_intervals(report: Report) -> None:
     assert report.live is not None
     left = tradeoff_figure(report.main, report.live).axes[0]
     ends = np.concatenate([np.array(bars[2][0].get_segments())[:, :, 1] for bars in left.containers])
@@ -38,7 +38,7 @@ def test_live_points_carry_their_intervals(report: Report) -> None:
         assert np.isclose(ends, low_high).all(1).any()
 
 
-def test_a_run_that_stands_alone_carries_its_intervals(make: Callable[..., Tradeoff]) -> None:
+def test_a_run_without_a_live_run_has_intervals(make: Callable[..., Tradeoff]) -> None:
     run = make(40, mix_alphas=(0, 0.5, 1))
     left = tradeoff_figure(run).axes[0]
     ends = np.concatenate([np.array(bars[2][0].get_segments())[:, :, 1] for bars in left.containers])
@@ -64,20 +64,20 @@ def test_the_papers_models_are_left_out_where_they_do_not_belong(run: Tradeoff) 
     assert [any("paper" in label for label in labels) for labels in legends] == [True, False]
 
 
-def test_gap_figure_splits_right_from_wrong(run: Tradeoff) -> None:
+def test_the_gap_figure_separates_correct_and_incorrect_predictions(run: Tradeoff) -> None:
     h, g = gap_figure(run, alpha=0.8).axes
     labels = [text.get_text() for text in h.get_legend().get_texts()]
     median = np.median(run.rows["rob_h_gap"][run.rows["rob_h"]])
-    assert f"right under attack: {run.rows['rob_h'].sum():,} images, median {median:.2f}" in labels
-    assert f"wrong on clean images: {(~run.rows['clean_h']).sum():,} images" in " ".join(labels)
+    assert f"correct under attack: {run.rows['rob_h'].sum():,} images, median {median:.2f}" in labels
+    assert f"incorrect on clean images: {(~run.rows['clean_h']).sum():,} images" in " ".join(labels)
     assert any("α = 0.800" in text.get_text() for text in h.texts) and not g.texts
 
 
-def test_a_model_that_is_never_right_is_still_drawn(make: Callable[..., Tradeoff]) -> None:
+def test_a_model_that_is_never_correct_is_drawn(make: Callable[..., Tradeoff]) -> None:
     run = make(5)
     run.rows["rob_h"][:] = False
     labels = [text.get_text() for text in gap_figure(run).axes[0].get_legend().get_texts()]
-    assert "right under attack: no image" in labels
+    assert "correct under attack: no image" in labels
 
 
 def visible_texts(figure: Figure) -> list:
@@ -99,10 +99,10 @@ def test_labels_are_readable_and_do_not_overlap(report: Report, alpha: float) ->
         boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
         for position, (name, box) in enumerate(boxes):
             for other, other_box in boxes[position + 1 :]:
-                assert not box.overlaps(other_box), f"{name!r} lies on {other!r}"
+                assert not box.overlaps(other_box), f"{name!r} overlaps {other!r}"
 
 
-def test_pictures(run: Tradeoff) -> None:
+def test_figures_are_saved_as_png_and_svg(run: Tradeoff) -> None:
     assert png(tradeoff_figure(run), dpi=40).startswith(b"\x89PNG")
     drawing = svg(tradeoff_figure(run, style=DARK))
     assert "<svg" in drawing and drawing == svg(tradeoff_figure(run, style=DARK))

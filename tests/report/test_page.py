@@ -50,7 +50,7 @@ def read(full_page: str) -> Reader:
     return Reader(full_page)
 
 
-def test_the_page_is_whole_and_loads_nothing(read: Reader) -> None:
+def test_the_page_is_complete_and_loads_nothing(read: Reader) -> None:
     assert not read.open
     assert len(read.addresses) == 8  # four figures, light and dark
     assert all(address.startswith("data:image/svg+xml;base64,") for address in read.addresses)
@@ -68,8 +68,8 @@ def test_the_numbers_of_the_result_are_on_the_page(read: Reader, report: Report)
     gap = run.rows["rob_h_gap"][run.rows["rob_h"]]
     assert figures["h, PGD-20"][1:3] == [f"{gap.mean():.3f}", f"{np.median(gap):.3f}"]
     text = " ".join(read.text)
-    assert f"{worst:.1f} % under every attack that was tried" in text
-    assert "on 800 validation images: 91.2 % (89.1 to 93.1) there" in text
+    assert f"{worst:.1f} % under all three attacks of this run" in text
+    assert "with 91.2 % (89.1 to 93.1) on 800 validation images" in text
 
 
 def test_the_alphas_table_follows_the_curves(read: Reader, report: Report) -> None:
@@ -82,7 +82,7 @@ def test_the_alphas_table_follows_the_curves(read: Reader, report: Report) -> No
     assert row[5] == f"{100 * run.accuracy('worst')[at_mix]:.1f} % ({low:.1f} to {high:.1f})"
 
 
-def test_text_from_outside_is_escaped(full_page: str) -> None:
+def test_text_of_users_is_escaped(full_page: str) -> None:
     assert "<a>" not in full_page and "&lt;a&gt; &amp; b" in full_page and "<h1>g &amp; h</h1>" in full_page
 
 
@@ -98,45 +98,45 @@ def test_the_folder_of_a_plain_run_can_be_read_back(report: Report, tmp_path: Pa
 
 
 def test_sentences_say_when_mix_is_not_the_strongest(report: Report) -> None:
-    assert "MIX is the strongest of them. " in " ".join(sentences(report))
+    assert "MIX is the strongest of them." in " ".join(sentences(report))
     report.main.rows["rob"][:] = False
-    assert "MIX is not the strongest of them here. " in " ".join(sentences(report))
+    assert "MIX is not the strongest of them." in " ".join(sentences(report))
 
 
-def test_sentences_do_not_make_pgd_the_last_word(report: Report) -> None:
-    assert "Stronger attacks take more" in " ".join(sentences(report))
+def test_sentences_name_the_stronger_attacks(report: Report) -> None:
+    assert "evaluate with --preset adaptive" in " ".join(sentences(report))
 
 
-def test_few_images_give_numbers_and_no_quotient(make: Callable[..., Tradeoff], report: Report) -> None:
+def test_few_images_give_numbers_and_no_ratio(make: Callable[..., Tradeoff], report: Report) -> None:
     few, many = make(40, mix_alphas=(0, 0.753, 1)), make(400, mix_alphas=(0, 0.753, 1))
     h = few.rows["clean_h"].mean(), (few.rows["clean_h"] & few.rows["rob_h"]).mean()
     told = " ".join(sentences(replace(report, main=few, live=None)))
-    assert f"h has {100 * h[0]:.1f} % and {100 * h[1]:.1f} %; on so few images" in told
-    assert "h's robustness" not in told
-    assert "% of h's robustness" in " ".join(sentences(replace(report, main=many, live=None)))
+    assert f"h has {100 * h[0]:.1f} % and {100 * h[1]:.1f} %. So few images" in told
+    assert "h's robust accuracy" not in told
+    assert "% of h's robust accuracy" in " ".join(sentences(replace(report, main=many, live=None)))
     for curve in ("std", "rob", "mix"):
         many.rows[curve][:] = True
-    assert "That is all of h's robustness" in " ".join(sentences(replace(report, main=many, live=None)))
+    assert "It keeps all of h's robust accuracy" in " ".join(sentences(replace(report, main=many, live=None)))
 
 
 def test_sentences_name_the_split(report: Report) -> None:
     for data, words in (("cifar10/val", "validation images"), ("cifar10/test", "test images"), ("mine", "images")):
         report.main.settings["data"] = data
         told = list(sentences(report))
-        assert told[0].startswith(f"On 2,000 {words}, g") and f"On the {words} it is right" in told[1]
+        assert told[0].startswith(f"On 2,000 {words}, the") and f"On the {words} the mixture is" in told[1]
         assert f"on 2,000 {words}" in markdown(cost_table(report.main, report.choice))
 
 
 def test_an_interruption_is_on_the_page(report: Report) -> None:
     cut = replace(report, facts={"interrupted": True})
-    assert "<p>The live run was interrupted: it is about the 40 images done until then.</p>" in page(cut)
+    assert "<p>The live run was interrupted: its numbers are for the 40 images that were finished.</p>" in page(cut)
     assert next(sentences(replace(cut, live=None))).startswith("This run was interrupted")
     assert "interrupted" not in " ".join(sentences(report))
 
 
-def test_sentences_survive_a_run_that_explains_nothing(report: Report) -> None:
+def test_a_run_without_confidence_gaps_has_sentences(report: Report) -> None:
     report.main.rows["rob_h"][:] = False
-    assert "cannot tell why" in " ".join(sentences(report))
+    assert "cannot show why" in " ".join(sentences(report))
     assert "–" in markdown(gap_table(report.main))
 
 
@@ -170,7 +170,7 @@ def test_every_table_can_be_scrolled(full_page: str) -> None:
     assert full_page.count('<div class="wide" tabindex="0"><table>') == full_page.count("<table>") > 3
 
 
-def test_no_mean_of_a_handful(make) -> None:
+def test_a_mean_over_a_few_images_is_not_shown(make) -> None:
     run = make(2000)
     run.rows["std_g"][:] = False
     run.rows["std_g"][:3] = run.rows["clean_g"][:3] = True

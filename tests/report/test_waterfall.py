@@ -1,6 +1,7 @@
 import numpy as np
 import torch
 
+from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
 from adaptive_smoothing.report.waterfall import waterfall_figure
 
@@ -20,25 +21,26 @@ def verdict(fooled_by: list[int], margin: list[float]) -> Verdict:
         queries=labels,
         clean_gap=labels.float(),
         attacked_gap=labels.float(),
-        stages=("first", "second"),
+        stages=("apgd-ce", "apgd-t"),
         settings={},
     )
 
 
 def test_the_bars_are_the_accuracy_that_is_left() -> None:
     left, _ = waterfall_figure(verdict([MISCLASSIFIED, 0, 0, 1, ROBUST], [1, 1, 1, 1, -1])).axes
-    stands, took = (np.array([bar.get_width() for bar in bars]) for bars in left.containers)
-    assert np.allclose(stands, [80, 40, 20]) and np.allclose(took, [20, 40, 20])
+    robust, fooled = (np.array([bar.get_width() for bar in bars]) for bars in left.containers)
+    assert np.allclose(robust, [80, 40, 20]) and np.allclose(fooled, [20, 40, 20])
+    assert [label.get_text() for label in left.get_yticklabels()] == ["clean", *map(stage_title, ("apgd-ce", "apgd-t"))]
     assert [text.get_text() for text in left.texts] == ["80.00 %  (−1)", "40.00 %  (−2)", "20.00 %  (−1)"]
 
 
-def test_every_lead_has_its_place_however_far_away() -> None:
+def test_every_margin_is_in_the_histogram() -> None:
     _, right = waterfall_figure(verdict([MISCLASSIFIED, 0, 1, ROBUST, ROBUST], [7, 40, 1e-4, -0.5, -INFINITY])).axes
-    stood, fell = right.containers
-    assert sum(bar.get_height() for bar in stood) == 1 and sum(bar.get_height() for bar in fell) == 2
-    assert min(bar.get_x() for bar in fell if bar.get_height()) <= -39
-    assert all(bar.get_x() >= 0 for bar in stood if bar.get_height())
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["stood: 2", "fell: 2"]
+    robust, fooled = right.containers
+    assert sum(bar.get_height() for bar in robust) == 1 and sum(bar.get_height() for bar in fooled) == 2
+    assert min(bar.get_x() for bar in fooled if bar.get_height()) <= -39
+    assert all(bar.get_x() >= 0 for bar in robust if bar.get_height())
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["robust: 2", "fooled: 2"]
 
 
 def test_a_run_without_an_attack_has_a_figure() -> None:

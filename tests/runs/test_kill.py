@@ -41,7 +41,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(place: Path, out: str) -> list[str]:
     model, data = str(place / "tiny.safetensors"), str(place / "data.npz")
-    settings = ["--preset", "margin", "--no-alarms", "--eps", "0.02", "--device", "cpu", "--shard-size", str(EACH)]
+    settings = ["--preset", "margin", "--threat", "Linf:0.02", "--device", "cpu"]
+    settings += ["--set", "alarms=false", "--set", f"shard_size={EACH}"]
     return ["evaluate", model, "--data", data, *settings, "--out", str(place / out)]
 
 
@@ -85,7 +86,7 @@ def test_sigterm_ends_a_run_with_the_advice_to_repeat_the_command(place: Path) -
     wait_for(process, place / "ended", 1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command" in output
+    assert process.returncode == 130 and "run the same command again to continue" in output
 
 
 def test_a_run_that_is_killed_twice_has_the_result_of_an_undisturbed_one(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""One file a verb. Reading one takes seconds, for torch: `main` does so only for the verb that was called."""
+"""The command line, one file per verb. `main` imports the file of the verb that was called, and no other."""
 
-# What shells report for a command that Ctrl-C ended.
+# The exit code that shells report for a command ended by Ctrl-C.
 INTERRUPTED = 130

@@ -19,7 +19,7 @@ from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli.certify_model import CertifiedModel, CertifyPreparation
 from adaptive_smoothing.cli.console import TimeBar, screen
-from adaptive_smoothing.cli.devices import pick_device
+from adaptive_smoothing.cli.options import pick_device
 from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.cli.target import as_share
 from adaptive_smoothing.data import datasets

@@ -1,4 +1,4 @@
-"""The learned alpha of the demo: the mixture inside the package, and its stored comparison with a fixed alpha."""
+"""The learned alpha of the demo: the mixture of the package, and its stored comparison with a fixed alpha."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.report import run_folder as run_folder
+from adaptive_smoothing.report import run_folder
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
 from adaptive_smoothing.tuning.curves import at_setting
 
@@ -25,7 +25,7 @@ COMPARED = Path(run_folder.__file__).parent / "stored" / MIXED
 
 
 def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
-    """What is known of a learned alpha for these very models, g and h."""
+    """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
     if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
         return None
     description = pretrained.read(pretrained.find(MIXED))
@@ -38,8 +38,9 @@ def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
 def measured_now(
     learned: LearnedAlphaResult, standard: nn.Module, robust: nn.Module, data: ImageData, attack: PGD, wanted: float
 ) -> LearnedAlphaResult:
-    """With the accuracy of the mixture on these images, clean and attacked; unchanged if it cannot reach the wanted
-    clean accuracy.
+    """Return `learned` with the accuracies of the mixture on these images, clean and under attack.
+
+    It is returned unchanged if the mixture cannot reach the wanted clean accuracy.
     """
     folder = pretrained.find(MIXED)
     accuracy = CleanAccuracyCurve.load(folder / VALIDATION)
@@ -49,6 +50,6 @@ def measured_now(
     mixed = MixedClassifier.from_pretrained(folder, standard=standard, robust=robust, device=device)
     mixed = at_setting(mixed, accuracy.largest(wanted))
     found = evaluate(mixed, data, replace(attack, stop_when_fooled=True))
-    clean, stands = found.clean_correct.numpy(), found.robust_correct.numpy()
     facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
-    return replace(learned, measured=Point(MIXED, wanted, clean, stands, facts))
+    point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)
+    return replace(learned, measured=point)

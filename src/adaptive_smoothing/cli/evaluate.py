@@ -1,4 +1,4 @@
-"""`adaptive-smoothing evaluate MODEL`: clean and robust accuracy, image by image, by attacks that can be defended."""
+"""`adaptive-smoothing evaluate MODEL`: clean and robust accuracy of a model, image by image."""
 
 from __future__ import annotations
 
@@ -13,8 +13,22 @@ from torch import nn
 
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.presets import PRESETS, preset
+from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.cli.console import TimeBar, screen
-from adaptive_smoothing.cli.devices import pick_device
+from adaptive_smoothing.cli.options import (
+    Data,
+    DataRoot,
+    Devices,
+    Download,
+    Images,
+    Out,
+    Overwrite,
+    Seed,
+    Split,
+    ThreatText,
+    pick_devices,
+    set_option,
+)
 from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -29,50 +43,46 @@ from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_table
 from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.runs.folder import JOURNAL, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
-from adaptive_smoothing.threat import make_threat
+from adaptive_smoothing.settings import changed
+from adaptive_smoothing.threat import parse_threat
 
 BINARIZATION = "binarization"
-# Images of the binarization test, each of which is some hundred passes.
+# Images of the binarization test; each takes some hundred passes.
 BINARIZED = {"cuda": 64, "cpu": 8}
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="See `models`, or a path; a mixture; G of G H")],
-    robust: Annotated[str | None, typer.Argument(metavar="[H]", help="Mix MODEL with this robust one")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture")] = None,
-    name: Annotated[str, typer.Option("--preset", help=", ".join(PRESETS))] = "fast",
-    eps: Annotated[str, typer.Option(help="Radius: 8/255, 0.5, ...")] = "8/255",
-    norm: Annotated[str, typer.Option(help="Linf or L2")] = "Linf",
-    data: Annotated[str, typer.Option(help="builtin, cifar10, cifar100, or a path")] = "builtin",
-    split: Annotated[str, typer.Option(help="test, val, or all for images that were never split")] = "test",
-    images: Annotated[int | None, typer.Option(min=1, help="The first so many images; default all")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/evaluate-MODEL-PRESET")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what another run has left there")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1 or cpu,cpu")] = "auto",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Default 2048 small images; on a CPU 32")] = None,
-    shard_size: Annotated[int | None, typer.Option(min=1, help="Images journalled together: 1000; CPU 32")] = None,
-    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: for many images")] = None,
-    precise: Annotated[bool, typer.Option("--precise", help="Attacks in full precision, not only verdicts")] = False,
-    alarms: Annotated[bool, typer.Option("--alarms/--no-alarms", help="Look for signs of masked gradients")] = True,
-    check: Annotated[list[str], typer.Option("--check", help="A further check: binarization")] = [],  # noqa: B006
-    seed: Annotated[int, typer.Option(help="Of all random numbers")] = 0,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name from `models`, or a path; G of a mixture G H.")],
+    robust: Annotated[str | None, typer.Argument(metavar="[H]", help="The robust model of a mixture G H.")] = None,
+    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in a mixture G H.")] = None,
+    name: Annotated[str, typer.Option("--preset", help=f"Attacks: {', '.join(PRESETS)}.")] = "fast",
+    threat: ThreatText = "Linf:8/255",
+    data: Data = "builtin",
+    data_root: DataRoot = None,
+    download: Download = False,
+    split: Split = "test",
+    images: Images = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    device: Devices = "auto",
+    seed: Seed = 0,
+    check: Annotated[list[str], typer.Option("--check", help="A further check: binarization.")] = [],  # noqa: B006
+    changes: Annotated[list[str], set_option(EvaluationOptions, "precise=true")] = [],  # noqa: B006
 ) -> None:
-    """Measure clean and robust accuracy with attacks that can be defended; goes on where it was stopped."""
-    cascade = preset(name, make_threat(norm, eps), seed=seed)
+    """Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued."""
+    cascade, options = preset(name, parse_threat(threat), seed=seed), changed(EvaluationOptions(), changes)
     _check_checks(check)
-    devices = [pick_device(part) for part in device.split(",")]
-    subject = LoadedModel.load(model, robust, alpha, devices[0])
+    devices = pick_devices(device)
+    loaded = LoadedModel.load(model, robust, alpha, devices[0])
     everything = datasets.load(data, split, root=data_root, download=download)
-    check_classes(subject.parts, everything)
-    suited = cascade.for_model(subject.model)
-    chosen = everything.take(min(images or len(everything), len(everything)))
-    folder = resumable_folder(out or Path("runs") / f"evaluate-{subject.short}-{name}", overwrite)
-    console, started = screen(), time.perf_counter()
+    check_classes(loaded.parts, everything)
+    suited = cascade.for_model(loaded.model)
+    chosen = everything.take(slice(images))
+    folder = resumable_folder(out or Path("runs") / f"evaluate-{loaded.short}-{name}", overwrite)
+    console, start = screen(), time.perf_counter()
     with TimeBar(console) as bar:
         verdict = evaluate_cascade(
-            subject.model,
+            loaded.model,
             chosen,
             cascade,
             device=devices[0],
@@ -80,15 +90,15 @@ def evaluate(
             journal=folder / JOURNAL,
             overwrite=overwrite,
             progress=Watching(bar),
-            options=EvaluationOptions(batch_size, shard_size, compiled, precise, alarms),
+            options=options,
         )
-    costs = _costs(subject, chosen, devices[0])
-    facts = {"seconds": round(time.perf_counter() - started, 1), **environment(devices[0])}
+    costs = _costs(loaded, chosen, devices[0])
+    facts = {"seconds": round(time.perf_counter() - start, 1), **environment(devices[0])}
     facts |= {"cost": {part: cost.summary() for part, cost in costs.items()}}
     if BINARIZATION in check:
-        facts["binarization"] = _binarization(subject.model, chosen, suited, devices[0], console)
+        facts["binarization"] = _binarization(loaded.model, chosen, suited, devices[0], console)
     with room_for(folder):
-        write_verdict(folder, verdict, subject.facts, facts)
+        write_verdict(folder, verdict, loaded.facts, facts)
     Journal(folder / JOURNAL).clear()
     left_out = [stage for stage in cascade.stage_keys if stage not in suited.stage_keys]
     _show(console, verdict, costs, left_out, folder)
@@ -106,17 +116,20 @@ def _check_checks(checks: list[str]) -> None:
 
 
 def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: str, console: Console) -> dict[str, Any]:
-    """Of the attacks of this run that are made on the model itself; where there are none, of PGD on the margin."""
-    part = data.take(min(BINARIZED.get(torch.device(device).type, 64), len(data))).to(device)
+    """Run the binarization test with the attacks of this run, print its outcome, and return it.
+
+    Attacks that are transferred from another model are left out; if no other attack is left, PGD-50 is used.
+    """
+    part = data.take(slice(BINARIZED.get(torch.device(device).type, 64))).to(device)
     own = any(stage.source is None for stage in cascade.stages)
     found = binarization_test(model, part.floats(), part.labels, cascade.threat, cascade if own else None)
-    said, attack = "no image could be tested.", cascade.name if own else "PGD-50"
+    outcome, attack = "no image could be tested.", cascade.name if own else "PGD-50"
     if found.attack_success is not None and found.random_success is not None:
-        said = (
+        outcome = (
             f"on {found.images} images {attack} found the planted example in {100 * found.attack_success:.0f} %, "
             f"random points in {100 * found.random_success:.0f} %."
         )
-    console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {said}", markup=False)
+    console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {outcome}", markup=False)
     return {"attack": attack, **found.__dict__, "passed": found.passed}
 
 
@@ -133,5 +146,6 @@ def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], left_out: 
     if not verdict.alarms:
         console.print("Alarms were off." if verdict.alarms is None else "No alarm fired.")
     if left_out:
-        console.print(f"Left out, as they are for other models: {', '.join(left_out)}.", markup=False)
+        titles = "; ".join(stage_title(stage) for stage in left_out)
+        console.print(f"Attacks that do not apply to this model: {titles}.", markup=False)
     console.print(f"Written to {folder}: {', '.join(WRITTEN)}", markup=False, soft_wrap=True)

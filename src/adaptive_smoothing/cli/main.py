@@ -1,4 +1,4 @@
-"""The command line: one file a verb. This one gathers them and turns errors into sentences."""
+"""Entry point of the command line: finds the verb, and prints errors as one sentence."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typer.core import TyperCommand, TyperGroup
 from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.version import VERSION
 
-# The first line of each verb's own help, so that the list of verbs needs none of their imports.
+# The first line of the help of each verb. Listing the verbs this way imports none of them.
 VERBS = {
-    "demo": "Tell the whole story on the models and images inside the package, in under three minutes.",
+    "demo": "Mix and attack the two models of the package, in under three minutes on a CPU.",
     "train": "Train a base classifier: standard, at, trades, iaat or gaussian.",
-    "mix": "Mix two models into one artifact with a wanted clean or robust accuracy.",
+    "mix": "Mix two models into one, with a wanted clean or robust accuracy.",
     "sweep": "Measure the mixture of two models at every alpha, clean and under three attacks.",
-    "evaluate": "Measure clean and robust accuracy with attacks that can be defended; goes on where it was stopped.",
+    "evaluate": "Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued.",
     "certify": "Certify how far each image can be moved without another answer; goes on where it was stopped.",
-    "models": "List the models and mixtures of the package and of the zoo, with what their cards say of them.",
+    "models": "List the models and mixtures of the package and of the zoo, with the accuracies on their cards.",
 }
 
 
 class Verbs(TyperGroup):
-    """Lists the verbs by name and line, and reads the file of the one that is called."""
+    """Lists the verbs with their first lines, and imports the file of the verb that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -49,7 +49,7 @@ class Verbs(TyperGroup):
 
 
 def load(verb: str) -> Any:
-    """The command of a verb: the function of that name in the file of that name."""
+    """Return the command of a verb: the function of that name in the file of that name."""
     alone = typer.Typer(add_completion=False)
     alone.command(verb)(getattr(import_module(f"adaptive_smoothing.cli.{verb}"), verb))
     return typer.main.get_command(alone)
@@ -57,7 +57,7 @@ def load(verb: str) -> Any:
 
 app = typer.Typer(
     name="adaptive-smoothing",
-    help="Mix an accurate and a robust image classifier into one that is both, and measure it honestly.",
+    help="Mix an accurate and a robust image classifier into one, and measure its accuracy and robustness.",
     cls=Verbs,
     no_args_is_help=True,
     add_completion=False,
@@ -65,7 +65,7 @@ app = typer.Typer(
 )
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"adaptive-smoothing {VERSION}")
         raise typer.Exit
@@ -74,24 +74,24 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and stop")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run; what a person can mend is one sentence on stderr, not a traceback."""
+    """Run a command; an error that the user can fix is one sentence on stderr, not a traceback."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal without α shows a question mark.
+        # A terminal that cannot show α shows a question mark.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    # What a batch system sends before it kills: an end like that of Ctrl-C.
+    # Batch systems send SIGTERM before they kill a process: it ends a run like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(standalone_mode=True)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
-        # Messages hold [0, 1] and shapes, which are no markup.
+        # Messages contain [0, 1] and shapes, which rich would read as markup.
         _errors().print(f"[red]error[/]: {escape(str(error))}")
         sys.exit(1)
 
@@ -102,12 +102,12 @@ def _errors() -> Console:
 
 def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
     if verb in ("evaluate", "certify"):
-        return "the same command goes on from here"
+        return "run the same command again to continue"
     if verb in ("train", "mix"):
         from adaptive_smoothing.training.loop import Stopped
 
         saved = isinstance(stop, Stopped)
-        return "the same command with --resume goes on from here" if saved else "nothing new was saved"
+        return "run the same command with --resume to continue" if saved else "nothing new was saved"
     return "there is no result yet"
 
 

@@ -1,10 +1,9 @@
-"""`adaptive-smoothing mix G H`: one artifact out of two models, with the accuracy that is asked for."""
+"""`adaptive-smoothing mix G H`: mix two models, with a wanted clean or robust accuracy, and store the mixture."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,8 +12,21 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.cli.console import TimeBar, screen
-from adaptive_smoothing.cli.devices import pick_device
-from adaptive_smoothing.cli.target import VALIDATION, as_share
+from adaptive_smoothing.cli.mix_options import MixOptions, Mode, Target, check_mode, read_target, split_changes
+from adaptive_smoothing.cli.options import (
+    CleanAccuracy,
+    DataRoot,
+    Device,
+    Download,
+    Out,
+    Overwrite,
+    Resume,
+    Robust,
+    Standard,
+    pick_device,
+    set_option,
+)
+from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -40,90 +52,82 @@ from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, clean_a
 from adaptive_smoothing.tuning.tune import robust_accuracy_under, tune
 
 THREAT, DATA = "Linf:8/255", "cifar10"
-# Images that a search attacks on a CPU.
+# Validation images that a search attacks on a CPU.
 FEW = 100
 
 
-class Mode(StrEnum):
-    fixed = "fixed"
-    adaptive = "adaptive"
-    nonlinear = "nonlinear"
-
-
 def mix(
-    standard: Annotated[str, typer.Argument(metavar="G", help="The accurate model: see `models`, or a path")],
-    robust: Annotated[str, typer.Argument(metavar="H", help="The robust model")],
-    mode: Annotated[Mode, typer.Option(help="One alpha, a trained alpha(x), or a transform of H")] = Mode.adaptive,
+    standard: Standard,
+    robust: Robust,
+    mode: Annotated[
+        Mode, typer.Option(help="One alpha for all images, an alpha per image from a trained network, or MixedNUTS.")
+    ] = Mode.adaptive,
+    clean: CleanAccuracy = None,
+    robust_accuracy: Annotated[
+        float | None, typer.Option(help="Choose alpha for this accuracy under attack: 0.4, or 40.")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="The alpha itself, for --mode fixed.")] = None,
     threat: Annotated[
-        str | None, typer.Option(help="Linf:8/255, L2:0.5, ...; default: the recipe's, or Linf:8/255")
+        str | None, typer.Option(help="Linf:8/255, L2:0.5, ...; by default that of the recipe, or Linf:8/255.")
     ] = None,
-    clean: Annotated[float | None, typer.Option("--clean-accuracy", help="Wanted: 0.9, or 90")] = None,
-    robust_accuracy: Annotated[float | None, typer.Option(help="Wanted under attack: 0.4, or 40")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Of --mode fixed: just this one")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="Of --mode adaptive: recipes/mixing*.toml")] = None,
-    change: Annotated[list[str], typer.Option("--set", help="Change a key of the recipe")] = [],  # noqa: B006
-    standard_scale: Annotated[
-        float | None, typer.Option(help="G's logits times this; default: the recipe's, or 3")
-    ] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Attack other scales, too, and take the most robust")
-    ] = False,
-    attacked: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Validation images to attack, in a search and in the end; default: 1,000; on a CPU 100 in a search, "
-            "none in the end",
-        ),
-    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A recipe for --mode adaptive: recipes/mixing*.toml.")] = None,
+    changes: Annotated[list[str], set_option(MixOptions, "search=true", "a key of the recipe")] = [],  # noqa: B006
     data: Annotated[
-        str | None, typer.Option(help="cifar10, cifar100, builtin, or a path; default: the recipe's, or cifar10")
+        str | None, typer.Option(help="Data set, as in `sweep`; by default that of the recipe, or cifar10.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; default runs/mix-G-H-MODE")] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Put G and H into the folder, too")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted training")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the mixture in the folder")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="Default: on CUDA")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
+    data_root: DataRoot = None,
+    download: Download = False,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Store copies of G and H with the mixture.")] = False,
+    device: Device = "auto",
 ) -> None:
-    """Mix two models into one artifact with a wanted clean or robust accuracy."""
+    """Mix two models into one, with a wanted clean or robust accuracy."""
     console, where = screen(), pick_device(device)
-    wanted = _wanted(mode, clean, robust_accuracy, alpha)
-    of_adaptive = {"--recipe": recipe, "--set": change, "--resume": resume, "--compile": compiled is not None}
-    _check_options(mode, of_adaptive, standard_scale)
-    _check_search(mode, search, wanted)
+    target = read_target(mode, clean, robust_accuracy, alpha)
+    options, recipe_changes = split_changes(changes)
+    check_mode(mode, recipe, recipe_changes, resume, options, target)
     folder = out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}"
     _check_folder(folder, overwrite or (resume and (folder / CHECKPOINT).exists()))
-    named = read_toml(recipe, MixingRecipe, change) if recipe else None
+    named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, data, data_root, download)
-    scale = STANDARD_SCALE if standard_scale is None else standard_scale
+    scale = options.standard_scale or STANDARD_SCALE
     settings = None
     if mode is Mode.adaptive:
-        settings = _recipe(named or _default_recipe(change, pair), threat, standard_scale, data, wanted)
+        settings = _recipe(named or _default_recipe(recipe_changes, pair), threat, options, data, target)
     against = settings.attack.threat if settings else parse_threat(threat or THREAT)
-    alone = _alone(pair, scale, wanted)
-    searched, in_the_end = _attacked(attacked, where)
+    curve = _fixed_alpha_curve(pair, scale, target)
+    searched, confirmed = _attacked(options.attacked, where)
     if overwrite and not resume:
         (folder / CHECKPOINT).unlink(missing_ok=True)
+    facts: dict[str, Any] = {}
     if settings:
-        mixed, facts = _trained(pair, settings, folder=folder, device=where, compiled=compiled, resume=resume)
+        mixed, facts = _trained(pair, settings, folder, where, options.compiled, resume)
     elif mode is Mode.nonlinear:
-        mixed, facts = _nonlinear(pair, against, wanted["clean_accuracy"], searched, console)
+        mixed, facts = _nonlinear(pair, against, target.value, searched, console)
     else:
-        mixed, facts = fixed_mixture(pair.g, pair.h, standard_scale=scale), {}
-    mixed = _dialled(mixed, pair.val, against, wanted, search, searched, console)
-    kept = _kept(mixed, pair, against, in_the_end, console)
-    asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
+        mixed = fixed_mixture(pair.g, pair.h, standard_scale=scale)
+    mixed = _tuned(mixed, pair.val, against, target, options.search, searched, console)
+    attacked = _attack(mixed, pair, against, confirmed, console)
+    asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
-    said = _store(mixed, pair.val, folder, hold, card, kept)
-    console.print(f"\n{said}; {_beside(pair, alone, kept)}\n{_then(folder)}", soft_wrap=True)
+    reached = _store(mixed, pair.val, folder, hold, card, attacked)
+    console.print(f"\n{reached} {_compared(pair, curve, attacked)}", soft_wrap=True)
+    console.print(f"Written to {folder}. Next, attack it: adaptive-smoothing evaluate {folder} --preset adaptive")
+
+
+def _check_folder(folder: Path, replaces: bool) -> None:
+    if (folder / FILE).exists() and not replaces:
+        raise FileExistsError(
+            f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
+            "with --overwrite"
+        )
 
 
 class Pair(NamedTuple):
-    """Two models with their short names, the images to learn from, and those to set the dial on."""
+    """Two models with their short names, the images to train on, and those to choose alpha on."""
 
     standard: str
     robust: str
@@ -140,90 +144,8 @@ def _pair(standard: str, robust: str, device: str, data: str, root: Path | None,
     return Pair(short_name(standard), short_name(robust), g, h, train, val)
 
 
-def _alone(pair: Pair, scale: float, wanted: dict[str, float]) -> CleanAccuracyCurve:
-    """What both have alone and mixed with one alpha, or an error, before anything is trained."""
-    alone = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
-    if alone(0) <= alone(1):
-        raise ValueError(
-            f"expected a G that is more accurate than H, got {pair.standard} with {100 * alone(0):.2f} % and "
-            f"{pair.robust} with {100 * alone(1):.2f} % on validation images: G first, then H; or take H alone"
-        )
-    if "clean_accuracy" in wanted:
-        alone.largest(wanted["clean_accuracy"])
-    return alone
-
-
-class Kept(NamedTuple):
-    """Shares of so many images that stand an attack."""
-
-    images: int
-    mixture: float
-    robust: float
-
-
-def _attacked(asked: int | None, device: str) -> tuple[int, int]:
-    """How many images are attacked in a search, and in the end. On a CPU attacks take too long for somebody who has not
-    asked for them."""
-    searched, in_the_end = (ATTACKED, ATTACKED) if device.startswith("cuda") else (FEW, 0)
-    return asked or searched, in_the_end if asked is None else asked
-
-
-def _kept(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, console: Console) -> Kept | None:
-    """What the mixture and h alone keep of the first validation images under `fast`."""
-    if not images:
-        return None
-    few = pair.val.take(slice(images))
-    stands = robust_accuracy_under(few, threat)
-    with TimeBar(console) as bar:
-        bar.say(f"attacking {len(few):,} validation images", None)
-        return Kept(len(few), stands(mixed), stands(pair.h))
-
-
-def _store(
-    mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any], kept: Kept | None
-) -> str:
-    """The mixture, its card, and the clean accuracy at every setting of its dial; says where that stands."""
-    accuracy, setting = accuracy_curve(mixed, val), current_setting(mixed)
-    figures = {"images": len(val), "clean": accuracy(setting)}
-    figures |= {"fast": kept.mixture, "attacked": kept.images} if kept else {}
-    mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
-    accuracy.save(folder / VALIDATION)
-    clean = f"{100 * accuracy(setting):.2f} % clean accuracy on {len(val):,} validation images"
-    return f"{clean}, at {accuracy.dial} {setting:.4g}"
-
-
-def _beside(pair: Pair, alone: CleanAccuracyCurve, kept: Kept | None) -> str:
-    """What both models have alone, and what that costs under attack."""
-    clean = f"{pair.standard} alone has {100 * alone(0):.2f} %, {pair.robust} {100 * alone(1):.2f} %."
-    if kept is None:
-        return f"{clean}\nIt was not attacked: --attacked {FEW} says what this costs under attack."
-    stands = f"{100 * kept.mixture:.2f} % of {kept.images:,} images, {pair.robust} alone {100 * kept.robust:.2f} %"
-    return f"{clean}\nUnder attack (fast) it keeps {stands}."
-
-
-def _then(folder: Path) -> str:
-    attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
-    return f"Written to {folder}. What stands the strongest attacks: {attack}"
-
-
-def _wanted(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> dict[str, float]:
-    """One target, 90 % clean accuracy where none is named."""
-    given = {"clean_accuracy": clean, "robust_accuracy": robust, "alpha": alpha}
-    found = {name: value for name, value in given.items() if value is not None}
-    if len(found) > 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in found)
-        raise ValueError(f"expected one target, got {names}: one dial serves one target")
-    if alpha is not None and mode is not Mode.fixed:
-        raise ValueError(f"expected --alpha with --mode fixed, got --mode {mode}: ask for a --clean-accuracy")
-    if robust is not None and mode is Mode.nonlinear:
-        raise ValueError("expected --clean-accuracy with --mode nonlinear, got --robust-accuracy: it searches for that")
-    if not found:
-        return {"clean_accuracy": 0.9}
-    return {name: value if name == "alpha" else as_share(value) for name, value in found.items()}
-
-
 def _images(data: str, root: Path | None, download: bool) -> tuple[ImageData, ImageData]:
-    """To learn from, and to set the dial on. The package holds no training images: half of the others stand in."""
+    """Return training and validation images; `builtin` has no training images, so half of its val split is used."""
     if data == "builtin":
         both = datasets.load(data, "val")
         half = len(both) // 2
@@ -237,76 +159,133 @@ def _default_recipe(changes: list[str], pair: Pair) -> MixingRecipe:
     return changed(default_recipe(parse_threat(THREAT), f"mixing-{pair.robust}", size=size), changes)
 
 
-def _recipe(
-    recipe: MixingRecipe, threat: str | None, scale: float | None, data: str, wanted: dict[str, float]
-) -> MixingRecipe:
-    """With what is asked for by options. A dial that turns in training turns to the clean accuracy that is wanted."""
+def _recipe(recipe: MixingRecipe, threat: str | None, options: MixOptions, data: str, target: Target) -> MixingRecipe:
+    """Return the recipe with the values of the command line.
+
+    A recipe that adjusts the operating point in training, and names no clean accuracy for it, uses the target.
+    """
     recipe = replace(recipe, data=replace(recipe.data, name=data))
     if recipe.dial.turns and not recipe.dial.clean_accuracy:
-        recipe = replace(recipe, dial=replace(recipe.dial, clean_accuracy=wanted.get("clean_accuracy", 0.0)))
+        recipe = replace(recipe, dial=replace(recipe.dial, clean_accuracy=target.clean_accuracy or 0.0))
     if threat is not None:
         against = parse_threat(threat)
         recipe = changed(recipe, [f"attack.norm={against.norm}", f"attack.eps={against.eps}"])
-    return recipe if scale is None else replace(recipe, standard_scale=scale)
+    return recipe if options.standard_scale is None else replace(recipe, standard_scale=options.standard_scale)
 
 
-def _check_options(mode: Mode, of_adaptive: dict[str, Any], standard_scale: float | None) -> None:
-    """What a mode has no use for is a misunderstanding."""
-    for name, given in of_adaptive.items():
-        if given and mode is not Mode.adaptive:
-            raise ValueError(f"expected {name} with --mode adaptive, got --mode {mode}: it trains nothing")
-    if standard_scale is not None and standard_scale <= 0:
+def _fixed_alpha_curve(pair: Pair, scale: float, target: Target) -> CleanAccuracyCurve:
+    """Return the clean accuracy at every fixed alpha; raise an error if the target is too high for this pair."""
+    curve = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
+    if curve(0) <= curve(1):
         raise ValueError(
-            f"expected a positive --standard-scale, got {standard_scale:g}: G's logits are multiplied by it"
+            f"expected a G that is more accurate than H, got {pair.standard} with {100 * curve(0):.2f} % and "
+            f"{pair.robust} with {100 * curve(1):.2f} % on validation images: name G first, then H"
         )
-    if standard_scale is not None and mode is Mode.nonlinear:
-        raise ValueError("expected --standard-scale with --mode fixed or adaptive, got nonlinear: its g is always sure")
+    if target.clean_accuracy is not None:
+        curve.largest(target.clean_accuracy)
+    return curve
 
 
-def _check_search(mode: Mode, search: bool, wanted: dict[str, float]) -> None:
-    if search and (mode is Mode.nonlinear or "clean_accuracy" not in wanted):
-        raise ValueError("expected --search with a --clean-accuracy and --mode fixed or adaptive: it is kept meanwhile")
+def _attacked(asked: int | None, device: str) -> tuple[int, int]:
+    """Return the number of validation images to attack in a search, and at the end.
+
+    On a CPU the attack at the end takes minutes, so it is made only if it was asked for.
+    """
+    searched, confirmed = (ATTACKED, ATTACKED) if device.startswith("cuda") else (FEW, 0)
+    return asked or searched, confirmed if asked is None else asked
 
 
-def _trained(pair: Pair, settings: MixingRecipe, **options: Any) -> tuple[MixedClassifier, dict[str, Any]]:
-    began = time.perf_counter()
-    mixed = fit_adaptive(pair.g, pair.h, pair.train, pair.val, settings, **options)
-    facts = training_facts(settings, len(pair.train), time.perf_counter() - began, options["device"])
-    return mixed, facts | {"resumed": options["resume"]}
+def _trained(
+    pair: Pair, settings: MixingRecipe, folder: Path, device: str, compiled: bool | None, resume: bool
+) -> tuple[MixedClassifier, dict[str, Any]]:
+    start = time.perf_counter()
+    mixed = fit_adaptive(
+        pair.g, pair.h, pair.train, pair.val, settings, folder=folder, device=device, compiled=compiled, resume=resume
+    )
+    facts = training_facts(settings, len(pair.train), time.perf_counter() - start, device)
+    return mixed, facts | {"resumed": resume}
 
 
 def _nonlinear(
     pair: Pair, threat: Threat, target: float, attacked: int, console: Console
 ) -> tuple[MixedClassifier, dict[str, Any]]:
     with TimeBar(console) as bar:
-        options: dict[str, Any] = {"clean_accuracy": target, "attacked": attacked}
-        options["say"] = lambda text: bar.say(text, None)
-        mixed, setting = fit_nonlinear(pair.g, pair.h, pair.val, threat, **options)
+        mixed, setting = fit_nonlinear(
+            pair.g,
+            pair.h,
+            pair.val,
+            threat,
+            clean_accuracy=target,
+            attacked=attacked,
+            say=lambda text: bar.say(text, None),
+        )
     return mixed, {"transform": asdict(setting)}
 
 
-def _dialled(
+def _tuned(
     mixed: MixedClassifier,
     val: ImageData,
     threat: Threat,
-    wanted: dict[str, float],
+    target: Target,
     search: bool,
     attacked: int,
     console: Console,
 ) -> MixedClassifier:
-    if "alpha" in wanted:
-        return at_setting(mixed, wanted["alpha"])
-    if "clean_accuracy" in wanted and not search:
-        return tune(mixed, val, clean_accuracy=wanted["clean_accuracy"])
+    """Return the mixture at the operating point that reaches the target."""
+    if target.name == "alpha":
+        return at_setting(mixed, target.value)
+    if target.clean_accuracy is not None and not search:
+        return tune(mixed, val, clean_accuracy=target.value)
     with TimeBar(console) as bar:
-        bar.say(f"attacking {min(len(val), attacked):,} validation images, again and again", None)
-        options: dict[str, Any] = {"threat": threat, "attacked": attacked, "say": console.print}
-        return tune(mixed, val, **options | wanted)
-
-
-def _check_folder(folder: Path, replaces: bool) -> None:
-    if (folder / FILE).exists() and not replaces:
-        raise FileExistsError(
-            f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
-            "with --overwrite"
+        bar.say(f"attacking {min(len(val), attacked):,} validation images several times", None)
+        robust = None if target.clean_accuracy is not None else target.value
+        return tune(
+            mixed,
+            val,
+            clean_accuracy=target.clean_accuracy,
+            robust_accuracy=robust,
+            threat=threat,
+            attacked=attacked,
+            say=console.print,
         )
+
+
+class Attacked(NamedTuple):
+    """Robust accuracies of the mixture and of H under the preset `fast`."""
+
+    images: int
+    mixture: float
+    robust: float
+
+
+def _attack(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, console: Console) -> Attacked | None:
+    """Attack the mixture and H on the first validation images; returns None for no images."""
+    if not images:
+        return None
+    few = pair.val.take(slice(images))
+    robust = robust_accuracy_under(few, threat)
+    with TimeBar(console) as bar:
+        bar.say(f"attacking {len(few):,} validation images", None)
+        return Attacked(len(few), robust(mixed), robust(pair.h))
+
+
+def _store(
+    mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any], attacked: Attacked | None
+) -> str:
+    """Store the mixture, its card, and its clean accuracy at every setting; returns a sentence on the one chosen."""
+    accuracy, setting = accuracy_curve(mixed, val), current_setting(mixed)
+    figures = {"images": len(val), "clean": accuracy(setting)}
+    figures |= {"fast": attacked.mixture, "attacked": attacked.images} if attacked else {}
+    mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
+    accuracy.save(folder / VALIDATION)
+    clean = f"{100 * accuracy(setting):.2f} % on {len(val):,} validation images"
+    return f"The mixture has a clean accuracy of {clean}, at {accuracy.dial} {setting:.4g}."
+
+
+def _compared(pair: Pair, curve: CleanAccuracyCurve, attacked: Attacked | None) -> str:
+    """Return sentences on the accuracies of both models, and on the accuracy under attack."""
+    clean = f"{pair.standard} alone has {100 * curve(0):.2f} %, {pair.robust} alone {100 * curve(1):.2f} %."
+    if attacked is None:
+        return f"{clean}\nThe mixture was not attacked: --set attacked={FEW} attacks {FEW} validation images."
+    shares = f"{100 * attacked.mixture:.2f} %, {pair.robust} alone {100 * attacked.robust:.2f} %"
+    return f"{clean}\nRobust accuracy under the preset fast, on {attacked.images:,} images: the mixture {shares}."

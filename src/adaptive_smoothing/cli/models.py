@@ -1,9 +1,8 @@
-"""`adaptive-smoothing models`: what `zoo.load` and `MixedClassifier.from_pretrained` find by name on this machine."""
+"""`adaptive-smoothing models`: list the models and mixtures that this machine can load by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from adaptive_smoothing.cli.console import screen
 from adaptive_smoothing.mixing import pretrained
@@ -13,27 +12,30 @@ from adaptive_smoothing.models.facts import parameters
 from adaptive_smoothing.report.tables import Table, rich_table
 
 COLUMNS = ("name", "from", "architecture", "weights", "clean", "PGD-20")
-NOTE = "Measured on test images after training; PGD-20 at the model's own threat, or Linf 8/255."
+NOTE = "Accuracy on test images; PGD-20 at the threat the model was trained for, or at Linf 8/255."
 MIXTURE_COLUMNS = ("name", "from", "g and h", "alpha", "clean", "adaptive")
 MIXTURE_NOTE = (
-    "Clean on test images, or where there are no figures of them on those that the dial was set on; under the attacks "
-    "of the preset adaptive on as many test images as the card says. `evaluate NAME` attacks one."
+    "clean: accuracy on test images, or on validation images if the test images were not measured. adaptive: accuracy "
+    "under the attacks of that preset, on the number of test images in the card. `evaluate NAME` attacks a mixture."
 )
+
+# Titles of the kinds of a learned alpha, by their spelling in mixture.json.
+KINDS = {"network": "mixing network", "second-ending": "fine-tuned tail"}
 
 
 def models() -> None:
-    """List the models and mixtures of the package and of the zoo, with what their cards say of them."""
+    """List the models and mixtures of the package and of the zoo, with the accuracies on their cards."""
     cards, mixtures = zoo.names(), pretrained.names()
     console = screen()
     if not cards:
-        console.print("No models are stored here: neither inside the package nor in a zoo/ folder.")
+        console.print("No models found, neither in the package nor in a zoo/ folder.")
     else:
         console.print(rich_table(Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), NOTE)))
     if mixtures:
         rows = tuple(_mixture_row(name, folder) for name, folder in mixtures.items())
         console.print(rich_table(Table("Mixtures", MIXTURE_COLUMNS, rows, MIXTURE_NOTE)))
     sources = ", ".join(f"{source}:NAME" for source in zoo.SOURCES)
-    console.print(f"Other forms that load: {sources}, and a path to .safetensors with a .json beside it.")
+    console.print(f"Other models can be loaded as {sources}, or from a .safetensors file with a .json next to it.")
 
 
 def _row(card: zoo.Card) -> tuple[str, ...]:
@@ -52,12 +54,13 @@ def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
     measured = figures.get("val", {}) | figures.get("test", {})
     bases = " and ".join(base_name(described[role]) for role in pretrained.ROLES)
     kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
-    return name, _source(folder), bases, kind, *(_percent(measured.get(name)) for name in ("clean", "adaptive"))
+    accuracies = (_percent(measured.get(name)) for name in ("clean", "adaptive"))
+    return name, _source(folder), bases, KINDS.get(kind, kind), *accuracies
 
 
 def _source(path: Path) -> str:
     return "package" if zoo.is_builtin(path) else "zoo"
 
 
-def _percent(value: Any) -> str:
+def _percent(value: object) -> str:
     return f"{100 * value:.2f} %" if isinstance(value, int | float) else "–"

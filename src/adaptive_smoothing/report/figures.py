@@ -1,6 +1,6 @@
-"""The paper's figure STD+ROB for any pair of models, and the confidence gaps that explain it.
+"""The paper's figure STD+ROB for any pair of models, and a figure of the confidence gaps.
 
-Nothing here touches pyplot, so drawing leaves no state behind and needs no display.
+The figures do not use pyplot, so drawing leaves no state behind and needs no display.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ def tradeoff_figure(
     style: Style = LIGHT,
     paper: bool = True,
 ) -> Figure:
-    """Left: accuracy against alpha. Right: clean against attacked accuracy.
+    """Return a figure of accuracy against alpha (left), and of clean against attacked accuracy (right).
 
-    `stored` is drawn as lines, `live` as points with 95 % intervals in the same colours. `paper` adds the
-    paper's own models, which makes sense for CIFAR-10 at Linf 8/255.
+    Args:
+        stored: a run, drawn as lines.
+        live: a smaller run, drawn as points with 95 % intervals in the same colours.
+        chosen_alpha: an alpha to mark.
+        style: colours for light or dark paper.
+        paper: add the models of the paper, which were measured on CIFAR-10 at Linf 8/255.
     """
     curves = curves_panel(stored, live, chosen_alpha, style)
     return side_by_side([curves, frontier_panel(stored, chosen_alpha, style, paper=paper)], style)
 
 
 def gap_figure(tradeoff: Tradeoff, alpha: float | None = None, *, style: Style = LIGHT) -> Figure:
-    """How confident h (left) and g (right) are where they are right and wrong, clean and attacked."""
+    """Return histograms of the confidence gaps of h (left) and g (right), for correct and incorrect predictions."""
     return side_by_side([gap_panel(tradeoff, "h", alpha, style), gap_panel(tradeoff, "g", style=style)], style)
 
 
 def side_by_side(panels: Sequence[Panel], style: Style = LIGHT) -> Figure:
-    """One figure of one or more panels."""
+    """Return one figure of one or more panels."""
     with matplotlib.rc_context(style.settings()):
         figure = Figure(figsize=(5.9 * len(panels), 4.6), layout="constrained")
         for position, panel in enumerate(panels, start=1):
@@ -48,13 +52,14 @@ def side_by_side(panels: Sequence[Panel], style: Style = LIGHT) -> Figure:
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
+    """Return the figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
 
 
 def svg(figure: Figure) -> str:
-    """The same text for the same figure: no date in it, and no random ids."""
+    """Return the figure as SVG text. It has no date and no random ids, so equal figures give equal text."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "adaptive_smoothing", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: the story, the figures, the tables, how it was made."""
+"""One self-contained HTML page: the report in words, the figures, the tables, and how it was made."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from adaptive_smoothing.report.panels import (
     frontier_panel,
     gap_panel,
 )
-from adaptive_smoothing.report.sentences import Report, Share, alone, at, percent, sentences, threat_words
+from adaptive_smoothing.report.sentences import Report, Share, at, base_accuracies, percent, sentences, threat_words
 from adaptive_smoothing.report.style import DARK, LIGHT, Style
 from adaptive_smoothing.report.tables import Table, tables
 from adaptive_smoothing.results import atomic
 
-TITLE = "One classifier out of two: accurate and robust"
+TITLE = "Mixing an accurate and a robust classifier"
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def write_page(path: str | Path, report: Report, title: str = TITLE) -> Path:
-    """Write the page of `report` to `path`, whole or not at all."""
+    """Write the page of `report` to `path`, and return the path. The file is complete or absent."""
     with atomic(path) as partial:
         partial.write_text(page(report, title), encoding="utf-8")
     return Path(path)
 
 
 def page(report: Report, title: str = TITLE) -> str:
-    """The page as text."""
+    """Return the page as HTML text."""
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),
         subtitle=escape(_subtitle(report)),
@@ -53,7 +53,7 @@ def _subtitle(report: Report) -> str:
 
 
 def _tiles(report: Report) -> list[str]:
-    found = [("g, standard", *alone(report.main, "g")), ("h, robust", *alone(report.main, "h"))]
+    found = [("g, standard", *base_accuracies(report.main, "g")), ("h, robust", *base_accuracies(report.main, "h"))]
     if report.alpha is not None:
         mixture = at(report.main, "clean", report.alpha), at(report.main, "worst", report.alpha)
         found.insert(1, (f"mixture, α = {report.alpha:.3f}", *mixture))
@@ -69,7 +69,7 @@ def _tile(name: str, clean: Share, attacked: Share, ours: bool) -> str:
 
 
 def _figures(report: Report) -> list[str]:
-    """Each panel by itself, so that a narrow screen can put one below the other."""
+    """Return each panel as a figure of its own, so that a narrow screen can show them below each other."""
     main, alpha = report.main, report.alpha
     panels: dict[str, Callable[[Style], Panel]] = {
         "Accuracy against the mixing weight α: clean, and under the STD, ROB and MIX attacks": (
@@ -78,22 +78,22 @@ def _figures(report: Report) -> list[str]:
         f"Clean accuracy against accuracy under all three attacks, for {alpha_words(main)}": (
             lambda style: frontier_panel(main, alpha, style, paper=like_the_paper(main.settings))
         ),
-        "How sure h is: right answers under attack, and wrong answers on clean images": (
+        "Confidence of h: correct predictions under attack, and incorrect predictions on clean images": (
             lambda style: gap_panel(main, "h", alpha, style)
         ),
-        "How sure g is: right answers on clean images, and wrong answers under attack": (
+        "Confidence of g: correct predictions on clean images, and incorrect predictions under attack": (
             lambda style: gap_panel(main, "g", None, style)
         ),
     }
     if report.learned is not None:
         compared = report.learned.comparison
-        caption = f"One α for all images, and one for each: {compared.images:,} images under the strongest attacks"
+        caption = f"One α for all images, or one for each image: {compared.images:,} images under the strongest attacks"
         panels[caption] = lambda style: comparison_panel(compared, style)
     return [_figure(caption, panel) for caption, panel in panels.items()]
 
 
 def like_the_paper(settings: dict[str, Any]) -> bool:
-    """Whether the paper's own models belong in the same figure: CIFAR-10 at Linf 8/255, PGD-20."""
+    """Return whether the paper's models were measured in the same way: CIFAR-10, PGD-20 at Linf 8/255."""
     same_images = settings["data"].split("/")[0] in ("builtin", "cifar10")
     same_ball = settings["norm"] == "Linf" and abs(settings["eps"] - 8 / 255) < 1e-6
     return same_images and same_ball and settings["steps"] == 20

@@ -1,4 +1,4 @@
-"""What the figures are made of: each function returns a panel, which draws itself onto axes."""
+"""Panels of the figures: each function returns a function that draws one panel on axes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PAPER = {"g": (0.9528, 0.0010), "h": (0.8353, 0.4417)}
 def curves_panel(
     stored: Tradeoff, live: Tradeoff | None = None, chosen_alpha: float | None = None, style: Style = LIGHT
 ) -> Panel:
-    """Accuracy against alpha: clean and under the three attacks; `live` as points.
+    """Return a panel of accuracy against alpha, clean and under the three attacks; `live` is drawn as points.
 
-    The 95 % intervals are those of the run made just now: of `live`, or of a run that stands alone.
+    The 95 % intervals are those of `live` if it is given, otherwise those of `stored`.
     """
 
     def draw(axes: Axes) -> None:
@@ -57,14 +57,14 @@ def curves_panel(
 def frontier_panel(
     tradeoff: Tradeoff, chosen_alpha: float | None = None, style: Style = LIGHT, *, paper: bool = True
 ) -> Panel:
-    """Clean accuracy against accuracy under all three attacks: what a step of alpha costs, and what it buys."""
+    """Return a panel of accuracy under all three attacks against clean accuracy."""
 
     def draw(axes: Axes) -> None:
         clean, mix = _frontier(tradeoff)
         line = "o-" if len(mix) > 1 else "o"
         axes.plot(clean, mix, line, color=style.mix, markersize=4, label=f"the mixture, {alpha_words(tradeoff)}")
-        # Whoever tosses a coin between g and h gets this; a mixture has to be above it to be of use.
-        coin = {"color": style.faint, "linewidth": 1.2, "label": "g or h by a coin"}
+        # A random choice between g and h for each image gives this line; a useful mixture lies above it.
+        coin = {"color": style.faint, "linewidth": 1.2, "label": "random choice of g or h"}
         axes.plot(*_ends(tradeoff), ":", **coin)  # type: ignore[arg-type]
         if chosen_alpha is not None:
             _chosen_star(axes, tradeoff, chosen_alpha, style)
@@ -76,27 +76,27 @@ def frontier_panel(
             axis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.margins(0.12)
         axes.set_ylim(bottom=-0.02)
-        axes.set(xlabel="clean accuracy", ylabel="accuracy under attack", title="What robustness costs")
+        axes.set(xlabel="clean accuracy", ylabel="accuracy under attack", title="Robust against clean accuracy")
         _legend_below(axes)
 
     return draw
 
 
 def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style: Style = LIGHT) -> Panel:
-    """Histogram of the confidence gap of h or g where it is right and wrong, clean or under its own attack.
+    """Return a histogram of the confidence gap of h or g, for correct and for incorrect predictions.
 
-    With `alpha`, a line at (1 - alpha) / alpha: above it, nothing g says can overrule h in the mixture.
+    With `alpha`, a line marks (1 - alpha) / alpha: above it g cannot overrule h in the mixture.
     """
     groups = {
-        "h": {"right under attack": ("rob_h", True), "wrong on clean images": ("clean_h", False)},
-        "g": {"right on clean images": ("clean_g", True), "wrong under attack": ("std_g", False)},
+        "h": {"correct under attack": ("rob_h", True), "incorrect on clean images": ("clean_h", False)},
+        "g": {"correct on clean images": ("clean_g", True), "incorrect under attack": ("std_g", False)},
     }[model]
     title = {"h": "h, the robust classifier", "g": "g, the standard classifier"}[model]
 
     def draw(axes: Axes) -> None:
         looks = ((style.clean, ""), (style.mix, "///"))
-        for (label, (key, right)), (color, hatch) in zip(groups.items(), looks, strict=True):
-            gaps = tradeoff.rows[f"{key}_gap"][tradeoff.rows[key] == right]
+        for (label, (key, correct)), (color, hatch) in zip(groups.items(), looks, strict=True):
+            gaps = tradeoff.rows[f"{key}_gap"][tradeoff.rows[key] == correct]
             _histogram(axes, gaps, label, color, hatch)
         axes.set_xlim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -111,7 +111,7 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
 
 
 def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
-    """Accuracy under all attacks against clean accuracy, a line each; bars are 95 % intervals."""
+    """Return a panel of robust against clean accuracy, one line per mixture, with 95 % intervals."""
 
     def draw(axes: Axes) -> None:
         colors = (style.faint, style.std, style.rob, style.clean, style.mix, style.ink)
@@ -135,7 +135,7 @@ def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
 
 
 def alpha_words(tradeoff: Tradeoff) -> str:
-    """Where the mixture was attacked."""
+    """Return the range of alphas at which the mixture was attacked."""
     first, last = tradeoff.mix_alphas[0], tradeoff.mix_alphas[-1]
     return f"α = {first:.3g}" if first == last else f"α from {first:.3g} to {last:.3g}"
 
@@ -147,17 +147,17 @@ def _legend_below(axes: Axes, columns: int = 2) -> None:
 def _count(stored: Tradeoff, live: Tradeoff | None) -> str:
     if live is None:
         return f"Accuracy on {stored.images:,} images, with 95 % intervals"
-    return f"Lines: {stored.images:,} images, stored. Points: {live.images:,}, live"
+    return f"Lines: stored run, {stored.images:,} images. Points: live run, {live.images:,}"
 
 
 def _intervals(axes: Axes, live: Tradeoff, curve: str, color: str, marker: str) -> None:
-    """The run made now at the alphas of its MIX attack: at all 101 it would hide the lines."""
+    """Draw the 95 % intervals at the alphas of the MIX attack. At all 101 alphas they would hide the lines."""
     alphas = live.alphas_of(curve)
     keep = [int(np.abs(alphas - alpha).argmin()) for alpha in live.mix_alphas]
-    right = live.rows[curve][keep]
-    accuracy = right.mean(1)
-    bounds = np.array([interval(int(row.sum()), live.images) for row in right])
-    # Side by side, so that intervals of curves that meet can be told apart.
+    correct = live.rows[curve][keep]
+    accuracy = correct.mean(1)
+    bounds = np.array([interval(int(row.sum()), live.images) for row in correct])
+    # Shifted sideways, so that intervals of curves that meet do not overlap.
     shift = {"clean": -0.009, "rob": -0.003, "std": 0.003, "mix": 0.009}[curve]
     below_above = np.stack([accuracy - bounds[:, 0], bounds[:, 1] - accuracy]).clip(0)
     look = {"fmt": marker, "color": color, "markersize": 4.5, "elinewidth": 1.1, "capsize": 2}
@@ -168,7 +168,7 @@ def _chosen_line(axes: Axes, alpha: float | None, style: Style) -> None:
     if alpha is None:
         return
     axes.axvline(alpha, color=style.ink, linewidth=1.2, linestyle=":")
-    # Above the curves, and inside the panel whatever alpha is.
+    # Above the curves, and inside the panel for every alpha.
     side = "left" if alpha < 0.3 else "right"
     axes.text(alpha, 1.075, f" chosen α = {alpha:.3f} ", ha=side, va="top", fontsize=9)
 
@@ -181,23 +181,22 @@ def _chosen_star(axes: Axes, tradeoff: Tradeoff, alpha: float, style: Style) -> 
 
 
 def _frontier(tradeoff: Tradeoff) -> tuple[np.ndarray, np.ndarray]:
-    """Clean and worst-case accuracy at the alphas where the MIX attack was made."""
+    """Return clean and worst-case accuracy at the alphas of the MIX attack."""
     clean = np.interp(tradeoff.mix_alphas, tradeoff.alphas, tradeoff.accuracy("clean"))
     return clean, tradeoff.accuracy("worst")
 
 
 def _ends(tradeoff: Tradeoff) -> tuple[list[float], list[float]]:
-    """Clean accuracies of g and h, and their accuracies under the attacks made on them."""
+    """Return the clean accuracies of g and h, and their accuracies under the attacks made on them."""
     rows = tradeoff.rows
     attacked = rows["clean_g"] & rows["std_g"], rows["clean_h"] & rows["rob_h"]
-    return [rows["clean_g"].mean(), rows["clean_h"].mean()], [right.mean() for right in attacked]
+    return [rows["clean_g"].mean(), rows["clean_h"].mean()], [correct.mean() for correct in attacked]
 
 
 def _alpha_labels(axes: Axes, tradeoff: Tradeoff) -> None:
-    """Alphas beside some points, those that are far enough from each other to be read.
+    """Label the points that are far enough apart to be read with their alphas.
 
-    Below 0.5 the mixture is hardly more robust than g: its points lie on the axis, one beside the other. They are
-    rarely less accurate than g, whose name stands to its left.
+    Alphas between 0 and 0.5 get no label: the mixture is hardly more robust than g there, so the points overlap.
     """
     clean, mix = _frontier(tradeoff)
     width, height = np.ptp(clean) or 1, np.ptp(mix) or 1
@@ -213,7 +212,7 @@ def _alpha_labels(axes: Axes, tradeoff: Tradeoff) -> None:
 
 
 def _importance(point: tuple[float, float, float]) -> tuple[bool, float]:
-    """The ends first, then round numbers."""
+    """Sort the ends first, then tenths, then the other alphas."""
     alpha = point[0]
     return alpha not in (0, 1), round(alpha * 10 % 1, 6)
 

@@ -1,4 +1,4 @@
-"""The run folder of a report: rows, figures, page."""
+"""Write the run folder of a report: rows, figures, page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adaptive_smoothing.results import atomic
 
 
 def figures(report: Report) -> dict[str, Figure]:
-    """The figures of a run folder, by the names of their files."""
+    """Return the figures of a run folder, by the names of their files."""
     paper = like_the_paper(report.main.settings)
     found = {
         "figure": tradeoff_figure(report.main, report.live, report.alpha, paper=paper),
@@ -28,9 +28,9 @@ def figures(report: Report) -> dict[str, Figure]:
 
 
 def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:
-    """Write result.json, rows.npz, figure and gaps as PNG and SVG, and page.html; returns the page's path.
+    """Write result.json, rows.npz, the figures as PNG and SVG, and page.html; return the path of the page.
 
-    The rows are those of the run that was made now: the live one where there is one.
+    The rows are those of the live run if there is one.
     """
     folder = Path(folder)
     choice = {"choice": asdict(report.choice)} if report.choice else {}

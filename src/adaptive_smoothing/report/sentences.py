@@ -1,4 +1,4 @@
-"""A finished measurement, and what it says in sentences. Every number comes out of the rows."""
+"""A finished measurement in words. Every number is computed from its rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.results import difference, interval
 
-# With fewer images a 95 % interval is wider than 20 points: a quotient of two such accuracies means nothing.
+# With fewer images a 95 % interval is wider than 20 points, so the ratio of two accuracies means nothing.
 FEW = 100
 
 
 @dataclass(frozen=True)
 class Share:
-    """An accuracy with its 95 % bounds; without bounds where it lies between two measured alphas."""
+    """An accuracy with its 95 % bounds. It has no bounds if it is interpolated between two measured alphas."""
 
     value: float
     bounds: tuple[float, float] | None = None
@@ -42,14 +42,20 @@ class Choice:
 
     @property
     def reached(self) -> Share:
-        """How far the target can be trusted on other images: the fewer alpha was chosen on, the less."""
+        """The accuracy with its 95 % bounds, which are wider the fewer validation images there are."""
         return Share(self.accuracy, interval(round(self.accuracy * self.images), self.images))
 
 
 @dataclass(frozen=True)
 class Report:
-    """A measurement to report: `main` carries the numbers; `live` is a smaller run made just now; `learned` is about an
-    alpha that a network gives each image.
+    """A measurement to report.
+
+    Args:
+        main: the run whose numbers are reported.
+        live: a smaller run that was made just now, as a check of a stored `main`.
+        choice: the alpha that was chosen for a wanted clean accuracy.
+        facts: models, versions, seconds, and whether the run was interrupted.
+        learned: a comparison with an alpha that a network chooses for each image.
     """
 
     main: Tradeoff
@@ -64,15 +70,17 @@ class Report:
 
 
 def percent(value: float) -> str:
+    """Return a share in percent, for example 90.1 %."""
     return f"{100 * value:.1f} %"
 
 
-def share(right: np.ndarray) -> Share:
-    return Share(float(right.mean()), interval(int(right.sum()), len(right)))
+def share(correct: np.ndarray) -> Share:
+    """Return the share of correct images with its 95 % bounds."""
+    return Share(float(correct.mean()), interval(int(correct.sum()), len(correct)))
 
 
 def at(tradeoff: Tradeoff, curve: str, alpha: float) -> Share:
-    """Accuracy of a curve at alpha: as measured there, or on the line between its neighbours."""
+    """Return the accuracy of a curve at alpha: as measured there, or interpolated between its neighbours."""
     alphas = tradeoff.alphas_of(curve)
     nearest = int(np.abs(alphas - alpha).argmin())
     if abs(alphas[nearest] - alpha) < 1e-6:
@@ -80,14 +88,14 @@ def at(tradeoff: Tradeoff, curve: str, alpha: float) -> Share:
     return Share(float(np.interp(alpha, alphas, tradeoff.accuracy(curve))))
 
 
-def alone(tradeoff: Tradeoff, model: str) -> tuple[Share, Share]:
-    """Clean accuracy of g or h by itself, and its accuracy under the attack made on it."""
+def base_accuracies(tradeoff: Tradeoff, model: str) -> tuple[Share, Share]:
+    """Return the clean accuracy of g or h, and its accuracy under the attack made on it."""
     clean = tradeoff.rows[f"clean_{model}"]
     return share(clean), share(clean & tradeoff.rows["std_g" if model == "g" else "rob_h"])
 
 
 def threat_words(settings: dict[str, Any]) -> str:
-    """What the attacker may do, for a reader who has never seen a norm."""
+    """Return what the attacker may do, for a reader who does not know norms."""
     eps = settings["eps"]
     level = Fraction(eps * 255).limit_denominator(100)
     radius = f"{level}/255" if abs(level / 255 - Fraction(eps)) < 1e-7 and level.denominator == 1 else f"{eps:g}"
@@ -97,135 +105,135 @@ def threat_words(settings: dict[str, Any]) -> str:
 
 
 def images_word(settings: dict[str, Any]) -> str:
-    """What the images are, from the split at the end of the data's name: `cifar10/val`."""
+    """Return a name for the images, from the split at the end of the name of the data: `cifar10/val`."""
     split = settings["data"].rpartition("/")[2]
     return {"test": "test images", "val": "validation images"}.get(split, "images")
 
 
 def sentences(report: Report) -> Iterator[str]:
-    """The story, one paragraph at a time."""
+    """Yield the report in words, one paragraph at a time."""
     if report.facts.get("interrupted"):
-        yield _the_interruption(report)
-    yield _the_pair(report.main)
+        yield _interruption(report)
+    yield _base_classifiers(report.main)
     if report.choice is not None:
-        yield _the_mixture(report.main, report.choice)
-        yield _the_attacks(report.main, report.choice.alpha)
-    yield _the_reason(report.main, report.alpha)
+        yield _mixture(report.main, report.choice)
+        yield _attacks(report.main, report.choice.alpha)
+    yield _confidence(report.main, report.alpha)
     if report.learned is not None and report.choice is not None:
-        yield _the_learned_alpha(report.learned, report.choice)
+        yield _learned_alpha(report.learned, report.choice)
     if report.live is not None:
-        yield _the_live_run(report.main, report.live, report.alpha)
+        yield _live_run(report.main, report.live, report.alpha)
 
 
-def _the_interruption(report: Report) -> str:
+def _interruption(report: Report) -> str:
     what = "The live run" if report.live else "This run"
-    return f"{what} was interrupted: it is about the {(report.live or report.main).images:,} images done until then."
+    images = (report.live or report.main).images
+    return f"{what} was interrupted: its numbers are for the {images:,} images that were finished."
 
 
-def _the_pair(run: Tradeoff) -> str:
-    (g_clean, g_attacked), (h_clean, h_attacked) = alone(run, "g"), alone(run, "h")
+def _base_classifiers(run: Tradeoff) -> str:
+    (g_clean, g_attacked), (h_clean, h_attacked) = base_accuracies(run, "g"), base_accuracies(run, "h")
     return (
-        f"On {run.images:,} {images_word(run.settings)}, g, the standard classifier, is right on "
-        f"{percent(g_clean.value)}. Against an attacker who may {threat_words(run.settings)} (PGD, "
-        f"{run.settings['steps']} steps), it is right on {percent(g_attacked.value)}. h, the robust classifier, is "
-        f"right on {percent(h_clean.value)}, and on {percent(h_attacked.value)} under the same attack."
+        f"On {run.images:,} {images_word(run.settings)}, the standard classifier g is correct on "
+        f"{percent(g_clean.value)}. An attacker may {threat_words(run.settings)} (PGD, {run.settings['steps']} steps). "
+        f"Under this attack g is correct on {percent(g_attacked.value)}. The robust classifier h is correct on "
+        f"{percent(h_clean.value)}, and on {percent(h_attacked.value)} under attack."
     )
 
 
-def _the_mixture(run: Tradeoff, choice: Choice) -> str:
+def _mixture(run: Tradeoff, choice: Choice) -> str:
     clean, worst = at(run, "clean", choice.alpha).value, at(run, "worst", choice.alpha).value
     return (
-        f"The mixture (1 − α) g + α h of their probabilities needs no training. α = {choice.alpha:.3f} is "
-        f"the largest weight of h that reaches the wanted clean accuracy of {percent(choice.wanted)} on "
-        f"{choice.images:,} validation images: {choice.reached} there. On the {images_word(run.settings)} it "
-        f"is right on {percent(clean)}, and on {percent(worst)} under every attack that was tried. "
-        f"{_beside_h(run, clean, worst)}"
+        f"The mixture (1 − α) g + α h of their probabilities needs no training. The largest α with a clean accuracy of "
+        f"{percent(choice.wanted)} is {choice.alpha:.3f}, with {choice.reached} on {choice.images:,} validation "
+        f"images. On the {images_word(run.settings)} the mixture is correct on {percent(clean)}, and on "
+        f"{percent(worst)} under all three attacks of this run. {_compared_with_h(run, clean, worst)}"
     )
 
 
-def _beside_h(run: Tradeoff, clean: float, worst: float) -> str:
-    h_clean, h_attacked = (part.value for part in alone(run, "h"))
+def _compared_with_h(run: Tradeoff, clean: float, worst: float) -> str:
+    h_clean, h_attacked = (part.value for part in base_accuracies(run, "h"))
     if run.images < FEW:
-        return f"h has {percent(h_clean)} and {percent(h_attacked)}; on so few images the difference says little."
-    kept = f"{percent(worst / h_attacked)} of h's robustness" if h_attacked else "no robustness, as h has none"
-    kept = "all of h's robustness" if worst >= h_attacked > 0 else kept
-    return f"That is {kept}, with {_points(clean - h_clean)} clean accuracy than h."
+        return f"h has {percent(h_clean)} and {percent(h_attacked)}. So few images do not show small differences."
+    more = f"{_points(clean - h_clean)} clean accuracy than h"
+    if not h_attacked:
+        return f"It has {more}. h has no robust accuracy on these images."
+    kept = "all" if worst >= h_attacked else percent(worst / h_attacked)
+    return f"It keeps {kept} of h's robust accuracy, and has {more}."
 
 
 def _points(difference: float) -> str:
     return f"{100 * abs(difference):.1f} points {'more' if difference >= 0 else 'less'}"
 
 
-def _the_attacks(run: Tradeoff, alpha: float) -> str:
+def _attacks(run: Tradeoff, alpha: float) -> str:
     left = {curve: at(run, curve, alpha).value for curve in ("std", "rob", "mix")}
-    words = (
-        f"Attacks made on g alone (STD) leave {percent(left['std'])} at this α, those made on h alone (ROB) "
-        f"{percent(left['rob'])}, the attack on the mixture itself, with all its gradients (MIX), "
-        f"{percent(left['mix'])}; {percent(at(run, 'worst', alpha).value)} stand all three. "
-    )
     strongest = left["mix"] <= min(left["std"], left["rob"])
-    words += f"MIX is {'' if strongest else 'not '}the strongest of them{'' if strongest else ' here'}. "
-    return words + (
-        "Stronger attacks take more, of a mixture above all, as a g that is sure hides its gradient: "
-        "see adaptive-smoothing evaluate --preset adaptive."
+    return (
+        f"At this α, {percent(left['std'])} are correct under the attack on g (STD), {percent(left['rob'])} under the "
+        f"attack on h (ROB), and {percent(left['mix'])} under the attack on the mixture itself (MIX). "
+        f"{percent(at(run, 'worst', alpha).value)} are correct under all three. MIX is {'' if strongest else 'not '}"
+        "the strongest of them. PGD is not the strongest attack there is, above all on a mixture, where a confident g "
+        "hides its gradient. For stronger ones, run adaptive-smoothing evaluate with --preset adaptive."
     )
 
 
-def _the_reason(run: Tradeoff, alpha: float | None) -> str:
+def _confidence(run: Tradeoff, alpha: float | None) -> str:
     gaps = run.gaps()
-    right, wrong = gaps["h pgd"]["right_median"], gaps["h clean"]["wrong_median"]
-    if right is None or wrong is None:
-        return "These images cannot tell why: h is never right under attack on them, or never wrong without."
-    sure = gaps["g clean"]["right_median"] or 0.0
+    correct, incorrect = gaps["h pgd"]["right_median"], gaps["h clean"]["wrong_median"]
+    if correct is None or incorrect is None:
+        return (
+            "These images cannot show why mixing works: h is never correct under attack on them, or never incorrect "
+            "without one."
+        )
     words = (
-        "Why: what counts is how sure h is, the gap between its first and its second class. The median is "
-        f"{right:.2f} where h is right under attack, and {wrong:.2f} where it is wrong on a clean image. "
-        f"There g, with a median of {sure:.2f} where it is right, can correct it."
+        "Mixing depends on the confidence gap of h: the probability of its first class minus that of its second. The "
+        f"median gap is {correct:.2f} where h is correct under attack, and {incorrect:.2f} where h is incorrect on a "
+        f"clean image. There g, with a median gap of {gaps['g clean']['right_median'] or 0.0:.2f} where it is correct, "
+        "can correct h."
     )
     if alpha is None or not 0.5 <= alpha < 1:
         return words
-    line = (1 - alpha) / alpha
-    safe, stubborn = _beyond(run, "rob_h", True, line), _beyond(run, "clean_h", False, line)
+    limit = (1 - alpha) / alpha
     return (
-        f"{words} At α = {alpha:.3f} nothing g says can overrule a gap above (1 − α) / α = {line:.2f}: "
-        f"{safe} of h's right answers under attack have one, and {stubborn} of its wrong answers on clean "
-        "images."
+        f"{words} At α = {alpha:.3f}, g cannot overrule h where the gap of h is above (1 − α) / α = {limit:.2f}: this "
+        f"is so for {_above(run, 'rob_h', True, limit)} of h's correct predictions under attack, and for "
+        f"{_above(run, 'clean_h', False, limit)} of its incorrect predictions on clean images."
     )
 
 
-def _beyond(run: Tradeoff, key: str, right: bool, line: float) -> str:
-    gaps = run.rows[f"{key}_gap"][run.rows[key] == right]
-    return percent(float((gaps > line).mean())) if len(gaps) else "none"
+def _above(run: Tradeoff, key: str, correct: bool, limit: float) -> str:
+    """Return the share of correct, or of incorrect, predictions whose gap is above a limit."""
+    return percent(float((run.rows[f"{key}_gap"][run.rows[key] == correct] > limit).mean()))
 
 
-def _the_learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
+def _learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
     ours, fixed = learned.compare_with_fixed(choice.wanted)
     ahead, half = difference(ours.robust_correct, fixed.robust_correct)
     words = (
-        "A network can give each image its own α. Trained for this pair and set to "
-        f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images, it is right on "
-        f"{percent(ours.accuracy)} of {len(ours.clean_correct):,} test images, and on {percent(ours.robust)} of "
-        f"{len(ours.robust_correct):,} under the strongest attacks we have; one α for all images on "
-        f"{percent(fixed.accuracy)} and {percent(fixed.robust)} of the same. That is {_points(ahead)} "
-        f"(± {100 * half:.1f}) for the network."
+        f"A network can choose α for each image. One that was trained for this pair, and tuned to "
+        f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images, is correct on "
+        f"{percent(ours.accuracy)} of {len(ours.clean_correct):,} test images. Under the strongest attacks of this "
+        f"package it is correct on {percent(ours.robust)} of {len(ours.robust_correct):,} images. One α for all images "
+        f"is correct on {percent(fixed.accuracy)} and {percent(fixed.robust)} of the same images. The network has {_points(ahead)} "
+        f"robust accuracy (± {100 * half:.1f})."
     )
     if learned.measured is None:
         return words
-    clean, stands = share(learned.measured.clean_correct), share(learned.measured.robust_correct)
-    return f"{words} Just now, on {len(learned.measured.clean_correct):,} images: {clean} clean, {stands} under PGD."
+    images = len(learned.measured.clean_correct)
+    clean, robust = share(learned.measured.clean_correct), share(learned.measured.robust_correct)
+    return f"{words} In the live run, on {images:,} images, it has {clean} clean, {robust} under PGD."
 
 
-def _the_live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
+def _live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
     words = (
-        f"The points in the figure are a run made just now on {live.images:,} images; the lines are the "
-        f"stored run of the same models on {run.images:,}."
+        f"In the figure, the points are the live run on {live.images:,} images, and the lines are the stored run of "
+        f"the same models on {run.images:,} images."
     )
-    if alpha is None:
-        return words
-    now = at(live, "worst", alpha)
-    if now.bounds is None:
+    if alpha is None or (now := at(live, "worst", alpha)).bounds is None:
         return words
     stored = at(run, "worst", alpha).value
     inside = now.bounds[0] <= stored <= now.bounds[1]
-    verdict = "holds" if inside else "does not hold, as happens to one interval in twenty,"
-    return f"{words} Under all attacks it gave {now}; that 95 % interval {verdict} the stored {percent(stored)}."
+    outcome = f"{'contains' if inside else 'does not contain'} the stored {percent(stored)}"
+    outcome += "" if inside else ", as happens for one interval in twenty"
+    return f"{words} Under all attacks the live run gave {now}. This 95 % interval {outcome}."

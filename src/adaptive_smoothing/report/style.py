@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Style:
-    """Colours after Okabe and Ito, which colour-blind readers can tell apart."""
+    """Colours of a figure, after Okabe and Ito: colour-blind readers can distinguish them."""
 
     ink: str = "#1a1a1a"
     faint: str = "#6b6b6b"
@@ -20,7 +20,7 @@ class Style:
     mix: str = "#d55e00"
 
     def settings(self) -> Any:
-        """For `matplotlib.rc_context`: nothing is smaller than 9 points."""
+        """Return settings for `matplotlib.rc_context`. No text is smaller than 9 points."""
         named = {"ink": self.ink, "faint": self.faint, "grid": self.grid, "paper": self.paper}
         return {key: named.get(value, value) if isinstance(value, str) else value for key, value in _SETTINGS.items()}
 

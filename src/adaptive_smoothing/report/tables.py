@@ -1,4 +1,4 @@
-"""The tables of a trade-off, once, for the terminal, Markdown and the page."""
+"""Tables of trade-offs and comparisons, for the terminal, Markdown and the page."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import rich.table
 
 from adaptive_smoothing.evaluation.comparison import Comparison, Point
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.sentences import Choice, Report, Share, alone, at, images_word, percent
+from adaptive_smoothing.report.sentences import Choice, Report, Share, at, base_accuracies, images_word, percent
 from adaptive_smoothing.results import difference
 
-# Table tab:confidence of the paper: accuracy, mean gap where right, mean gap where wrong.
+# Table tab:confidence of the paper: accuracy, mean gap of correct and of incorrect predictions.
 PAPER_GAPS = {
     "g clean": (0.9528, 0.982, 0.698),
     "g pgd": (0.0010, 0.602, 0.998),
     "h clean": (0.8353, 0.854, 0.434),
     "h pgd": (0.4417, 0.768, 0.635),
 }
-# A mean over fewer images than this is not shown.
+# A mean over fewer images is not shown.
 FEW_GAPS = 5
 
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns; the first column names the row, the others hold figures."""
+    """Text in rows and columns. The first column names the row, the others hold numbers."""
 
     title: str
     columns: tuple[str, ...]
@@ -35,7 +35,7 @@ class Table:
 
 
 def tables(report: Report) -> list[Table]:
-    """Everything a report shows, in order."""
+    """Return all tables of a report, in order."""
     found = [models_table(report.main, report.alpha)]
     if report.choice is not None:
         found.append(cost_table(report.main, report.choice))
@@ -48,19 +48,19 @@ def tables(report: Report) -> list[Table]:
 
 
 def models_table(run: Tradeoff, alpha: float | None = None) -> Table:
-    """Clean and attacked accuracy of g, of h, and of their mixture."""
-    rows = [_cells("g, standard", *alone(run, "g")), _cells("h, robust", *alone(run, "h"))]
+    """Return the clean and attacked accuracy of g, of h, and of their mixture."""
+    rows = [_cells("g, standard", *base_accuracies(run, "g")), _cells("h, robust", *base_accuracies(run, "h"))]
     if alpha is not None:
         mixture = at(run, "clean", alpha), at(run, "worst", alpha)
         rows.append(_cells(f"mixture, α = {alpha:.3f}", *mixture))
-    note = "g and h under the attack made on them, the mixture under all three; 95 % Clopper-Pearson intervals."
+    note = "g and h: under the attack made on them. Mixture: under all three attacks. 95 % Clopper-Pearson intervals."
     if alpha is not None and any(part.bounds is None for part in mixture):
-        note += " ≈: on the line between two measured α."
+        note += " ≈: interpolated between two measured α."
     return Table(f"Accuracy on {run.images:,} images", ("", "clean", _attack(run)), tuple(rows), note)
 
 
 def gap_table(run: Tradeoff) -> Table:
-    """The paper's tab:confidence, with medians beside the means."""
+    """Return the paper's tab:confidence, with medians as well as means."""
     names = {
         "g clean": "g, clean",
         "g pgd": f"g, {_attack(run)}",
@@ -75,11 +75,11 @@ def gap_table(run: Tradeoff) -> Table:
             enough = round(part * run.images) >= FEW_GAPS
             figures += [_gap(cell[f"{kind}_{what}"] if enough else None) for what in ("mean", "median")]
         rows.append((names[key], percent(accuracy), *figures))
-    columns = ("", "accuracy", "right: mean gap", "median", "wrong: mean gap", "median")
+    columns = ("", "accuracy", "correct: mean gap", "median", "incorrect: mean gap", "median")
     paper = PAPER_GAPS["h pgd"][1], PAPER_GAPS["h clean"][2]
     note = (
-        "Gap: probability of the first class minus that of the second. The mixture lives on h being surer "
-        "when right under attack than when wrong on clean images "
+        "Gap: probability of the first class minus that of the second. A mixture needs an h that is more confident in "
+        "its correct predictions under attack than in its incorrect ones on clean images "
         f"(the paper's h: {paper[0]} and {paper[1]} on average). –: fewer than {FEW_GAPS} images."
     )
     return Table("Confidence gaps", columns, tuple(rows), note)
@@ -88,7 +88,7 @@ def gap_table(run: Tradeoff) -> Table:
 def alpha_table(
     run: Tradeoff, alpha: float | None = None, *, name: str = "Accuracy against α", every: bool = False
 ) -> Table:
-    """Accuracy at the alphas of the MIX attack, or, where they are many, at tenths and the chosen one."""
+    """Return the accuracy at the alphas of the MIX attack; if they are many, at tenths and the chosen one."""
     every = every or len(run.mix_alphas) < 9
     shown = {float(a) for a in run.mix_alphas if every or abs(a * 10 - round(a * 10)) < 1e-9}
     if alpha is not None:
@@ -102,32 +102,33 @@ def alpha_table(
         for a in sorted(shown)
     ]
     columns = ("α", "clean", "STD", "ROB", "MIX", "all three")
-    note = "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself."
+    note = "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself. All three: the worst case."
     return Table(f"{name}: {run.images:,} images", columns, tuple(rows), note)
 
 
 def cost_table(run: Tradeoff, choice: Choice) -> Table:
-    """What the chosen alpha gives, and what it costs against g and against h."""
+    """Return the accuracies at the chosen alpha, and their differences from those of g and of h."""
     clean, worst = at(run, "clean", choice.alpha), at(run, "worst", choice.alpha)
     rows = [
         (f"wanted, on {choice.images:,} validation images", percent(choice.wanted), ""),
         ("reached there", str(choice.reached), ""),
         (f"on {run.images:,} {images_word(run.settings)}", percent(clean.value), percent(worst.value)),
     ]
-    for name, model in (("against g", "g"), ("against h", "h")):
-        other_clean, other_worst = alone(run, model)
+    for name, model in (("compared with g", "g"), ("compared with h", "h")):
+        other_clean, other_worst = base_accuracies(run, model)
         rows.append((name, _points(clean.value - other_clean.value), _points(worst.value - other_worst.value)))
-    title, columns = f"The chosen α = {choice.alpha:.3f}, and what it costs", ("", "clean", _attack(run))
-    return Table(title, columns, tuple(rows), f"{_attack(run)}: the share that stands all three attacks.")
+    title, columns = f"The chosen α = {choice.alpha:.3f}", ("", "clean", _attack(run))
+    return Table(title, columns, tuple(rows), f"{_attack(run)}: accuracy under all three attacks.")
 
 
 def rich_table(table: Table) -> rich.table.Table:
+    """Return the table for the terminal."""
     drawn = rich.table.Table(
         title=table.title, caption=table.note or None, box=rich.box.SIMPLE_HEAD, title_justify="left",
         caption_justify="left", title_style="bold", pad_edge=False,
     )  # fmt: skip
     for position, column in enumerate(table.columns):
-        # A name that is cut could be another.
+        # A shortened name could be mistaken for another one.
         drawn.add_column(column, justify="right" if position else "left", no_wrap=position == 0, overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)
@@ -135,6 +136,7 @@ def rich_table(table: Table) -> rich.table.Table:
 
 
 def markdown(table: Table) -> str:
+    """Return the table as Markdown."""
     ruler = ("---", *["---:"] * (len(table.columns) - 1))
     lines = [f"| {' | '.join(row)} |" for row in (table.columns, ruler, *table.rows)]
     return "\n".join([f"**{table.title}**", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
@@ -167,7 +169,7 @@ def _points(difference: float) -> str:
 
 
 def frontier_table(comparison: Comparison) -> Table:
-    """One row a mixture, one column a wanted clean accuracy; beside it how far that is from the first mixture."""
+    """Return one row per mixture, one column per wanted clean accuracy, with differences from the first mixture."""
     wanted = sorted({point.wanted for point in comparison.points}, key=lambda target: target or 0)
     at = {(point.mixture, point.wanted): point for point in comparison.points}
     first = next(iter(comparison.mixtures))
@@ -175,35 +177,35 @@ def frontier_table(comparison: Comparison) -> Table:
         (name, *(_cell(at.get((name, target)), at.get((first, target))) for target in wanted))
         for name in comparison.mixtures
     ]
-    columns = ("mixture", *("as it is" if target is None else f"at {100 * target:g} %" for target in wanted))
+    columns = ("mixture", *("untuned" if target is None else f"at {100 * target:g} %" for target in wanted))
     note = (
-        "Clean accuracy / accuracy under all attacks, %; in brackets how far the latter is from the first row, over "
-        "the same images, with its 95 % interval."
+        "Clean accuracy / accuracy under all attacks, %; in brackets the difference of the latter from the first row "
+        "on the same images, with its 95 % interval."
     )
     return Table(f"Mixtures on {comparison.images:,} images", columns, tuple(rows), note)
 
 
 def lead_table(comparison: Comparison) -> Table:
-    """How far mixtures are ahead of the first one where that has the same clean accuracy."""
+    """Return how many points of robust accuracy mixtures gain over the first one at the same clean accuracy."""
     first, *others = comparison.mixtures
     rows = [
         (point.mixture, f"{100 * point.accuracy:.2f}", *_lead(point, comparison.robust_at(first, point.accuracy)))
         for name in others
         for point in comparison.mixtures[name]
     ]
-    columns = ("mixture", "clean", "stands", f"{first} there", "ahead")
+    columns = ("mixture", "clean", "robust", f"{first}, robust", "gain")
     note = (
-        f"{first}: between two of its settings, as if a lot picked one of them for each image; – beyond the last of "
-        "them. 95 % intervals over the images under attack."
+        f"{first}: interpolated between its two nearest settings; – outside its range. 95 % intervals over the "
+        "attacked images."
     )
     return Table("At the same clean accuracy, %", columns, tuple(rows), note)
 
 
 def _lead(point: Point, first: np.ndarray | None) -> tuple[str, str, str]:
-    stands = f"{100 * point.robust:.2f}"
+    robust = f"{100 * point.robust:.2f}"
     if first is None:
-        return stands, "–", "–"
-    return stands, f"{100 * first.mean():.2f}", _ahead(point.robust_correct[: len(first)], first)
+        return robust, "–", "–"
+    return robust, f"{100 * first.mean():.2f}", _gain(point.robust_correct[: len(first)], first)
 
 
 def _cell(point: Point | None, first: Point | None) -> str:
@@ -212,25 +214,25 @@ def _cell(point: Point | None, first: Point | None) -> str:
     found = f"{100 * point.accuracy:.2f} / {100 * point.robust:.2f}"
     if first is None or first is point:
         return found
-    return f"{found} ({_ahead(point.robust_correct, first.robust_correct)})"
+    return f"{found} ({_gain(point.robust_correct, first.robust_correct)})"
 
 
-def _ahead(mine: np.ndarray, theirs: np.ndarray) -> str:
-    ahead, half = (100 * number for number in difference(mine, theirs))
-    return f"{ahead:+.2f} ± {half:.2f}".replace("-", "−")
+def _gain(mine: np.ndarray, theirs: np.ndarray) -> str:
+    gain, half = (100 * number for number in difference(mine, theirs))
+    return f"{gain:+.2f} ± {half:.2f}".replace("-", "−")
 
 
 def attacks_table(comparison: Comparison) -> Table:
-    """One row a mixture and setting, one column an attack, and one for all of them."""
+    """Return one row per mixture and setting, one column per attack, and one for all attacks together."""
     counts = {name: attack["images"] for point in comparison.points for name, attack in point.facts["attacks"].items()}
     rows = []
     for point in comparison.points:
         found = point.facts["attacks"]
         left = [f"{100 * found[name]['robust']:.2f}" if name in found else "–" for name in counts]
         rows.append([point.mixture, f"{100 * point.accuracy:.2f}", *left, f"{100 * point.robust:.2f}"])
-    columns = ["mixture", "clean", *counts, "all of them"]
+    columns = ["mixture", "clean", *counts, "all"]
     if len(counts) == 1:
         columns, *rows = (line[:-1] for line in (columns, *rows))
     images = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
-    note = f"Images attacked: {images}{f'; all of them on {comparison.images:,}' if len(counts) > 1 else ''}."
+    note = f"Images attacked: {images}{f'; all: {comparison.images:,}' if len(counts) > 1 else ''}."
     return Table("Mixtures under attack, %", tuple(columns), tuple(map(tuple, rows)), note)

@@ -1,10 +1,11 @@
-"""An evaluation as tables and as the files of its run folder."""
+"""An evaluation in words, as tables, and as the files of its run folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
 from adaptive_smoothing.report.figures import png
@@ -13,14 +14,17 @@ from adaptive_smoothing.report.waterfall import waterfall_figure
 from adaptive_smoothing.results import atomic, write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS
 
-# What differs from one run to the next, and so is not in the result: dates, seconds, the machine, speeds.
+# Facts that differ between two equal runs, so they are not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"
 WATERFALL = "waterfall.png"
 WRITTEN = (RESULT, ROWS, FACTS, WATERFALL)
 
 
 def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """rows.npz, a figure, facts.json, and last result.json: the same bytes for the same images, model and attack."""
+    """Write rows.npz, a figure, facts.json, and last result.json.
+
+    result.json has the same bytes for the same images, model and attack.
+    """
     write_rows(folder / ROWS, verdict.rows())
     with atomic(folder / WATERFALL) as partial:
         partial.write_bytes(png(waterfall_figure(verdict)))
@@ -29,11 +33,12 @@ def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts:
 
 
 def verdict_tables(verdict: Verdict, costs: dict[str, Cost]) -> list[Table]:
+    """Return all tables of an evaluation."""
     return [waterfall_table(verdict), gap_table(verdict), cost_table(costs)]
 
 
 def sentences(verdict: Verdict) -> list[str]:
-    """The result in words: accuracies with their intervals, the audit, the alarms."""
+    """Return the result in words: accuracies with their intervals, and the audit."""
     clean_low, clean_high = (100 * bound for bound in verdict.clean_interval)
     low, high = (100 * bound for bound in verdict.interval)
     found = [
@@ -47,41 +52,43 @@ def sentences(verdict: Verdict) -> list[str]:
 
 
 def waterfall_table(verdict: Verdict) -> Table:
-    """Which attack took how many images, from the clean accuracy down to the robust one."""
-    rows = [(name, f"{took:,}", f"{100 * left:.2f} %") for name, took, left in verdict.waterfall]
-    return Table("What took the images", ("", "images", "accuracy left"), tuple(rows))
+    """Return how many images each attack fooled, and the accuracy after it."""
+    rows = [(stage_title(key), f"{took:,}", f"{100 * left:.2f} %") for key, took, left in verdict.waterfall]
+    note = "Each attack is run on the images that are still classified correctly. clean: incorrect without an attack."
+    return Table("Accuracy after each attack", ("", "images fooled", "accuracy left"), tuple(rows), note)
 
 
 def audit_sentence(audit: Audit, images: int) -> str:
+    """Return the outcome of the audit in words."""
     if not audit.random:
-        return f"{audit.survivors} survivors are too few for an audit."
+        return f"No audit: {audit.survivors} images survived the attacks, which is too few."
     points = 100 * audit.missed_share * audit.unseen / images
     return (
-        f"Audit by full FAB-T and Square: of {audit.survivors:,} survivors, {audit.random_fooled} of {audit.random} "
-        f"chosen at random fell, and {audit.closest_fooled} of the {audit.closest} closest to falling. "
-        f"At 95 %, at most {100 * audit.missed_share:.1f} % of the {audit.unseen:,} others would fall, "
-        f"{points:.2f} points of accuracy."
+        f"Audit with full FAB-T and Square, of {audit.survivors:,} images that survived: {audit.random_fooled} of "
+        f"{audit.random} random ones were fooled, and {audit.closest_fooled} of the {audit.closest} with the smallest "
+        f"margin. With 95 % confidence, at most {100 * audit.missed_share:.1f} % of the {audit.unseen:,} others can be "
+        f"fooled, which is {points:.2f} points of accuracy."
     )
 
 
 def gap_table(verdict: Verdict) -> Table:
-    """The paper's tab:confidence for one model."""
+    """Return the paper's tab:confidence for one model."""
     rows = []
     for name, cell in verdict.gaps().items():
         figures = [cell[f"{kind}_{what}"] for kind in ("right", "wrong") for what in ("mean", "median")]
         shown = ["–" if figure is None else f"{figure:.3f}" for figure in figures]
         rows.append((name, f"{100 * (cell['accuracy'] or 0):.2f} %", *shown))
-    columns = ("", "accuracy", "right: mean gap", "median", "wrong: mean gap", "median")
+    columns = ("", "accuracy", "correct: mean gap", "median", "incorrect: mean gap", "median")
     note = (
-        "Gap: probability of the first class minus that of the second, under attack on the worst version of an image. "
-        "Only the preset margin and the settings of PGD go on when an image is fooled; with others, gaps where wrong "
-        "are not the widest there are."
+        "Gap: probability of the first class minus that of the second; under attack, on the worst version of an image. "
+        "Most presets stop at the first success, so their gaps of incorrect predictions are not the largest possible; "
+        "the preset margin and PGD do not stop."
     )
     return Table("Confidence gaps", columns, tuple(rows), note)
 
 
 def cost_table(costs: dict[str, Cost]) -> Table:
-    """Parameters, operations and speed, beside those of the models it is made of."""
+    """Return parameters, operations and speed of the model, and of g and h if it is a mixture."""
     base = next(iter(costs.values()))
     rows = [
         (
@@ -93,7 +100,7 @@ def cost_table(costs: dict[str, Cost]) -> Table:
         )
         for name, cost in costs.items()
     ]
-    columns = ("", "parameters", "FLOPs an image", "images a second", "relative")
+    columns = ("", "parameters", "FLOPs per image", "images per second", "relative speed")
     return Table(
-        "What it costs to run", columns, tuple(rows), "Forward passes on this machine, with torch's own settings."
+        "Cost of a prediction", columns, tuple(rows), "Forward passes on this machine, with default settings of torch."
     )

@@ -1,0 +1,107 @@
+"""Modes, targets and settings of `mix`: how they are read from the command line, and which go together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+
+from adaptive_smoothing.cli.target import as_share
+from adaptive_smoothing.settings import changed
+from adaptive_smoothing.training.mixing.recipe import MixingRecipe
+
+
+class Mode(StrEnum):
+    fixed = "fixed"
+    adaptive = "adaptive"
+    nonlinear = "nonlinear"
+
+
+@dataclass(frozen=True)
+class MixOptions:
+    """Settings of `mix` that `--set` changes, next to the keys of a recipe.
+
+    Args:
+        attacked: validation images to attack, in a search and at the end. Default 1,000; on a CPU 100 in a search and
+            none at the end.
+        search: attack other scales as well, and take the most robust one with the same clean accuracy.
+        standard_scale: factor of the logits of G; default: that of the recipe, or 3.
+        compiled: compile the models in training; by default on CUDA only.
+    """
+
+    attacked: int | None = None
+    search: bool = False
+    standard_scale: float | None = None
+    compiled: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.attacked is not None and self.attacked < 0:
+            raise ValueError(f"expected attacked of at least 0, got {self.attacked}")
+        if self.standard_scale is not None and self.standard_scale <= 0:
+            raise ValueError(
+                f"expected a positive standard_scale, got {self.standard_scale:g}: G's logits are multiplied by it"
+            )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The property that a mixture shall have: a clean accuracy, a robust accuracy, or an alpha."""
+
+    name: str
+    value: float
+
+    @property
+    def clean_accuracy(self) -> float | None:
+        return self.value if self.name == "clean_accuracy" else None
+
+
+def read_target(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> Target:
+    """Return the one target that was given; 90 % clean accuracy if there was none."""
+    given = {"clean_accuracy": clean, "robust_accuracy": robust, "alpha": alpha}
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in found)
+        raise ValueError(f"expected one target, got {names}: give one of them")
+    if alpha is not None and mode is not Mode.fixed:
+        raise ValueError(f"expected --alpha with --mode fixed, got --mode {mode}: give a --clean-accuracy instead")
+    if robust is not None and mode is Mode.nonlinear:
+        raise ValueError("expected --clean-accuracy with --mode nonlinear, got --robust-accuracy")
+    if not found:
+        return Target("clean_accuracy", 0.9)
+    ((name, value),) = found.items()
+    return Target(name, value if name == "alpha" else as_share(value))
+
+
+def split_changes(changes: list[str]) -> tuple[MixOptions, list[str]]:
+    """Return the options of `mix`, and the changes that are left for the recipe.
+
+    A misspelled key goes to the options if it resembles one of theirs, so that the error names the nearest key.
+    """
+    mine, theirs = ([field.name for field in fields(each)] for each in (MixOptions, MixingRecipe))
+    for_options: list[str] = []
+    for_recipe: list[str] = []
+    for change in changes:
+        key = re.split(r"[.=]", change)[0].strip()
+        own = key in mine or (key not in theirs and get_close_matches(key, mine))
+        (for_options if own else for_recipe).append(change)
+    return changed(MixOptions(), for_options), for_recipe
+
+
+def check_mode(
+    mode: Mode, recipe: Path | None, changes: list[str], resume: bool, options: MixOptions, target: Target
+) -> None:
+    """Raise an error for an option that the mode does not use."""
+    trained = {"--recipe": recipe, "--resume": resume, "--set compiled": options.compiled is not None}
+    trained |= {f"--set {change}": True for change in changes}
+    for name, given in trained.items():
+        if given and mode is not Mode.adaptive:
+            raise ValueError(f"expected {name} with --mode adaptive, got --mode {mode}, which trains nothing")
+    if options.standard_scale is not None and mode is Mode.nonlinear:
+        raise ValueError(
+            "expected --set standard_scale with --mode fixed or adaptive, got --mode nonlinear, which always gives G "
+            "full confidence"
+        )
+    if options.search and (mode is Mode.nonlinear or target.clean_accuracy is None):
+        raise ValueError("expected --set search=true with a --clean-accuracy and --mode fixed or adaptive")

@@ -1,0 +1,61 @@
+"""Options that several verbs share, each declared once, and the functions that read their values."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+Data = Annotated[str, typer.Option(help="Data set: builtin, cifar10, cifar100, or a path.")]
+DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
+Download = Annotated[bool, typer.Option("--download", help="Download the data set if it is missing.")]
+Split = Annotated[str, typer.Option(help="test, val, or all for data without splits.")]
+Images = Annotated[int | None, typer.Option(min=1, help="Use the first N images only.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; by default a folder in runs/ named after the command.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the run folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted training in the run folder.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+Devices = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, or several: cuda:0,cuda:1.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
+ThreatText = Annotated[str, typer.Option("--threat", help="Norm and radius of the attack: Linf:8/255, L2:0.5, ...")]
+CleanAccuracy = Annotated[
+    float | None, typer.Option("--clean-accuracy", help="Choose alpha for this clean accuracy: 0.9, or 90.")
+]
+Standard = Annotated[str, typer.Argument(metavar="G", help="The accurate model: a name from `models`, or a path.")]
+Robust = Annotated[str, typer.Argument(metavar="H", help="The robust model.")]
+
+
+def set_option(settings: type[Any], example: str, *more: str) -> Any:
+    """Return the repeatable option `--set KEY=VALUE`, whose help names the fields of a settings dataclass."""
+    *names, last = [*(field.name for field in fields(settings)), *more]
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Change {', '.join(names)} or {last}: --set {example}.")
+
+
+def pick_device(name: str) -> str:
+    """Return a device of this machine; `auto` is the GPU if there is one."""
+    found = devices()
+    if name == "auto":
+        return "cuda" if "cuda" in found else "cpu"
+    if name not in found:
+        raise ValueError(
+            f"expected a device of this machine ({', '.join(found)}) or auto, got {name!r}: name one of these"
+        )
+    return name
+
+
+def pick_devices(names: str) -> list[str]:
+    """Return the devices of a list such as `cuda:0,cuda:1`."""
+    return [pick_device(name) for name in names.split(",")]
+
+
+def devices() -> list[str]:
+    """Return the devices that torch can compute on here."""
+    gpus = ["cuda", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    return [
+        "cpu",
+        *(gpus if torch.cuda.is_available() else []),
+        *(["mps"] if torch.backends.mps.is_available() else []),
+    ]
