@@ -25,7 +25,7 @@ name = "tiny"
 kind = "second-ending"
 hidden = 8
 [attack]
-setting = "hostile"
+setting = "turning"
 steps = 1
 vary_steps = false
 through_robust = 0.0
@@ -102,7 +102,7 @@ def test_scales_are_searched_where_that_is_asked_for(monkeypatch):
 
     def tuned(mixed, data, **options):
         asked.update(options)
-        options["say"]("40 % stand")
+        options["log"]("40 % stand")
         return tune(mixed, data, clean_accuracy=0.5).with_scales(9.0, 2.0)
 
     monkeypatch.setattr(verb, "tune", tuned)
@@ -142,7 +142,7 @@ def test_a_nonlinear_mixture(monkeypatch):
 
 
 def small_search(g, h, val, threat, **options):
-    from adaptive_smoothing.training.mixing.train import fit_nonlinear
+    from adaptive_smoothing.tuning.nonlinear import fit_nonlinear
 
     assert options["attacked"] == verb.FEW  # on a CPU
     return fit_nonlinear(g, h, val, threat, **options | {"attacked": 2, "tried": 1})
@@ -166,7 +166,7 @@ def test_a_card_names_the_images_it_was_trained_on(monkeypatch):
 def test_a_dial_that_turns_in_training_turns_to_what_is_wanted():
     Path("tiny.toml").write_text(RECIPE + "[dial]\nrecover = 0.5\n")
     mix("--recipe", "tiny.toml", "--clean-accuracy", "60", "--out", "mine")
-    assert card("mine")["recipe"]["dial"]["clean_accuracy"] == 0.6
+    assert card("mine")["recipe"]["operating_point"]["clean_accuracy"] == 0.6
 
 
 def test_resuming_replaces_no_other_mixture():

@@ -21,6 +21,7 @@ from adaptive_smoothing.evaluation.budget import Deadline, Plan, Speed, measure_
 from adaptive_smoothing.evaluation.comparison import Learned
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
 from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff, load_facts, load_tradeoff
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.report import run_folder as run_folder
@@ -29,7 +30,7 @@ from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.runs.folder import make_folder
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import clean_accuracy
+from adaptive_smoothing.tuning.curves import accuracy_curve
 
 STANDARD, ROBUST = "compact-standard", "compact-robust"
 STORED = Path(run_folder.__file__).parent / "stored" / "compact"
@@ -149,7 +150,7 @@ def _clean_accuracy(pair: Pair, speed: Speed, deadline: Deadline, bar: TimeBar) 
         bar.say(f"predicting {len(data):,} validation images", deadline.left())
 
     watch(0)
-    return clean_accuracy(pair.standard, pair.robust, data, batch_size=50, progress=watch)
+    return accuracy_curve(MixedClassifier(pair.standard, pair.robust, 0.5), data, batch_size=50, progress=watch)
 
 
 def _measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -27,17 +27,11 @@ from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.loop import CHECKPOINT
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
-from adaptive_smoothing.training.mixing.train import (
-    ATTACKED,
-    STANDARD_SCALE,
-    fit_adaptive,
-    fit_nonlinear,
-    fixed_mixture,
-    training_facts,
-)
+from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, clean_accuracy, current_setting
-from adaptive_smoothing.tuning.tune import robust_accuracy_under, tune
+from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, current_setting
+from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
+from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under, tune
 
 THREAT, DATA = "Linf:8/255", "cifar10"
 # Images that a search attacks on a CPU.
@@ -113,7 +107,7 @@ def mix(
     elif mode is Mode.nonlinear:
         mixed, facts = _nonlinear(pair, against, wanted["clean_accuracy"], searched, console)
     else:
-        mixed, facts = fixed_mixture(pair.g, pair.h, standard_scale=scale), {}
+        mixed, facts = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale), {}
     mixed = _dialled(mixed, pair.val, against, wanted, search, searched, console)
     kept = _kept(mixed, pair, against, in_the_end, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": wanted}
@@ -142,14 +136,14 @@ def _pair(standard: str, robust: str, device: str, data: str, root: Path | None,
 
 def _alone(pair: Pair, scale: float, wanted: dict[str, float]) -> CleanAccuracyCurve:
     """What both have alone and mixed with one alpha, or an error, before anything is trained."""
-    alone = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
+    alone = accuracy_curve(MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale), pair.val)
     if alone(0) <= alone(1):
         raise ValueError(
             f"expected a G that is more accurate than H, got {pair.standard} with {100 * alone(0):.2f} % and "
             f"{pair.robust} with {100 * alone(1):.2f} % on validation images: G first, then H; or take H alone"
         )
     if "clean_accuracy" in wanted:
-        alone.largest(wanted["clean_accuracy"])
+        alone.largest_setting(wanted["clean_accuracy"])
     return alone
 
 
@@ -189,7 +183,7 @@ def _store(
     mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
     accuracy.save(folder / VALIDATION)
     clean = f"{100 * accuracy(setting):.2f} % clean accuracy on {len(val):,} validation images"
-    return f"{clean}, at {accuracy.dial} {setting:.4g}"
+    return f"{clean}, at {accuracy.parameter} {setting:.4g}"
 
 
 def _beside(pair: Pair, alone: CleanAccuracyCurve, kept: Kept | None) -> str:
@@ -242,8 +236,10 @@ def _recipe(
 ) -> MixingRecipe:
     """With what is asked for by options. A dial that turns in training turns to the clean accuracy that is wanted."""
     recipe = replace(recipe, data=replace(recipe.data, name=data))
-    if recipe.dial.turns and not recipe.dial.clean_accuracy:
-        recipe = replace(recipe, dial=replace(recipe.dial, clean_accuracy=wanted.get("clean_accuracy", 0.0)))
+    point = recipe.operating_point
+    if point.has_target and not point.clean_accuracy:
+        point = replace(point, clean_accuracy=wanted.get("clean_accuracy", 0.0))
+        recipe = replace(recipe, operating_point=point)
     if threat is not None:
         against = parse_threat(threat)
         recipe = changed(recipe, [f"attack.norm={against.norm}", f"attack.eps={against.eps}"])
@@ -280,9 +276,9 @@ def _nonlinear(
 ) -> tuple[MixedClassifier, dict[str, Any]]:
     with TimeBar(console) as bar:
         options: dict[str, Any] = {"clean_accuracy": target, "attacked": attacked}
-        options["say"] = lambda text: bar.say(text, None)
-        mixed, setting = fit_nonlinear(pair.g, pair.h, pair.val, threat, **options)
-    return mixed, {"transform": asdict(setting)}
+        options["log"] = lambda text: bar.say(text, None)
+        mixed = fit_nonlinear(pair.g, pair.h, pair.val, threat, **options)
+    return mixed, mixed.card
 
 
 def _dialled(
@@ -300,7 +296,7 @@ def _dialled(
         return tune(mixed, val, clean_accuracy=wanted["clean_accuracy"])
     with TimeBar(console) as bar:
         bar.say(f"attacking {min(len(val), attacked):,} validation images, again and again", None)
-        options: dict[str, Any] = {"threat": threat, "attacked": attacked, "say": console.print}
+        options: dict[str, Any] = {"threat": threat, "attacked": attacked, "log": console.print}
         return tune(mixed, val, **options | wanted)
 
 

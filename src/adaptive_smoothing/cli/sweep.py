@@ -24,6 +24,7 @@ from adaptive_smoothing.evaluation.tradeoff import (
     join,
     tradeoff_parts,
 )
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.facts import model_facts, short_name
@@ -32,7 +33,7 @@ from adaptive_smoothing.report.sentences import Choice, Report
 from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.runs.folder import make_folder
 from adaptive_smoothing.threat import parse_number, parse_threat
-from adaptive_smoothing.tuning.curves import clean_accuracy
+from adaptive_smoothing.tuning.curves import accuracy_curve
 
 
 def sweep(
@@ -124,7 +125,7 @@ def _choose(
     """The alpha for a wanted clean accuracy; what it was read from stays in the run folder."""
     with TimeBar(console) as bar:
         count = Count(bar, len(val), "validation images predicted")
-        accuracy = clean_accuracy(g, h, val, batch_size=size, progress=count)
+        accuracy = accuracy_curve(MixedClassifier(g, h, 0.5), val, batch_size=size, progress=count)
     accuracy.save(folder / VALIDATION)
     return choose(accuracy, target, console)
 

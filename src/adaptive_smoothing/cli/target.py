@@ -22,7 +22,7 @@ def as_share(wanted: float) -> float:
 
 def choose(accuracy: CleanAccuracyCurve, wanted: float, console: Console) -> Choice:
     """The largest alpha with the wanted accuracy on validation images: the test images are for reporting."""
-    alpha, images = accuracy.largest(wanted), len(accuracy.low)
+    alpha, images = accuracy.largest_setting(wanted), len(accuracy.low)
     choice = Choice(wanted, alpha, accuracy(alpha), images)
     console.print(
         f"For a clean accuracy of {percent(wanted)}, the largest α is {alpha:.3f}: it gives "
