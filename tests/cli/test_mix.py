@@ -178,7 +178,7 @@ def test_resuming_replaces_no_other_mixture():
 
 def test_models_in_the_wrong_order(monkeypatch):
     swapped = ["mix", ROBUST, STANDARD, "--device", "cpu", "--mode", "fixed"]
-    monkeypatch.setattr(verb, "clean_accuracy", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
+    monkeypatch.setattr(verb, "accuracy_curve", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
     with pytest.raises(ValueError, match=r"a G that is more accurate than H, got .* with 80.00 % .* with 90.00 %"):
         CliRunner().invoke(app, swapped, catch_exceptions=False)
 
