@@ -1,9 +1,9 @@
-"""What a mixing network costs: minutes to train one, and images a second of the mixture beside g and h alone.
+"""Cost of a mixing network: minutes to train it, and images per second of the mixture compared with g and h.
 
     python benchmarks/mixing.py G H --recipe recipes/mixing-c.toml --data-root DATA --out benchmarks/results/mixing.json
 
-The overhead is that of one mixture over g and h run one after the other on the same images, the median of rounds in
-which both are timed side by side. Training is end to end: data on the device, compiling, epochs, batch-norm statistics.
+The overhead is the time of a mixture relative to g and h run one after the other on the same images: the median over
+rounds that time both. Training is timed end to end: data transfer, compilation, epochs, batch-norm statistics.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROUNDS = 9
 
 
 def overhead(g: nn.Module, h: nn.Module, images: Tensor, *, half: bool, compiled: bool) -> list[dict[str, Any]]:
-    """Images a second of g and h, and of mixtures of them, in rounds side by side."""
+    """Return images per second of g and h and of mixtures of them, timed in the same rounds."""
     device = images.device
 
     def prepared(model: nn.Module) -> Callable[[], object]:
@@ -51,7 +51,7 @@ def overhead(g: nn.Module, h: nn.Module, images: Tensor, *, half: bool, compiled
     mixtures = {
         "one alpha": prepared(MixedClassifier(g, h, 0.85)),
         "mixing network": prepared(MixedClassifier(g, h, MixingNetwork.between(g, h))),
-        "second ending": prepared(MixedClassifier(g, h, FineTunedTail.of(h))),
+        "fine-tuned tail": prepared(MixedClassifier(g, h, FineTunedTail.of(h))),
     }
     for run in (*alone, *mixtures.values()):
         run()
@@ -76,13 +76,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("standard")
     parser.add_argument("robust")
-    parser.add_argument("--recipe", type=Path, help="train it, too")
+    parser.add_argument("--recipe", type=Path, help="train this recipe as well")
     parser.add_argument("--set", action="append", default=[], dest="changes")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-root")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=2048)
-    parser.add_argument("--keep", type=Path, help="a folder for the mixture that was trained")
+    parser.add_argument("--keep", type=Path, help="folder for the trained mixture")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -95,11 +95,12 @@ def main() -> None:
     found: dict[str, Any] = {"models": [options.standard, options.robust], "overhead": rows}
     if options.recipe:
         recipe = read_toml(options.recipe, MixingRecipe, options.changes)
-        splits = ("val" if options.data == "builtin" else "train", "val")  # a trial without CIFAR-10
+        splits = ("val" if options.data == "builtin" else "train", "val")  # to try it without CIFAR-10
         train, val = (datasets.load(options.data, split, root=options.data_root) for split in splits)
         with tempfile.TemporaryDirectory() as folder:
-            where = {"folder": folder, "device": str(device), "quiet": True}
-            trained, took = clocked(lambda: fit_adaptive(g, h, train, val, recipe, **where))
+            trained, took = clocked(
+                lambda: fit_adaptive(g, h, train, val, recipe, folder=folder, device=str(device), quiet=True)
+            )
         if options.keep:
             trained.save_pretrained(options.keep, card=training_facts(recipe, len(train), took, device))
         found["training"] = {"recipe": recipe.name, "images": len(train), "minutes": round(took / 60, 2)}

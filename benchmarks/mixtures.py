@@ -1,16 +1,16 @@
-"""How many images mixtures of two models leave standing at wanted clean accuracies.
+"""Robust accuracy of mixtures of two models at requested clean accuracies.
 
     python benchmarks/mixtures.py G H --data-root DATA --clean 0.9 --out results/mixtures/candidates \\
-        fixed "best fixed: fixed search" nonlinear "less attacked: recipes/mixing.toml loss.attacked=0.25" \\
-        "softer: resnet18-network-c scale=1"
+        fixed "best fixed: fixed search" nonlinear "less attacked: default loss.attacked=0.25" \\
+        "smaller scale: resnet18-network-c scale=1"
 
-A mixture is `fixed`, `nonlinear`, a recipe (which is trained), or a folder that `mix` wrote, with changes, and a name
-before a colon if it should have one. With `search` its best scales are searched for, too. Each is tuned to the wanted
-accuracies on the validation images, and attacked with presets on the first images of a split: validation images to
-choose by, test images to report on. `--preset A:10000 C:1000` attacks with each on so many; what stands all of them is
-counted on those that all have seen.
-Without `--clean` a folder is attacked as it is. `result.json` and `rows.npz` in the folder `--out` grow with each
-mixture; `--keep FOLDER` keeps those that were trained.
+A mixture is `fixed`, `nonlinear`, a recipe to train (a file, or `default`), or a folder that `mix` wrote, followed by
+changes and preceded by an optional name with a colon. `search` also searches for the best scales. Each mixture is tuned
+to the clean accuracies on validation images and attacked with presets on the first images of a split: validation images
+to choose, test images to report. `--preset A:10000 C:1000` sets the number of images of each preset; robustness to all
+presets is counted on the images that all of them attack.
+Without `--clean` the setting of a folder is not changed. `result.json` and `rows.npz` in the folder `--out` are updated
+after each mixture; `--keep FOLDER` stores the mixtures that were trained.
 """
 
 from __future__ import annotations
@@ -40,22 +40,17 @@ from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.runs.folder import RESULT, ROWS
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
-from adaptive_smoothing.training.mixing.recipe import MixingRecipe
-from adaptive_smoothing.training.mixing.train import (
-    ATTACKED,
-    fit_adaptive,
-    fit_nonlinear,
-    fixed_mixture,
-    training_facts,
-)
+from adaptive_smoothing.training.mixing.recipe import DEFAULT, MixingRecipe
+from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.tuning.curves import accuracy_curve, current_setting
-from adaptive_smoothing.tuning.tune import tune
+from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
+from adaptive_smoothing.tuning.tune import STANDARD_SCALE, tune
 
 SEARCH = "search"
 
 
 class Bench:
-    """Two models, the images to choose by and those to measure on, and the attacks with their numbers of images."""
+    """Two models, the images for tuning and for the evaluation, and the attacks with their numbers of images."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.threat = options, parse_threat(options.threat)
@@ -70,20 +65,21 @@ class Bench:
 
     def _attack(self, asked: str) -> tuple[Cascade, int]:
         name, _, images = asked.partition(":")
-        # An audit is for somebody who trusts one number; here mixtures are compared.
+        # An audit would double the time and is not needed to compare mixtures.
         return replace(preset(name, self.threat), name=name, audit=()), int(images or self.options.images)
 
     def mixtures(self, what: str, changes: list[str], folder: Path) -> Iterator[tuple[dict[str, Any], MixedClassifier]]:
-        """The mixture at each wanted clean accuracy, with what is known of it."""
+        """Yield the mixture at each requested clean accuracy, with facts about it."""
         targets = self.options.clean
         if what == "nonlinear":
             for target in targets:
-                options = {"clean_accuracy": target, "attacked": self.attacked}
-                mixed, setting = fit_nonlinear(self.g, self.h, self.val, self.threat, **options)
-                yield {"wanted": target, **vars(setting)}, mixed
+                mixed = fit_nonlinear(
+                    self.g, self.h, self.val, self.threat, clean_accuracy=target, attacked=self.attacked
+                )
+                yield {"wanted": target, **mixed.card["transform"]}, mixed
             return
         mixed = self._made(what, [change for change in changes if change != SEARCH], folder)
-        searched = {"threat": self.threat, "attacked": self.attacked, "say": print} if SEARCH in changes else {}
+        searched = {"threat": self.threat, "attacked": self.attacked, "log": print} if SEARCH in changes else {}
         for target in targets:
             yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
         if not targets:
@@ -91,22 +87,30 @@ class Bench:
 
     def _made(self, what: str, changes: list[str], folder: Path) -> MixedClassifier:
         if what == "fixed":
-            return fixed_mixture(self.g, self.h, **numbers(changes))
+            return MixedClassifier(self.g, self.h, 0.5, **{"standard_scale": STANDARD_SCALE} | numbers(changes))
         if pretrained.exists(what):
             mixed = MixedClassifier.from_pretrained(what, device=self.options.device)
             return mixed.with_sigmoid(**numbers(changes), shift=0.0) if changes else mixed
-        recipe = read_toml(what, MixingRecipe, changes)
-        options = {"folder": folder, "device": self.options.device, "quiet": True}
-        options |= {"compiled": False} if self.options.eager else {}
+        recipe = read_toml(DEFAULT if what == "default" else what, MixingRecipe, changes)
         began = time.perf_counter()
-        mixed = fit_adaptive(self.g, self.h, self.train, self.val, recipe, **options)
+        mixed = fit_adaptive(
+            self.g,
+            self.h,
+            self.train,
+            self.val,
+            recipe,
+            folder=folder,
+            device=self.options.device,
+            compiled=False if self.options.eager else None,
+            quiet=True,
+        )
         if self.options.keep:
             card = training_facts(recipe, len(self.train), time.perf_counter() - began, self.options.device)
             mixed.save_pretrained(self.options.keep / folder.name, card=card)
         return mixed
 
     def facts(self, mixed: MixedClassifier) -> dict[str, Any]:
-        """Its clean accuracy on validation images, its numbers, and its transforms."""
+        """Return the clean accuracy on validation images, the numbers and the transforms of a mixture."""
         names = NUMBERS if isinstance(mixed.alpha, nn.Module) else ("alpha", *NUMBERS)
         clean = accuracy_curve(mixed, self.val)(current_setting(mixed))
         bases = {"g": mixed.standard, "h": mixed.robust}
@@ -115,22 +119,22 @@ class Bench:
         return {"clean_val": clean, "numbers": numbers, "transforms": transforms}
 
     def measure(self, mixed: MixedClassifier) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Clean accuracy and what stands each attack, and all of them; one row an image."""
+        """Return clean accuracy, robust accuracy to each attack and to all of them; and one row per image."""
         shared = min(images for _, images in self.attacks)
-        stands = torch.ones(shared, dtype=torch.bool)
+        robust = torch.ones(shared, dtype=torch.bool)
         found: dict[str, Any] = {"attacks": {}}
         columns: dict[str, np.ndarray] = {}
         for attack, images in self.attacks:
             data = self.measured.take(slice(images))
             verdict = evaluate(mixed, data, attack, options=EvaluationOptions(alarms=self.options.alarms))
-            stands &= verdict.robust_correct[:shared]
+            robust &= verdict.robust_correct[:shared]
             took = {name: took for name, took, _ in verdict.waterfall if took}
             known = {"robust": verdict.robust, "images": len(data), "took": took}
             asked = {} if verdict.alarms is None else {"alarms": [alarm.name for alarm in verdict.alarms]}
             found["attacks"][attack.name] = known | asked
             columns[attack.name] = verdict.robust_correct.numpy()
         columns["clean"] = evaluate(mixed, self.measured).clean_correct.numpy()
-        whole = {"clean": columns["clean"].mean().item(), "stands_all": stands.float().mean().item(), "of": shared}
+        whole = {"clean": columns["clean"].mean().item(), "stands_all": robust.float().mean().item(), "of": shared}
         return found | whole, columns
 
 
@@ -139,7 +143,7 @@ def numbers(changes: list[str]) -> dict[str, float]:
 
 
 def named(mixture: str) -> tuple[str, str, list[str]]:
-    """`name: what changes...` in its parts."""
+    """Split `name: what changes...` into its parts."""
     name, _, rest = mixture.rpartition(": ")
     what, *changes = rest.split()
     return name or mixture, what, changes
@@ -171,7 +175,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if not options.clean and any(named(mixture)[1] in ("fixed", "nonlinear") for mixture in options.mixtures):
-        parser.error("expected --clean for fixed and nonlinear mixtures: without it only what is trained has a setting")
+        parser.error("expected --clean for fixed and nonlinear mixtures: only trained mixtures have a setting")
     began = time.perf_counter()
     bench = Bench(options)
     facts = {
@@ -180,7 +184,7 @@ def main() -> None:
         "images": len(bench.measured),
         **environment(options.device),
     }
-    # With each mixture, so that runs can be put together.
+    # Stored with each mixture, so that runs can be merged.
     when = {name: facts[name] for name in ("date", "adaptive-smoothing")}
     results: list[dict[str, Any]] = []
     rows = {"index": bench.measured.index.cpu().numpy(), "label": bench.measured.labels.cpu().numpy()}
@@ -199,8 +203,8 @@ def main() -> None:
             results.append({"mixture": name, "made from": " ".join([what, *changes]), **known, **found, **took, **when})
             write_rows(options.out / ROWS, rows)
             write_json(options.out / RESULT, facts | {"mixtures": results})
-            stood = ", ".join(f"{name} {100 * attack['robust']:.2f}" for name, attack in found["attacks"].items())
-            figures = f"clean {100 * found['clean']:.2f} (val {100 * known['clean_val']:.2f}), {stood}"
+            robust = ", ".join(f"{name} {100 * attack['robust']:.2f}" for name, attack in found["attacks"].items())
+            figures = f"clean {100 * found['clean']:.2f} (val {100 * known['clean_val']:.2f}), {robust}"
             done = f"{time.perf_counter() - began:5.0f} s ({took['seconds_made']:.0f} + {took['seconds_attacked']:.0f})"
             print(f"{done}  {name}: {figures}, all {100 * found['stands_all']:.2f}", flush=True)
             start = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Seconds an epoch of standard and adversarial training, eager and compiled, and of what comes between epochs.
+"""Seconds per epoch of standard and adversarial training, eager and compiled, and of checkpoints and validation.
 
     python benchmarks/train.py --out benchmarks/results/train.json
 
-Images are random: speed does not depend on what is on them. An epoch is 45,000 images; the first one, with the
-compilation, is reported apart; "epoch" is the median of the others. "checkpoint" is one save, "validation" one look at
-the averaged weights, as training does every `evaluate_every` epochs.
+Images are random, which does not affect speed. An epoch is 45,000 images. "first" is the first one, with compilation,
+and "epoch" the median of the others. "checkpoint" is one save, "validation" one validation of the averaged weights, as
+training does every `evaluate_every` epochs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def random_data(images: int) -> ImageData:
 
 def measure(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        watcher = TrainingMonitor(Path(folder), quiet=True, tensorboard=False)
+        monitor = TrainingMonitor(Path(folder), quiet=True, tensorboard=False)
         val = data.take(slice(5000))
-        trainer = Trainer(recipe, data, val, Path(folder), device=device, compiled=compiled, watcher=watcher)
+        trainer = Trainer(recipe, data, val, Path(folder), device=device, compiled=compiled, monitor=monitor)
 
         def train(epoch: int) -> None:
             for batch in trainer.batches(epoch):

@@ -122,10 +122,11 @@ def test_a_stored_mixture_is_what_its_card_says(name):
     card = description["card"]
     assert (folder / "mixture.md").read_text() == mixture_card.markdown(name, description, folder / pretrained.WEIGHTS)
     recipe = from_table(MixingRecipe, card["recipe"])
-    assert recipe.mixer.kind == description["alpha"]["kind"] and recipe.data.name == "cifar10"
+    stored_kind = {"fine-tuned-tail": "second-ending", "network": "network"}[recipe.mixer.kind]
+    assert stored_kind == description["alpha"]["kind"] and recipe.data.name == "cifar10"
     assert card["figures"]["val"]["clean"] == pytest.approx(card["wanted"]["clean_accuracy"], abs=5e-4)
     mixed = MixedClassifier.from_pretrained(name)
-    assert mixed.standard_scale == recipe.standard_scale and mixed.alpha_range[0] == recipe.dial.low
+    assert mixed.standard_scale == recipe.standard_scale and mixed.alpha_range[0] == recipe.operating_point.low
 
 
 def test_the_mixture_in_the_package_is_right_where_its_dial_says_so():

@@ -30,7 +30,8 @@ from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import Classifier, wrap
 from adaptive_smoothing.models.zoo import load as load_model
 from adaptive_smoothing.threat import L2, Linf, Threat, parse_threat
-from adaptive_smoothing.training.mixing.train import fit_nonlinear, train_mixing
+from adaptive_smoothing.training.mixing.train import train_mixing
+from adaptive_smoothing.tuning.nonlinear import fit_nonlinear
 from adaptive_smoothing.tuning.tune import tune
 from adaptive_smoothing.version import VERSION
 

@@ -69,7 +69,13 @@ def _merge(table: dict[str, Any], change: dict[str, Any]) -> None:
 
 
 def from_table(cls: type[T], table: dict[str, Any], where: str = "settings") -> T:
-    """Build `cls` from nested tables, checking names and types on the way."""
+    """Build `cls` from nested tables, checking names and types on the way.
+
+    Files that were stored with other words keep loading. `cls` may have class variables: `OLD_KEYS` maps old names of
+    keys to new ones, `OLD_VALUES` old values of a key to new ones, and `RETIRED` has keys that were removed, each with
+    the only value that is still accepted.
+    """
+    table = _in_new_words(cls, table, where)
     hints = typing.get_type_hints(cls)
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     for key in table:
@@ -85,6 +91,26 @@ def from_table(cls: type[T], table: dict[str, Any], where: str = "settings") -> 
         return cls(**values)
     except ValueError as error:
         raise SettingsError(f"{where}: {error}") from error
+
+
+def _in_new_words(cls: type, table: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the table with old names and values replaced, and without retired keys."""
+    old_keys: dict[str, str] = getattr(cls, "OLD_KEYS", {})
+    old_values: dict[str, dict[str, str]] = getattr(cls, "OLD_VALUES", {})
+    retired: dict[str, object] = getattr(cls, "RETIRED", {})
+    found: dict[str, Any] = {}
+    for old, value in table.items():
+        if old in retired:
+            if value != retired[old]:
+                raise SettingsError(
+                    f"{where}: expected {old} = {retired[old]!r}, got {value!r}: others were removed; leave it out"
+                )
+            continue
+        key = old_keys.get(old, old)
+        if key in found:
+            raise SettingsError(f"{where}: expected {key!r} once, got it also as {old!r}, its old name: leave one out")
+        found[key] = old_values.get(key, {}).get(value, value) if isinstance(value, str) else value
+    return found
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

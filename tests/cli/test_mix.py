@@ -103,7 +103,7 @@ def test_scales_are_searched_if_asked(monkeypatch):
 
     def tuned(mixed, data, **options):
         asked.update(options)
-        options["say"]("40 % are robust")
+        options["log"]("40 % are robust")
         return tune(mixed, data, clean_accuracy=0.5).with_scales(9.0, 2.0)
 
     monkeypatch.setattr(verb, "tune", tuned)
@@ -143,7 +143,7 @@ def test_a_nonlinear_mixture(monkeypatch):
 
 
 def small_search(g, h, val, threat, **options):
-    from adaptive_smoothing.training.mixing.train import fit_nonlinear
+    from adaptive_smoothing.tuning.nonlinear import fit_nonlinear
 
     assert options["attacked"] == verb.FEW  # on a CPU
     return fit_nonlinear(g, h, val, threat, **options | {"attacked": 2, "tried": 1})
@@ -167,7 +167,7 @@ def test_a_card_names_the_images_it_was_trained_on(monkeypatch):
 def test_training_uses_the_wanted_clean_accuracy():
     Path("tiny.toml").write_text(RECIPE + "[dial]\nrecover = 0.5\n")
     mix("--recipe", "tiny.toml", "--clean-accuracy", "60", "--out", "mine")
-    assert card("mine")["recipe"]["dial"]["clean_accuracy"] == 0.6
+    assert card("mine")["recipe"]["operating_point"]["clean_accuracy"] == 0.6
 
 
 def test_resume_does_not_replace_a_mixture_that_was_not_trained():
@@ -178,7 +178,7 @@ def test_resume_does_not_replace_a_mixture_that_was_not_trained():
 
 def test_models_in_the_wrong_order(monkeypatch):
     swapped = ["mix", ROBUST, STANDARD, "--device", "cpu", "--mode", "fixed"]
-    monkeypatch.setattr(verb, "clean_accuracy", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
+    monkeypatch.setattr(verb, "accuracy_curve", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
     with pytest.raises(ValueError, match=r"a G that is more accurate than H, got .* with 80.00 % .* with 90.00 %"):
         CliRunner().invoke(app, swapped, catch_exceptions=False)
 

@@ -50,7 +50,7 @@ def test_alpha_is_chosen_on_validation_images_and_attacked() -> None:
     assert load_tradeoff("tuned").mix_alphas.tolist() == sorted({0, choice["alpha"], 1})
     # The alpha for any other target can be computed from the stored file.
     kept = CleanAccuracyCurve.load(Path("tuned") / VALIDATION)
-    assert len(kept.low) == choice["images"] and kept.largest(0.6) == choice["alpha"]
+    assert len(kept.low) == choice["images"] and kept.largest_setting(0.6) == choice["alpha"]
 
 
 def test_alpha_is_not_reported_on_the_images_it_was_chosen_on() -> None:

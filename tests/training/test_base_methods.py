@@ -1,4 +1,4 @@
-"""Each method against what its paper says, by hand."""
+"""Each training method compared with the formula of its paper."""
 
 import pytest
 import torch
@@ -12,10 +12,10 @@ from adaptive_smoothing.training.recipe import MethodSettings
 EPS = 8 / 255
 
 
-def batch(linear, epoch=9, right=True):
+def batch(linear, epoch=9, correct=True):
     images = 0.2 + 0.6 * torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = linear(images).argmax(1)
-    if not right:
+    if not correct:
         labels = (labels + 1) % 4
     return TrainingBatch(images, labels, torch.arange(16), epoch, torch.Generator().manual_seed(1))
 
@@ -58,8 +58,8 @@ def test_trades_loss_by_hand(linear):
 
 
 def test_trades_attacks_the_divergence(linear):
-    """On images whose label is wrong, cross-entropy and divergence pull apart."""
-    at = batch(linear, right=False)
+    """On misclassified images, cross-entropy and divergence have different gradients."""
+    at = batch(linear, correct=False)
     ours, plain = (method(name).examples(linear, at) for name in ("trades", "at"))
     moved = [kl_divergence(linear(at.images), linear(examples)).mean() for examples in (ours, plain)]
     assert moved[0] > moved[1]
@@ -67,36 +67,36 @@ def test_trades_attacks_the_divergence(linear):
 
 
 class Answers(torch.nn.Module):
-    """Right on the clean image or not, and within a radius of it or not, whatever the attack does."""
+    """Correct or not on the clean image, and correct up to a radius around it."""
 
-    def __init__(self, images, labels, clean, stands_to):
+    def __init__(self, images, labels, clean, radius):
         super().__init__()
-        self.images, self.labels, self.clean, self.stands_to = images, labels, clean, stands_to
+        self.images, self.labels, self.clean, self.radius = images, labels, clean, radius
 
     def forward(self, x):
         distance = (x.detach() - self.images).flatten(1).abs().amax(1)
-        right = torch.where(distance < 1e-6, torch.tensor(self.clean), distance <= self.stands_to + 1e-6)
+        correct = torch.where(distance < 1e-6, torch.tensor(self.clean), distance <= self.radius + 1e-6)
         other = (self.labels + 1) % 4
-        return F.one_hot(torch.where(right, self.labels, other), 4).float() + 0 * x.sum()
+        return F.one_hot(torch.where(correct, self.labels, other), 4).float() + 0 * x.sum()
 
 
 @pytest.mark.parametrize(
-    ("clean", "stands_to", "expected"),
+    ("clean", "radius", "expected"),
     [
-        (True, 1.0, EPS + 0.1 * 1.9 / 255),  # stands at radius + step: grows
-        (True, EPS + 0.5 / 255, EPS),  # stands at its radius only: stays
-        (True, 0.0, EPS - 0.1 * 1.9 / 255),  # falls at its radius: shrinks
-        (False, 1.0, 0.9 * EPS),  # wrong without an attack: towards none
+        (True, 1.0, EPS + 0.1 * 1.9 / 255),  # robust at radius + step: grows
+        (True, EPS + 0.5 / 255, EPS),  # robust at its radius only: stays
+        (True, 0.0, EPS - 0.1 * 1.9 / 255),  # not robust at its radius: shrinks
+        (False, 1.0, 0.9 * EPS),  # misclassified without an attack: shrinks to 0
     ],
 )
-def test_iaat_moves_radii_as_balaji_does(linear, clean, stands_to, expected):
+def test_iaat_moves_radii_as_balaji_does(linear, clean, radius, expected):
     at = batch(linear)
     iaat = method("iaat")
-    iaat.examples(Answers(at.images, at.labels, clean, stands_to), at)
+    iaat.examples(Answers(at.images, at.labels, clean, radius), at)
     assert torch.allclose(iaat.state()["radius"], torch.full((16,), expected), atol=1e-7)
 
 
-def test_iaat_warm_up_gives_eps_to_what_is_right(linear):
+def test_iaat_warm_up_gives_eps_to_correct_images(linear):
     at = batch(linear, epoch=0)
     iaat = method("iaat")
     half = at._replace(labels=torch.where(torch.arange(16) < 8, at.labels, (at.labels + 1) % 4))
@@ -106,7 +106,7 @@ def test_iaat_warm_up_gives_eps_to_what_is_right(linear):
     assert torch.allclose((examples - at.images).flatten(1).abs().amax(1), expected, atol=1e-6)
 
 
-def test_iaat_reaches_the_border_of_a_radius_that_has_grown(linear):
+def test_iaat_reaches_the_border_of_a_larger_radius(linear):
     at = batch(linear)
     iaat = method("iaat")
     iaat.radius.fill_(40 / 255)

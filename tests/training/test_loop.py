@@ -1,3 +1,5 @@
+"""The training loop, with a tiny network that learns to tell dark from light images."""
+
 import json
 import os
 import signal
@@ -10,7 +12,6 @@ import torch
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training import checkpoints
-from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, statistics_kept
 from adaptive_smoothing.training.base_trainer import Trainer
 from adaptive_smoothing.training.loop import DivergedError, Stopped
 from adaptive_smoothing.training.monitor import TrainingMonitor
@@ -18,7 +19,7 @@ from adaptive_smoothing.training.recipe import Recipe
 
 
 def tiny_data(images=96, size=8):
-    """Two classes told apart by brightness, which the smallest network can learn."""
+    """Two classes that differ in brightness, which the smallest network can learn."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(images) % 2
     noise = torch.randint(0, 120, (images, 3, size, size), generator=generator)
@@ -39,8 +40,8 @@ def recipe(method="standard", epochs=4, **changes):
 
 
 def trainer(folder, settings, data=None, save_every=0.0):
-    data, watcher = data or tiny_data(), TrainingMonitor(folder, quiet=True, tensorboard=False)
-    return Trainer(settings, data, data.take(slice(32)), folder, watcher=watcher, save_every=save_every)
+    data, monitor = data or tiny_data(), TrainingMonitor(folder, quiet=True, tensorboard=False)
+    return Trainer(settings, data, data.take(slice(32)), folder, monitor=monitor, save_every=save_every)
 
 
 def weights(model):
@@ -61,7 +62,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method):
 
 
 def stop_after(run, steps, by=signal.SIGINT):
-    """Ctrl-C in the middle of a run, at a known step."""
+    """Send a signal to the process at a known step."""
     original = run.train_step
 
     def step(batch):
@@ -99,7 +100,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     assert facts["step"] == 3 and all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
 
-def test_checkpoints_are_made_as_often_as_asked_and_at_both_ends(tmp_path):
+def test_checkpoints_are_written_after_the_first_and_the_last_epoch_and_as_often_as_requested(tmp_path):
     run = trainer(tmp_path, recipe(epochs=4), save_every=3600.0)
     save, saves = run.save, []
     run.save = lambda: (saves.append(run.step), save())
@@ -109,7 +110,7 @@ def test_checkpoints_are_made_as_often_as_asked_and_at_both_ends(tmp_path):
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path, by):
-    """By Ctrl-C, or by a batch system that is about to kill it."""
+    """By Ctrl-C, or by a batch system."""
     before = signal.getsignal(by)
     first = trainer(tmp_path, recipe(epochs=4), save_every=3600.0)
     stop_after(first, steps=6, by=by)
@@ -129,7 +130,7 @@ def test_a_killed_run_logs_no_epoch_twice(tmp_path):
             save()
         saves.append(first.step)
 
-    first.save = save_once  # as if it had been killed before the second checkpoint
+    first.save = save_once  # as if the process was killed before the second checkpoint
     first.run()
     second = trainer(tmp_path, recipe(epochs=3))
     assert second.resume() and second.step == 3
@@ -152,10 +153,10 @@ def test_an_interrupted_epoch_is_logged_once_and_whole(tmp_path):
     assert whole == parts
 
 
-def test_a_torn_log_and_a_new_start(tmp_path):
+def test_an_incomplete_row_of_the_log_is_removed(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 3, "epoch": 1}\n{"step": 6, "ep')
     run = trainer(tmp_path, recipe(epochs=1))
-    run.watcher.rewind(3)
+    run.monitor.rewind(3)
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 3, "epoch": 1}\n'
     run.run()
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
@@ -167,7 +168,7 @@ def test_a_bad_last_step_is_not_saved_over_a_good_checkpoint(tmp_path):
 
     def step(batch):
         result = original(batch)
-        if run.step == 5:  # the last of the second epoch: its loss was still a number
+        if run.step == 5:  # the last of the second epoch, whose loss was still finite
             with torch.no_grad():
                 next(run.model.parameters()).fill_(torch.nan)
         return result
@@ -178,7 +179,7 @@ def test_a_bad_last_step_is_not_saved_over_a_good_checkpoint(tmp_path):
     assert checkpoints.load(run.checkpoint)[1]["step"] == 3
 
 
-def test_divergence_in_the_first_epoch_promises_no_checkpoint(tmp_path):
+def test_divergence_in_the_first_epoch_leaves_no_checkpoint(tmp_path):
     run = trainer(tmp_path, recipe(lr=1e30))
     with pytest.raises(DivergedError, match="nothing was saved yet"):
         run.run()
@@ -196,17 +197,17 @@ def test_attacks_see_a_frozen_network_in_eval_mode(tmp_path, method):
     run.model.train()
     seen, network = [], run.network
 
-    def watched(images):
+    def recorded(images):
         seen.append((run.model.training, any(p.requires_grad for p in run.model.parameters())))
         return network(images)
 
-    run.network = watched
+    run.network = recorded
     run.examples(next(iter(run.batches(0))))
     assert set(seen) == {(False, False)}
     assert all(parameter.requires_grad for parameter in run.model.parameters())
 
 
-def test_the_final_model_is_the_average_with_statistics_of_its_own(tmp_path):
+def test_the_final_model_has_averaged_weights_and_their_statistics(tmp_path):
     run = trainer(tmp_path, recipe(epochs=2))
     averages, update = [[p.detach().clone() for p in run.model.parameters()]], run.average.update
 
@@ -222,8 +223,8 @@ def test_the_final_model_is_the_average_with_statistics_of_its_own(tmp_path):
         assert torch.allclose(expected, parameter, atol=1e-6)
     first = model.get_submodule("stage1.0.norms.0")
     with torch.no_grad():
-        looked_at = (batch.images for batch in run.batches(run.recipe.optimizer.epochs))
-        means = [model.stem(model.normalize(images)).mean((0, 2, 3)) for images in looked_at]
+        images = (batch.images for batch in run.batches(run.recipe.optimizer.epochs))
+        means = [model.stem(model.normalize(batch)).mean((0, 2, 3)) for batch in images]
     assert torch.allclose(first.running_mean, torch.stack(means).mean(0), atol=1e-5)
 
 
@@ -248,7 +249,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         trainer(tmp_path, recipe()).resume()
 
 
-def test_the_number_of_classes_is_the_datas(tmp_path):
+def test_the_number_of_classes_is_that_of_the_data(tmp_path):
     settings = recipe()
     settings = replace(settings, model=replace(settings.model, options={**settings.model.options, "num_classes": 3}))
     with pytest.raises(ValueError, match="leave it out"):
@@ -260,7 +261,7 @@ def test_too_few_images_for_a_batch(tmp_path):
         trainer(tmp_path, recipe(), tiny_data(16))
 
 
-def test_iaat_radii_move_apart_and_stay_legal(tmp_path):
+def test_iaat_radii_differ_and_stay_in_bounds(tmp_path):
     run = trainer(tmp_path, recipe("iaat", epochs=4))
     run.run()
     radius = run.method.state()["radius"]
@@ -271,44 +272,19 @@ def test_iaat_radii_move_apart_and_stay_legal(tmp_path):
 def test_weight_perturbation_is_undone_after_the_step(tmp_path):
     run = trainer(tmp_path, replace(recipe("at"), method=replace(recipe("at").method, weight_perturbation=0.01)))
     batch = next(iter(run.batches(0)))
-    before = [weight.clone() for weight in run.adversary.weights]
+    before = [weight.clone() for weight in run.weight_perturbation.weights]
     seen = {}
 
     def loss():
         return run.method.loss(run.network, batch, batch.images)[0]
 
-    with run.adversary.pushed(loss):
-        seen["inside"] = [weight.clone() for weight in run.adversary.weights]
-        seen["pushed loss"] = loss().item()
-    assert seen["pushed loss"] > loss().item()
-    for old, inside, new in zip(before, seen["inside"], run.adversary.weights, strict=True):
+    with run.weight_perturbation.applied(loss):
+        seen["inside"] = [weight.clone() for weight in run.weight_perturbation.weights]
+        seen["perturbed loss"] = loss().item()
+    assert seen["perturbed loss"] > loss().item()
+    for old, inside, new in zip(before, seen["inside"], run.weight_perturbation.weights, strict=True):
         assert ((inside - old).norm() / old.norm()).item() == pytest.approx(0.01, rel=1e-3)
         assert torch.allclose(old, new, atol=1e-6)
-
-
-def test_moving_average_follows_its_formula():
-    model = torch.nn.Linear(1, 1, bias=False)
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-        average = MovingAverage(model, 0.5)
-        model.weight.fill_(3.0)
-        average.update(step=1000)
-        with average.swapped_in():
-            assert model.weight.item() == pytest.approx(2.0)
-    assert model.weight.item() == 3.0
-
-
-def test_statistics_are_the_plain_mean_over_batches():
-    model = torch.nn.BatchNorm1d(3).eval()
-    batches = [torch.randn(50, 3) + shift for shift in (0.0, 1.0, 5.0)]
-    measure_statistics(model, batches)
-    assert torch.allclose(model.running_mean, torch.stack([b.mean(0) for b in batches]).mean(0), atol=1e-5)
-    assert torch.allclose(model.running_var, torch.stack([b.var(0) for b in batches]).mean(0), atol=1e-5)
-    assert not model.training and model.momentum == 0.1
-    kept = model.running_mean.clone()
-    with statistics_kept(model):
-        measure_statistics(model, [torch.randn(50, 3) + 9])
-    assert torch.equal(model.running_mean, kept)
 
 
 def test_training_in_a_thread_leaves_signals_alone(tmp_path):

@@ -1,4 +1,4 @@
-"""From a recipe file to a stored model, by the command a person types."""
+"""The verb `train`: from a recipe file to a stored model."""
 
 import json
 
@@ -50,7 +50,7 @@ def train(tmp_path, monkeypatch):
     return run
 
 
-def test_the_card_says_what_made_the_model_and_how_good_it_is(train):
+def test_the_card_has_the_recipe_and_the_figures(train):
     facts = train()["card"]
     assert {split: row["images"] for split, row in facts["figures"].items()} == {"val": 16, "test": 24}
     assert facts["recipe"]["optimizer"]["epochs"] == 2 and facts["train_images"] == 64
@@ -58,7 +58,7 @@ def test_the_card_says_what_made_the_model_and_how_good_it_is(train):
     assert zoo.load("run/tiny.safetensors").num_classes == 2
 
 
-def test_a_candidate_leaves_the_test_images_alone_until_it_is_chosen(train):
+def test_a_candidate_is_evaluated_on_test_images_only_when_it_is_chosen(train):
     candidate = train("--test-images", "0")
     assert list(candidate["card"]["figures"]) == ["val"]
     assert candidate["card"]["resumed"] is False
@@ -71,5 +71,5 @@ def test_a_candidate_leaves_the_test_images_alone_until_it_is_chosen(train):
 
 def test_a_run_is_not_overwritten(train):
     train("--test-images", "4")
-    with pytest.raises(FileExistsError, match="holds a run already: go on with --resume"):
+    with pytest.raises(FileExistsError, match=r"expected a folder without a run, got .*: continue with --resume"):
         train()

@@ -44,11 +44,11 @@ def measured_now(
     """
     folder = pretrained.find(MIXED)
     accuracy = CleanAccuracyCurve.load(folder / VALIDATION)
-    if not len(accuracy.reaching(wanted)):
+    if not accuracy.reaches(wanted):
         return learned
     device = next(robust.parameters()).device
     mixed = MixedClassifier.from_pretrained(folder, standard=standard, robust=robust, device=device)
-    mixed = at_setting(mixed, accuracy.largest(wanted))
+    mixed = at_setting(mixed, accuracy.largest_setting(wanted))
     found = evaluate(mixed, data, replace(attack, stop_when_fooled=True))
     facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
     point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)

@@ -14,8 +14,9 @@ from adaptive_smoothing.cli.progress import Count
 from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff_parts
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import clean_accuracy
+from adaptive_smoothing.tuning.curves import accuracy_curve
 
 
 def measure_tradeoff(
@@ -51,6 +52,6 @@ def measure_clean_accuracy(
     """Return the clean accuracy at every alpha on validation images, and store it in the run folder."""
     with TimeBar(console) as bar:
         count = Count(bar, len(val), "validation images predicted")
-        accuracy = clean_accuracy(g, h, val, batch_size=batch_size, progress=count)
+        accuracy = accuracy_curve(MixedClassifier(g, h, 0.5), val, batch_size=batch_size, progress=count)
     accuracy.save(folder / VALIDATION)
     return accuracy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -39,17 +39,11 @@ from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.loop import CHECKPOINT
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
-from adaptive_smoothing.training.mixing.train import (
-    ATTACKED,
-    STANDARD_SCALE,
-    fit_adaptive,
-    fit_nonlinear,
-    fixed_mixture,
-    training_facts,
-)
+from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, clean_accuracy, current_setting
-from adaptive_smoothing.tuning.tune import robust_accuracy_under, tune
+from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, current_setting
+from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
+from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under, tune
 
 THREAT, DATA = "Linf:8/255", "cifar10"
 # Validation images that a search attacks on a CPU.
@@ -108,7 +102,7 @@ def mix(
     elif mode is Mode.nonlinear:
         mixed, facts = _nonlinear(pair, against, target.value, searched, console)
     else:
-        mixed = fixed_mixture(pair.g, pair.h, standard_scale=scale)
+        mixed = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
     mixed = _tuned(mixed, pair.val, against, target, options.search, searched, console)
     attacked = _attack(mixed, pair, against, confirmed, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
@@ -165,8 +159,9 @@ def _recipe(recipe: MixingRecipe, threat: str | None, options: MixOptions, data:
     A recipe that adjusts the operating point in training, and names no clean accuracy for it, uses the target.
     """
     recipe = replace(recipe, data=replace(recipe.data, name=data))
-    if recipe.dial.turns and not recipe.dial.clean_accuracy:
-        recipe = replace(recipe, dial=replace(recipe.dial, clean_accuracy=target.clean_accuracy or 0.0))
+    point = recipe.operating_point
+    if point.has_target and not point.clean_accuracy:
+        recipe = replace(recipe, operating_point=replace(point, clean_accuracy=target.clean_accuracy or 0.0))
     if threat is not None:
         against = parse_threat(threat)
         recipe = changed(recipe, [f"attack.norm={against.norm}", f"attack.eps={against.eps}"])
@@ -175,14 +170,14 @@ def _recipe(recipe: MixingRecipe, threat: str | None, options: MixOptions, data:
 
 def _fixed_alpha_curve(pair: Pair, scale: float, target: Target) -> CleanAccuracyCurve:
     """Return the clean accuracy at every fixed alpha; raise an error if the target is too high for this pair."""
-    curve = clean_accuracy(pair.g, pair.h, pair.val, standard_scale=scale)
+    curve = accuracy_curve(MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale), pair.val)
     if curve(0) <= curve(1):
         raise ValueError(
             f"expected a G that is more accurate than H, got {pair.standard} with {100 * curve(0):.2f} % and "
             f"{pair.robust} with {100 * curve(1):.2f} % on validation images: name G first, then H"
         )
     if target.clean_accuracy is not None:
-        curve.largest(target.clean_accuracy)
+        curve.largest_setting(target.clean_accuracy)
     return curve
 
 
@@ -210,16 +205,16 @@ def _nonlinear(
     pair: Pair, threat: Threat, target: float, attacked: int, console: Console
 ) -> tuple[MixedClassifier, dict[str, Any]]:
     with TimeBar(console) as bar:
-        mixed, setting = fit_nonlinear(
+        mixed = fit_nonlinear(
             pair.g,
             pair.h,
             pair.val,
             threat,
             clean_accuracy=target,
             attacked=attacked,
-            say=lambda text: bar.say(text, None),
+            log=lambda text: bar.say(text, None),
         )
-    return mixed, {"transform": asdict(setting)}
+    return mixed, mixed.card
 
 
 def _tuned(
@@ -246,7 +241,7 @@ def _tuned(
             robust_accuracy=robust,
             threat=threat,
             attacked=attacked,
-            say=console.print,
+            log=console.print,
         )
 
 
@@ -279,7 +274,7 @@ def _store(
     mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
     accuracy.save(folder / VALIDATION)
     clean = f"{100 * accuracy(setting):.2f} % on {len(val):,} validation images"
-    return f"The mixture has a clean accuracy of {clean}, at {accuracy.dial} {setting:.4g}."
+    return f"The mixture has a clean accuracy of {clean}, at {accuracy.parameter} {setting:.4g}."
 
 
 def _compared(pair: Pair, curve: CleanAccuracyCurve, attacked: Attacked | None) -> str:

@@ -24,7 +24,7 @@ def as_share(wanted: float) -> float:
 
 def choose(accuracy: CleanAccuracyCurve, wanted: float, console: Console) -> Choice:
     """Return the largest alpha with the wanted accuracy on validation images, and print it."""
-    alpha, images = accuracy.largest(wanted), len(accuracy.low)
+    alpha, images = accuracy.largest_setting(wanted), len(accuracy.low)
     choice = Choice(wanted, alpha, accuracy(alpha), images)
     console.print(
         f"The largest α with a clean accuracy of {percent(wanted)} is {alpha:.3f}. On {images:,} validation images "

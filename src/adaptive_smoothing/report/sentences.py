@@ -215,8 +215,8 @@ def _learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
         f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images, is correct on "
         f"{percent(ours.accuracy)} of {len(ours.clean_correct):,} test images. Under the strongest attacks of this "
         f"package it is correct on {percent(ours.robust)} of {len(ours.robust_correct):,} images. One α for all images "
-        f"is correct on {percent(fixed.accuracy)} and {percent(fixed.robust)} of the same images. The network has {_points(ahead)} "
-        f"robust accuracy (± {100 * half:.1f})."
+        f"is correct on {percent(fixed.accuracy)} and {percent(fixed.robust)} of the same images. The network "
+        f"has {_points(ahead)} robust accuracy (± {100 * half:.1f})."
     )
     if learned.measured is None:
         return words

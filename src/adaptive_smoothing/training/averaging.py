@@ -1,4 +1,4 @@
-"""Moving averages of weights, and the batch-norm statistics that belong to them."""
+"""Moving averages of weights, and their batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FULL_PRECISION = nullcontext()
 
 
 class MovingAverage:
-    """An exponential moving average of a model's parameters, kept beside the model.
+    """An exponential moving average of the parameters of a model.
 
-    The decay grows from 0.1 to its final value, so that the random start is forgotten early.
+    The decay grows from 0.1 to its final value, so that the initial weights are forgotten early.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -31,7 +31,7 @@ class MovingAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Put the average into the model; what was there comes back afterwards."""
+        """Use the averaged parameters inside of the context."""
         current = [parameter.detach().clone() for parameter in self.parameters]
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, self.average)
@@ -55,7 +55,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def learns_statistics(model: nn.Module) -> bool:
-    """Whether training changes batch-norm statistics: some models keep those they were given."""
+    """Return whether training mode updates batch-norm statistics; some models keep theirs fixed."""
     mode = model.training
     model.train()
     learns = any(norm.training for norm in batch_norms(model))
@@ -65,7 +65,7 @@ def learns_statistics(model: nn.Module) -> bool:
 
 @contextmanager
 def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Whatever happens to batch-norm statistics inside is undone afterwards."""
+    """Restore all buffers, such as batch-norm statistics, at the end of the context."""
     before = [buffer.clone() for buffer in model.buffers()]
     try:
         yield
@@ -79,16 +79,15 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
 def measure_statistics(
     model: nn.Module, batches: Iterable[Any], arithmetic: AbstractContextManager[Any] = FULL_PRECISION
 ) -> None:
-    """Set batch-norm statistics to their plain mean over `batches`, which the model sees in this arithmetic.
+    """Set batch-norm statistics to their mean over `batches`, computed in this arithmetic.
 
-    Averaged weights have never seen a batch: with the running statistics of the weights they came from, they lose
-    much of their accuracy. The iterator may use the model in evaluation mode to make its batches, so the training
-    mode lasts for one forward pass at a time.
+    Averaged weights need statistics of their own to be accurate. The iterator may use the model in evaluation mode to
+    make its batches, so training mode is on for one forward pass at a time.
     """
     norms = batch_norms(model)
     for norm in norms:
         if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.zero_()  # the first batch replaces what was there
+            norm.num_batches_tracked.zero_()  # the first batch replaces the old statistics
     for batch in batches:
         with _cumulative(model, norms), arithmetic:
             model(batch)
@@ -96,7 +95,7 @@ def measure_statistics(
 
 @contextmanager
 def _cumulative(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
-    """Training mode, in which batch norms average all batches alike."""
+    """Use training mode, with equal weights for all batches in batch-norm statistics."""
     mode, momenta = model.training, [norm.momentum for norm in norms]
     model.train()
     for norm in norms:

@@ -1,7 +1,7 @@
-"""The ways to train a base classifier.
+"""Methods to train a base classifier.
 
-A method turns a batch into the examples the network learns from, and examples into a loss. The two are apart so
-that an adversary in weight space can look at the loss twice while the attack on the images is run once.
+A method makes training examples from a batch, and a loss from examples. Weight perturbation evaluates the loss twice on
+the same examples.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ Network = Callable[[Tensor], Tensor]
 
 
 class BaseMethod(Protocol):
+    """A method to train a base classifier."""
+
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
-        """What the network is trained on, made with the network frozen and in evaluation mode."""
+        """Return the images to train on; the network is frozen and in evaluation mode."""
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss to minimise and the logits it was computed from (of the examples)."""
+        """Return the loss and the logits of the examples."""
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
-        """What passes through the network in training: batch-norm statistics are measured on this."""
+        """Return the images that pass through the network in training, for batch-norm statistics."""
 
     def state(self) -> dict[str, Tensor]:
-        """What the method remembers from batch to batch; stored in checkpoints."""
+        """Return the tensors that the method changes from batch to batch, for checkpoints."""
 
 
 @dataclass(kw_only=True)
 class Standard:
-    """Empirical risk on the images as they are; `logit_margin` is taken from the logit of the right class."""
+    """Cross-entropy on clean images; `logit_margin` is subtracted from the logit of the label."""
 
     label_smoothing: float = 0.0
     logit_margin: float = 0.0
@@ -66,11 +68,11 @@ class Standard:
 
 @dataclass(kw_only=True)
 class Gaussian(Standard):
-    """Noise of the standard deviation that randomized smoothing will use (Cohen et al. 2019).
+    """Cross-entropy on images with the noise of randomized smoothing (Cohen et al. 2019).
 
-    With several noisy copies of an image, `consistency` times the mean KL divergence of their probabilities from the
-    average of these, and `SHARPNESS` times the entropy of the average (Jeong and Shin 2020): a smoothed classifier is
-    as sure as its base agrees with itself.
+    Several noisy copies of an image add `consistency` times the mean KL divergence of their probabilities from the
+    average, and `SHARPNESS` times the entropy of the average (Jeong and Shin 2020). Agreement between copies makes the
+    smoothed classifier more confident.
     """
 
     SHARPNESS: ClassVar[float] = 0.5
@@ -89,14 +91,14 @@ class Gaussian(Standard):
         risk, copies = self.risk(logits, batch.labels.repeat(self.copies)), logits.unflatten(0, (self.copies, -1))
         if self.consistency:
             average = copies.log_softmax(-1).logsumexp(0) - math.log(self.copies)
-            apart = torch.stack([kl_divergence(average, copy) for copy in copies]).mean()
-            risk = risk + self.consistency * apart - self.SHARPNESS * (average.exp() * average).sum(1).mean()
+            divergence = torch.stack([kl_divergence(average, copy) for copy in copies]).mean()
+            risk = risk + self.consistency * divergence - self.SHARPNESS * (average.exp() * average).sum(1).mean()
         return risk, copies[0]
 
 
 @dataclass(kw_only=True)
 class AdversarialTraining(Standard):
-    """Train on the attacked images only (Madry et al. 2018)."""
+    """Cross-entropy on attacked images (Madry et al. 2018)."""
 
     attack: PGD
 
@@ -127,11 +129,11 @@ class Trades(AdversarialTraining):
 
 @dataclass(kw_only=True)
 class InstanceAdaptive(AdversarialTraining):
-    """A radius for every training image (IAAT, Balaji et al. 2019).
+    """Adversarial training with one radius per training image (IAAT, Balaji et al. 2019).
 
-    An image whose attack at radius + step still fails gets the larger radius, one that falls at its own radius a
-    smaller one, and one that is wrong without an attack none; the change is smoothed over visits. In the first
-    epochs the radius is eps for every image that is right.
+    The target of a radius is larger by `step` if the image is robust there, smaller by `step` if it is not robust at
+    its radius, and 0 if it is misclassified without an attack. The radius moves towards its target by the share
+    `smoothing`. During `warmup` epochs it is eps for every correct image.
     """
 
     radius: Tensor
@@ -143,24 +145,23 @@ class InstanceAdaptive(AdversarialTraining):
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
         images, labels = batch.images, batch.labels
         with torch.no_grad():
-            right = frozen(images).argmax(1) == labels
+            correct = frozen(images).argmax(1) == labels
         if batch.epoch < self.warmup:
-            self.radius[batch.positions] = radius = right * self.attack.threat.eps
+            self.radius[batch.positions] = radius = correct * self.attack.threat.eps
             return self._attack(frozen, batch, radius)
         radius = self.radius[batch.positions]
-        further, nearer = (self._attack(frozen, batch, radius + more) for more in (self.step, 0.0))
+        larger, own = (self._attack(frozen, batch, radius + more) for more in (self.step, 0.0))
         with torch.no_grad():
-            stands_further = frozen(further).argmax(1) == labels
-            stands_nearer = frozen(nearer).argmax(1) == labels
-        change = stands_further.float() - (~stands_nearer & ~stands_further).float()
-        wanted = right * (radius + self.step * change).clamp_min(0)
-        radius = torch.lerp(radius, wanted, self.smoothing)
+            robust_larger, robust_own = (frozen(attacked).argmax(1) == labels for attacked in (larger, own))
+        change = robust_larger.float() - (~robust_own & ~robust_larger).float()
+        target = correct * (radius + self.step * change).clamp_min(0)
+        radius = torch.lerp(radius, target, self.smoothing)
         self.radius[batch.positions] = radius
-        # The furthest attack, drawn back to the new radius, is an attack at that radius.
-        return self.attack.threat.with_eps(radius).project(further, images)
+        # The attack at the larger radius, projected to the new one, is an attack at the new one.
+        return self.attack.threat.with_eps(radius).project(larger, images)
 
     def _attack(self, frozen: Network, batch: TrainingBatch, radius: Tensor) -> Tensor:
-        # A step that suits eps would not reach the border of a radius that has grown.
+        # A step size for eps would not reach the border of a larger radius.
         step = (2 * radius / self.attack.steps).clamp_min(self.smallest_step)
         attack = replace(self.attack, threat=self.attack.threat.with_eps(radius), step_size=step)
         return attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
@@ -170,7 +171,7 @@ class InstanceAdaptive(AdversarialTraining):
 
 
 def make_base_method(settings: MethodSettings, images: int, device: torch.device) -> BaseMethod:
-    """The method a recipe names, for a training set of so many images."""
+    """Return the method of a recipe for a training set of so many images."""
     risk = {"label_smoothing": settings.label_smoothing, "logit_margin": settings.logit_margin}
     if settings.name == "standard":
         return Standard(**risk)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +14,16 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.models import architectures
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.training.averaging import measure_statistics, statistics_kept
-from adaptive_smoothing.training.base_methods import make_base_method
+from adaptive_smoothing.training.base_methods import Network, make_base_method
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
+from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
 
 
 class Trainer(Loop):
-    """Trains one recipe into one folder: `Trainer(recipe, train, val, folder).run()` -> the averaged model."""
+    """Trains a base classifier: `Trainer(recipe, train, val, folder).run()` returns it with averaged weights."""
 
     recipe: Recipe
 
@@ -34,26 +34,27 @@ class Trainer(Loop):
         val: ImageData,
         folder: Path,
         *,
+        device: str = "cpu",
         compiled: bool | None = None,
-        **options: Any,
+        monitor: TrainingMonitor | None = None,
+        save_every: float = 30.0,
     ) -> None:
-        """Options are those of `Loop`: device, watcher, save_every."""
         torch.manual_seed(recipe.seed)
         model = architectures.build(recipe.model.arch, **recipe.model.options_for(train.num_classes))
-        super().__init__(recipe, model, train, val, folder, **options)
+        super().__init__(recipe, model, train, val, folder, device=device, monitor=monitor, save_every=save_every)
         self.network = self._network(self.cuda if compiled is None else compiled)
         self.method = make_base_method(recipe.method, len(train), self.device)
-        self.adversary = WeightPerturbation(self.model, recipe.method.weight_perturbation)
+        self.weight_perturbation = WeightPerturbation(self.model, recipe.method.weight_perturbation)
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         examples = self.examples(batch)
         self.model.train()
         warm = self.step >= self.recipe.method.perturbation_warmup * self.total_steps
-        loss, logits = self.descend(lambda: self.method.loss(self.network, batch, examples), pushed=warm)
+        loss, logits = self.descend(lambda: self.method.loss(self.network, batch, examples), perturb=warm)
         return loss, (logits.argmax(1) == batch.labels).float().mean()
 
     def examples(self, batch: TrainingBatch) -> Tensor:
-        """Attack (or otherwise prepare) a batch, with the network frozen and in evaluation mode."""
+        """Return the training examples of a batch, made with the network frozen and in evaluation mode."""
         self.model.eval()
         self.model.requires_grad_(False)
         try:
@@ -61,14 +62,14 @@ class Trainer(Loop):
         finally:
             self.model.requires_grad_(True)
 
-    def _network(self, compiled: bool) -> Any:
-        """The model as the steps call it: bf16 on CUDA, compiled where asked.
+    def _network(self, compiled: bool) -> Network:
+        """Return the model for training steps: in bfloat16 on CUDA, and compiled on request.
 
-        CUDA graphs ("reduce-overhead") pay because a batch of 512 small images is launched slower than it runs:
-        4.46 s an epoch instead of 5.8 s for adversarial training of a ResNet-18 (docs/log.md). Their outputs live in a
-        buffer that the next call overwrites, so what a method keeps from one call to the next, it clones.
+        CUDA graphs ("reduce-overhead") save the launches of a batch of 512 small images: 4.46 s instead of 5.8 s per
+        epoch of adversarial training of a ResNet-18 (docs/log.md). The next call overwrites their output, so a method
+        clones the outputs that it keeps.
         """
-        inner = torch.compile(self.model, dynamic=False, mode="reduce-overhead") if compiled else self.model
+        inner: Network = torch.compile(self.model, dynamic=False, mode="reduce-overhead") if compiled else self.model
         if not self.cuda:
             return inner
 
@@ -82,8 +83,7 @@ class Trainer(Loop):
         return self.method.state()
 
     def validate(self, images: int = 1000) -> dict[str, float]:
-        """Clean accuracy of the averaged weights on validation images, and that under the attack, or the noise, of the
-        training."""
+        """Return accuracies of the averaged weights on validation images: clean, and under PGD-10 or noise."""
         with statistics_kept(self.model), self.average.swapped_in():
             self.measure(batches=40)
             self.model.eval()
@@ -98,12 +98,12 @@ class Trainer(Loop):
             return {"val_clean": clean, "val_pgd10": robust.robust}
 
     def measure(self, batches: int) -> None:
-        """Batch-norm statistics of the weights now in the model, on examples such as training makes."""
-        epoch = self.recipe.optimizer.epochs  # an order of its own, that training never uses
-        # The attack on the first batch needs statistics that are roughly right.
+        """Set the batch-norm statistics of the current weights, on training examples of so many batches."""
+        epoch = self.recipe.optimizer.epochs  # an order that training does not use
+        # The attack on the first batch needs statistics that are roughly correct.
         measure_statistics(self.model, (batch.images for batch in islice(self.batches(epoch), 4)))
-        memory = {key: value.clone() for key, value in self.method.state().items()}
+        state = {key: value.clone() for key, value in self.method.state().items()}
         chosen = islice(self.batches(epoch), batches)
         measure_statistics(self.model, (self.method.inputs(b, self.examples(b)) for b in chosen))
         for key, value in self.method.state().items():
-            value.copy_(memory[key])  # to look is not to train
+            value.copy_(state[key])

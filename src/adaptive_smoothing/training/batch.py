@@ -1,4 +1,4 @@
-"""What a training step is given."""
+"""The batch of a training step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class TrainingBatch(NamedTuple):
-    """Images in [0, 1] with their labels, their positions in the training set, and this step's random numbers."""
+    """Images in [0, 1], their labels, their positions in the training set, and the generator of this step."""
 
     images: Tensor
     labels: Tensor

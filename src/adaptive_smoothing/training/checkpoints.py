@@ -1,4 +1,4 @@
-"""Files that are whole or absent: safetensors with their facts in the header, written atomically."""
+"""Checkpoints: safetensors files with facts in the header, written atomically."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from adaptive_smoothing.results import atomic
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint cannot be used."""
 
 
 def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors and JSON-able facts as one file; a crash leaves the old file or the new one."""
+    """Write tensors, and facts as JSON, to one file; a crash leaves the old file or the new one."""
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     with atomic(path) as partial:
         save_file(plain, partial, metadata={"facts": json.dumps(facts)})
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read back what `save` wrote."""
+    """Read the tensors and facts that `save` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["facts"])

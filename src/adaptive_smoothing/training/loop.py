@@ -1,7 +1,6 @@
-"""The training loop: resumable, repeatable, watched. What is trained, and how a step goes, is for its children.
+"""The training loop, for subclasses that define the model and the training step.
 
-Whatever is random is keyed by (seed, epoch, step), so that a run continued from a checkpoint ends with the
-weights of an uninterrupted one.
+Random numbers are keyed by (seed, epoch, step), so that a resumed run ends with the weights of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,24 @@ CHECKPOINT = "checkpoint.safetensors"
 
 
 class DivergedError(RuntimeError):
-    """The loss is no longer a number."""
+    """The loss or a weight is no longer a finite number."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was interrupted and has written a checkpoint."""
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters with a factor for their learning rate."""
+
+    parameters: list[nn.Parameter]
+    lr_factor: float
 
 
 class Loop(ABC):
-    """Trains `model` by one recipe into one folder: `.run()` -> the averaged model."""
+    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights."""
 
-    adversary: WeightPerturbation
+    weight_perturbation: WeightPerturbation
 
     def __init__(
         self,
@@ -51,15 +62,17 @@ class Loop(ABC):
         folder: Path,
         *,
         device: str = "cpu",
-        watcher: TrainingMonitor | None = None,
+        monitor: TrainingMonitor | None = None,
         save_every: float = 30.0,
     ) -> None:
-        """`save_every`: seconds between checkpoints, which are made at the end of an epoch and when interrupted."""
+        """Args:
+        save_every: least seconds between checkpoints, which are written at the end of an epoch or on an interrupt.
+        """
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
         self.train_data, self.val_data = train.to(device), val.to(device)
-        self.watcher = watcher or TrainingMonitor(folder)
+        self.monitor = monitor or TrainingMonitor(folder)
         self.cuda = self.device.type == "cuda"
-        # Channels last is twice as fast on CUDA and slower on CPUs.
+        # Channels last is twice as fast on CUDA, and slower on CPUs.
         self.layout = torch.channels_last if self.cuda else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.average = MovingAverage(self.model, recipe.optimizer.ema)
@@ -76,34 +89,34 @@ class Loop(ABC):
         self.save_every, self.saved_at = save_every, float("-inf")
         self.sums = torch.zeros(2, device=self.device)  # loss and accuracy of the epoch so far
 
-    # -- what children say ---------------------------------------------------------------------------------------
+    # -- defined by subclasses ----------------------------------------------------------------------------------
 
     @abstractmethod
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """One step of the optimizer on one batch; returns the loss and the share of examples classified right."""
+        """Take one optimizer step on a batch; return the loss and the accuracy on its examples."""
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """What the averaged weights reach on validation images."""
+        """Return accuracies of the averaged weights on validation images."""
 
     @abstractmethod
     def measure(self, batches: int) -> None:
-        """Batch-norm statistics of the weights now in the model, on examples such as training makes."""
+        """Set the batch-norm statistics of the current weights, on training examples of so many batches."""
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer changes; a group's `pace` multiplies the learning rate."""
-        return [{"params": list(self.model.parameters()), "pace": 1.0}]
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the parameters that are trained."""
+        return [ParameterGroup(list(self.model.parameters()), 1.0)]
 
     def state(self) -> dict[str, Tensor]:
-        """What is remembered from step to step, beside weights and their averages; stored in checkpoints."""
+        """Return further tensors that checkpoints store; `resume` copies into them."""
         return {}
 
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self) -> nn.Module:
-        """Train to the end, or to an interrupt; returns the averaged model, in evaluation mode."""
-        self.watcher.rewind(self.step)
-        with self.watcher.watching(self.total_steps, self.step), _interrupts() as interrupt:
+        """Train to the end, or until an interrupt; return the averaged model in evaluation mode."""
+        self.monitor.rewind(self.step)
+        with self.monitor.show(self.total_steps, self.step), _interrupts() as interrupt:
             while not self.finished:
                 self._epoch(interrupt)
                 if interrupt.raised:
@@ -113,17 +126,17 @@ class Loop(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch is done."""
+        """Return whether every epoch is done."""
         return self.step >= self.total_steps
 
     def _epoch(self, interrupt: _Interrupt) -> None:
         epoch, first = divmod(self.step, self.steps_per_epoch)
         began = time.perf_counter()
         for batch in self.batches(epoch, first):
-            loss, right = self.train_step(batch)
-            self.sums += torch.stack([loss, right])
+            loss, accuracy = self.train_step(batch)
+            self.sums += torch.stack([loss, accuracy])
             self.step += 1
-            self.watcher.advance(self.step)
+            self.monitor.advance(self.step)
             if interrupt.raised:
                 break
         self._check_finite(epoch)
@@ -132,7 +145,7 @@ class Loop(ABC):
             self._finish_epoch(epoch, time.perf_counter() - began)
 
     def _check_finite(self, epoch: int) -> None:
-        """The loss of the epoch and the weights it left: a bad last step shows in the weights only."""
+        """Check the loss of the epoch, and the weights: a bad last step shows in the weights only."""
         weights = torch.stack(torch._foreach_norm(list(self.model.parameters())))
         if not (self.sums.isfinite().all() and weights.isfinite().all()):
             saved = self.checkpoint.exists()
@@ -155,15 +168,13 @@ class Loop(ABC):
         }
         if (epoch + 1) % self.recipe.evaluate_every == 0 and not self.finished:
             row |= self.validate()
-        self.watcher.log(row)
+        self.monitor.log(row)
         if self.finished or time.perf_counter() - self.saved_at >= self.save_every:
             self.save()
 
-    def descend(self, loss: Callable[[], tuple[Tensor, Tensor]], *, pushed: bool = True) -> tuple[Tensor, Tensor]:
-        """Change the weights by the gradient of a loss where the adversary has pushed them, and their average with
-        them; returns the loss and the logits that it is of.
-        """
-        with self.adversary.pushed(lambda: loss()[0], active=pushed):
+    def descend(self, loss: Callable[[], tuple[Tensor, Tensor]], *, perturb: bool = True) -> tuple[Tensor, Tensor]:
+        """Take a step along the gradient at the perturbed weights, and update the average; return loss and logits."""
+        with self.weight_perturbation.applied(lambda: loss()[0], active=perturb):
             value, logits = loss()
             self.optimizer.zero_grad(set_to_none=True)
             value.backward()
@@ -171,26 +182,26 @@ class Loop(ABC):
         return value.detach(), logits.detach()
 
     def apply_gradients(self) -> None:
-        factor = self.recipe.optimizer.lr * self.recipe.lr_factor(self.step, self.total_steps)
+        lr = self.recipe.optimizer.lr * self.recipe.lr_factor(self.step, self.total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = factor * group["pace"]
+            group["lr"] = lr * group["lr_factor"]
         if self.recipe.optimizer.gradient_clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.gradient_clip)
         self.optimizer.step()
         self.average.update(self.step)
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[TrainingBatch]:
+        """Yield the augmented batches of an epoch, from the step `first` on."""
         recipe, size = self.recipe, self.recipe.optimizer.batch_size
         order = shuffled(self.train_data, size, seed=recipe.seed, epoch=epoch, start=first)
         for step, (raw, labels, positions) in enumerate(order, start=first):
-            key: Any = {"seed": recipe.seed, "epoch": epoch, "step": step}
-            shifted = to_floats(augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, **key))
-            images = cutout(shifted, recipe.data.cutout, **key)
+            shifted = augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, seed=recipe.seed, epoch=epoch, step=step)
+            images = cutout(to_floats(shifted), recipe.data.cutout, seed=recipe.seed, epoch=epoch, step=step)
             noise = generator(recipe.seed, "training", epoch, step, device=self.device)
             yield TrainingBatch(images.contiguous(memory_format=self.layout), labels, positions, epoch, noise)
 
     def finish(self) -> nn.Module:
-        """The averaged weights with statistics of their own: the model that is kept."""
+        """Return the model with averaged weights and their batch-norm statistics."""
         with torch.no_grad():
             torch._foreach_copy_(list(self.model.parameters()), self.average.average)
         self.measure(batches=self.steps_per_epoch)
@@ -203,6 +214,7 @@ class Loop(ABC):
         return self.folder / CHECKPOINT
 
     def save(self) -> None:
+        """Write a checkpoint."""
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         tensors |= {f"average.{k}": v for k, v in self.average.state().items()}
         tensors |= {f"state.{k}": v for k, v in self.state().items()}
@@ -215,18 +227,18 @@ class Loop(ABC):
         self.saved_at = time.perf_counter()
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree with to be gone on from, as JSON says it."""
+        """Return the facts, as JSON, in which a checkpoint must agree with this run."""
         return {"recipe": json.loads(json.dumps(asdict(self.recipe))), "training set": self.train_data.fingerprint()}
 
     def resume(self) -> bool:
-        """Go on from the folder's checkpoint; False when there is none."""
+        """Load the checkpoint of the folder; return False if there is none."""
         if not self.checkpoint.exists():
             return False
         tensors, facts = checkpoints.load(self.checkpoint)
-        for what, here in self._identity().items():
-            if facts.get(what) != here:
+        for name, fact in self._identity().items():
+            if facts.get(name) != fact:
                 raise checkpoints.CheckpointError(
-                    f"{self.checkpoint} was made with another {what}: use another --out, or delete it to start again"
+                    f"{self.checkpoint} was made with another {name}: use another --out, or delete it to start again"
                 )
         parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("model", "average", "state", "optimizer", "epoch")}
         for name, tensor in tensors.items():
@@ -246,20 +258,18 @@ class Loop(ABC):
         for name, tensor in tensors.items():
             number, _, key = name.partition(".")
             parameter = parameters[int(number)]
-            # Laid out as the optimizer had it: a copy in another layout would be a slower one.
+            # Keep the memory layout of the parameter: another one would be slower.
             kept = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
             self.optimizer.state[parameter][key] = kept
 
 
-def make_optimizer(groups: list[dict[str, Any]], settings: OptimizerSettings, *, fused: bool) -> torch.optim.Optimizer:
+def make_optimizer(groups: list[ParameterGroup], settings: OptimizerSettings, *, fused: bool) -> torch.optim.Optimizer:
+    """Return the optimizer of a recipe; its groups keep their `lr_factor`."""
+    tables = [{"params": group.parameters, "lr_factor": group.lr_factor} for group in groups]
     lr, decay, momentum = settings.lr, settings.weight_decay, settings.momentum
     if settings.kind == "adamw":
-        return torch.optim.AdamW(groups, lr=lr, weight_decay=decay, fused=fused)
-    return torch.optim.SGD(groups, lr=lr, weight_decay=decay, momentum=momentum, nesterov=momentum > 0, fused=fused)
-
-
-class Stopped(KeyboardInterrupt):
-    """Training has ended early and left a checkpoint."""
+        return torch.optim.AdamW(tables, lr=lr, weight_decay=decay, fused=fused)
+    return torch.optim.SGD(tables, lr=lr, weight_decay=decay, momentum=momentum, nesterov=momentum > 0, fused=fused)
 
 
 class _Interrupt:
@@ -268,8 +278,10 @@ class _Interrupt:
 
 @contextmanager
 def _interrupts() -> Iterator[_Interrupt]:
-    """The first Ctrl-C, or what a batch system sends before it kills, lets the step finish, so that what is saved is
-    whole; a second one stops at once."""
+    """Let the step finish on the first SIGINT or SIGTERM, so that a whole checkpoint can be written.
+
+    A second signal has its usual effect.
+    """
     interrupt = _Interrupt()
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -277,14 +289,14 @@ def _interrupts() -> Iterator[_Interrupt]:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    def handler(number: int, frame: Any) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
         interrupt.raised = True
         restore()
 
     try:
         for number in previous:
             signal.signal(number, handler)
-    except ValueError:  # not in the main thread: signals are somebody else's
+    except ValueError:  # signals can be handled in the main thread only
         yield interrupt
         return
     try:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar, a line of JSON an epoch, TensorBoard where it is installed."""
+"""Progress of a training run: a progress bar, a line of JSON per epoch, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import (
     BarColumn,
@@ -19,10 +19,15 @@ from rich.progress import (
 
 from adaptive_smoothing.results import atomic
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 
 class TrainingMonitor:
+    """Shows the progress of a run and logs its epochs to `log.jsonl` in a folder."""
+
     def __init__(self, folder: Path, *, title: str = "training", quiet: bool = False, tensorboard: bool = True) -> None:
-        self.folder, self.title = folder, title
+        self.log_file, self.title = folder / "log.jsonl", title
         folder.mkdir(parents=True, exist_ok=True)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -35,10 +40,11 @@ class TrainingMonitor:
             disable=quiet,
         )
         self.task = self.progress.add_task(title, total=None, note="")
-        self.board = _board(folder / "tensorboard") if tensorboard else None
+        self.board = _summary_writer(folder / "tensorboard") if tensorboard else None
 
     @contextmanager
-    def watching(self, total: int, done: int) -> Iterator[None]:
+    def show(self, total: int, done: int) -> Iterator[None]:
+        """Show the progress bar of the training."""
         self.progress.reset(self.task, total=total, completed=done)
         try:
             with self.progress:
@@ -48,30 +54,26 @@ class TrainingMonitor:
                 self.board.flush()
 
     @contextmanager
-    def measuring(self, total: int) -> Iterator[Callable[[int], None]]:
-        """A second bar for what follows the training; yields what is called with each number of images done."""
+    def show_evaluation(self, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a second bar after the training; yield a function to call with each number of finished images."""
         self.progress.update(self.task, visible=False)
-        task = self.progress.add_task(f"measuring {self.title}", total=total, note="")
+        task = self.progress.add_task(f"evaluating {self.title}", total=total, note="")
         with self.progress:
             yield lambda images: self.progress.advance(task, images)
 
     def advance(self, done: int) -> None:
         self.progress.update(self.task, completed=done)
 
-    @property
-    def journal(self) -> Path:
-        return self.folder / "log.jsonl"
-
     def rewind(self, step: int) -> None:
-        """Forget what was logged after `step`: a run that goes on from there will log it again."""
-        rows = self.journal.read_text().splitlines() if self.journal.exists() else []
+        """Remove the rows after `step`, which a resumed run logs again."""
+        rows = self.log_file.read_text().splitlines() if self.log_file.exists() else []
         kept = [row for row in rows if _step_of(row) <= step]
-        with atomic(self.journal) as partial:
+        with atomic(self.log_file) as partial:
             partial.write_text("".join(f"{row}\n" for row in kept))
 
     def log(self, row: dict[str, Any]) -> None:
-        """One finished epoch."""
-        with self.journal.open("a") as file:
+        """Log one finished epoch."""
+        with self.log_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
         note = f"loss {row['loss']:.3f}  accuracy {row['accuracy']:.3f}"
         if "val_clean" in row:
@@ -85,14 +87,14 @@ class TrainingMonitor:
 
 
 def _step_of(row: str) -> float:
-    """The step of a logged row; a row torn by a crash is after any."""
+    """Return the step of a logged row, or infinity for a row that is incomplete after a crash."""
     try:
         return float(json.loads(row)["step"])
     except json.JSONDecodeError:
         return float("inf")
 
 
-def _board(folder: Path) -> Any:
+def _summary_writer(folder: Path) -> SummaryWriter | None:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

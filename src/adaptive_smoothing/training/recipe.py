@@ -1,4 +1,4 @@
-"""A training recipe: everything that decides the weights, in one TOML file."""
+"""A training recipe: everything that determines the weights, in one TOML file."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ SCHEDULES = ("linear", "cosine")
 OPTIMIZERS = ("sgd", "adamw")
 
 
-def among(what: str, value: str, allowed: Collection[str]) -> None:
+def among(name: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
-        raise ValueError(f"expected {what} to be one of {', '.join(allowed)}, got {value!r}")
+        raise ValueError(f"expected {name} to be one of {', '.join(allowed)}, got {value!r}")
 
 
-def at_least(what: str, value: float, smallest: int) -> None:
-    if value < smallest:
-        raise ValueError(f"expected {what} of at least {smallest}, got {value}")
+def at_least(name: str, value: float, least: int) -> None:
+    if value < least:
+        raise ValueError(f"expected {name} of at least {least}, got {value}")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What is trained: an architecture's name and its options."""
+    """The name of an architecture and its options."""
 
     arch: str
     options: dict[str, Any] = field(default_factory=dict)
 
     def options_for(self, num_classes: int) -> dict[str, Any]:
-        """The options of `architectures.build` for a data set of so many classes."""
+        """Return the options of `architectures.build` for a data set of so many classes."""
         options = {"num_classes": num_classes, **self.options}
         if options["num_classes"] != num_classes:
             raise ValueError(
@@ -45,7 +45,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where the images come from. Training sees the `train` split alone; `val` is for watching."""
+    """The data set and its augmentation. Training uses the split `train`, validation the split `val`."""
 
     name: str = "cifar10"
     pad: int = 4
@@ -55,13 +55,12 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """How robustness is taught.
+    """The training method (see `base_methods`).
 
-    The default step of the attack is 2.5 * eps / steps: 2/255 for ten steps at 8/255. `at` trains on PGD examples,
-    `trades` adds beta * KL(clean || attacked), `iaat` gives every training image a radius of its own, `gaussian`
-    trains on so many noisy `copies` of each image for randomized smoothing, which `consistency` makes agree.
-    `logit_margin` is taken from the logit of the right class, which teaches the network to be ahead by it: for
-    networks with a Lipschitz constant.
+    `at` trains on PGD examples, `trades` adds beta * KL(clean || attacked), `iaat` has one radius per training image,
+    and `gaussian` trains on noisy `copies` of each image for randomized smoothing, with a `consistency` term. The
+    default step size is 2.5 * eps / steps: 2/255 for ten steps at 8/255. `logit_margin` is subtracted from the logit of
+    the label, for larger margins of Lipschitz networks.
     """
 
     name: str = "standard"
@@ -87,7 +86,7 @@ class MethodSettings:
         at_least("steps", self.steps, 1)
         at_least("copies", self.copies, 1)
         if self.consistency and self.copies < 2:
-            raise ValueError(f"expected at least 2 copies that can agree, got {self.copies}: set method.copies")
+            raise ValueError(f"expected at least 2 copies with consistency, got {self.copies}: set method.copies")
         for name in ("eps", "beta", "sigma", "consistency", "logit_margin", "weight_perturbation"):
             at_least(name, getattr(self, name), 0)
 
@@ -102,7 +101,7 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """SGD with Nesterov momentum, or AdamW; learning rate warmed up, then lowered to zero."""
+    """SGD with Nesterov momentum, or AdamW, with a warm-up of the learning rate and a decay to zero."""
 
     kind: str = "sgd"
     epochs: int = 30
@@ -129,7 +128,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonRecipe:
-    """What every training has: data, an optimizer with its schedule, a seed."""
+    """The part that all recipes share."""
 
     name: str
     data: DataSettings = DataSettings()
@@ -143,7 +142,7 @@ class CommonRecipe:
             raise ValueError(f"expected a name of letters, digits, '.', '_' and '-', got {self.name!r}: it names files")
 
     def lr_factor(self, step: int, total: int) -> float:
-        """The learning rate at a step, as a share of the largest one."""
+        """Return the learning rate at a step as a share of the largest one."""
         warm = max(1, round(self.optimizer.warmup * total))
         if step < warm:
             return (step + 1) / warm
@@ -153,7 +152,7 @@ class CommonRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(CommonRecipe):
-    """Of a base classifier."""
+    """The recipe of a base classifier."""
 
     model: ModelSettings
     method: MethodSettings = MethodSettings()

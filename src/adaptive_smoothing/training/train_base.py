@@ -1,4 +1,4 @@
-"""From a recipe to a model file: load the data, train, measure, store with everything that made it."""
+"""Train a base classifier from a recipe: load the data, train, evaluate, store the model with its card."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.version import code_version
 
-# Samples of the smoothed classifier whose accuracy is on a card: the smoothed one itself is in the results of
-# `certify`.
-SMOOTHED_BY = 16
+# Samples of the smoothed classifier for the accuracy on a card. Certified accuracy is measured by `certify`.
+SMOOTHING_SAMPLES = 16
 
 
 def train_base(
@@ -45,22 +44,23 @@ def train_base(
     quiet: bool = False,
     test_images: int | None = None,
 ) -> dict[str, Any]:
-    """Train `recipe` into `folder`; returns the card that is stored beside the weights.
+    """Train `recipe` into `folder`; return the card that is stored with the weights.
 
-    `test_images` limits the final measurement on the test split: None takes all of it, 0 leaves it alone, for a
-    candidate that is still to be compared with others on the validation split.
+    Args:
+        test_images: number of test images for the final evaluation; default: all. 0 is for a candidate that will be
+            compared with others on validation images first.
     """
     train, val = (datasets.load(recipe.data.name, split, root=root, download=download) for split in ("train", "val"))
     if (folder / CHECKPOINT).exists() and not resume:
         raise FileExistsError(
-            f"{folder} holds a run already: go on with --resume, choose another --out, or delete it to start again"
+            f"expected a folder without a run, got {folder}: continue with --resume, choose another --out, or delete it"
         )
-    watcher = TrainingMonitor(folder, title=recipe.name, quiet=quiet)
-    trainer = Trainer(recipe, train, val, folder, device=device, compiled=compiled, watcher=watcher)
+    monitor = TrainingMonitor(folder, title=recipe.name, quiet=quiet)
+    trainer = Trainer(recipe, train, val, folder, device=device, compiled=compiled, monitor=monitor)
     resumed = resume and trainer.resume()
     weights = folder / f"{recipe.name}.safetensors"
     if trainer.finished and weights.exists():
-        # Nothing is left to train: a candidate that was chosen comes back to be measured on the test split.
+        # A trained candidate was chosen and is evaluated on the test split now.
         card = _card(weights)
     else:
         write_json(folder / "recipe.json", asdict(recipe))
@@ -77,12 +77,12 @@ def train_base(
             "code": code_version(),
         }
         zoo.save(model, folder, recipe.name, card)
-    # What is measured is the stored model: half precision, read back.
+    # Evaluate the stored model, which is in half precision.
     stored = zoo.load(str(weights), device=device)
     held_out = {"val": val}
     if test_images != 0:
         held_out["test"] = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
-    with watcher.measuring(sum(map(len, held_out.values()))) as progress:
+    with monitor.show_evaluation(sum(map(len, held_out.values()))) as progress:
         card["figures"] = figures(stored, recipe, held_out, progress)
     zoo.save(stored, folder, recipe.name, card)
     return card
@@ -96,10 +96,12 @@ def _card(weights: Path) -> dict[str, Any]:
 def figures(
     model: nn.Module, recipe: Recipe, splits: dict[str, ImageData], progress: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Clean and PGD-20 accuracy on held-out splits, PGD at the recipe's own threat or Linf 8/255; of a base for
-    randomized smoothing that of its smoothed classifier, too."""
-    trained_against = recipe.method.name in ("at", "trades", "iaat")
-    threat = recipe.method.threat if trained_against else Linf(8 / 255)
+    """Return clean and PGD-20 accuracy on held-out splits, and that of the smoothed classifier for `gaussian`.
+
+    PGD has the threat model of the recipe, or Linf 8/255.
+    """
+    adversarial = recipe.method.name in ("at", "trades", "iaat")
+    threat = recipe.method.threat if adversarial else Linf(8 / 255)
     attack = PGD(threat, steps=20, stop_when_fooled=True)
     size = 1000 if next(model.parameters()).is_cuda else 100
     options = EvaluationOptions(batch_size=size)
@@ -108,7 +110,7 @@ def figures(
         for split, data in splits.items()
     }
     if recipe.method.name == "gaussian":
-        smooth = SmoothedClassifier(model, recipe.method.sigma, samples=SMOOTHED_BY, batch=4 * size)
+        smooth = SmoothedClassifier(model, recipe.method.sigma, samples=SMOOTHING_SAMPLES, batch=4 * size)
         for split, data in splits.items():
             found[split]["smoothed"] = evaluate(smooth, data, options=options).clean
     return found

@@ -1,4 +1,4 @@
-"""An adversary in weight space (AWP, Wu et al. 2020): flatter minima, less robust overfitting."""
+"""Adversarial weight perturbation (AWP, Wu et al. 2020), which reduces robust overfitting."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from torch import Tensor, nn
 
 
 class WeightPerturbation:
-    """Pushes each weight tensor up the loss by `strength` times its own norm, for the length of one step."""
+    """Moves each weight tensor along the gradient of the loss by `strength` times its norm, during one step."""
 
     def __init__(self, model: nn.Module, strength: float) -> None:
         self.strength = strength
         self.weights: list[Tensor] = [parameter for parameter in model.parameters() if parameter.dim() > 1]
 
     @contextmanager
-    def pushed(self, loss: Callable[[], Tensor], active: bool = True) -> Iterator[None]:
+    def applied(self, loss: Callable[[], Tensor], active: bool = True) -> Iterator[None]:
+        """Perturb the weights inside of the context."""
         if not (self.strength and active):
             yield
             return
-        push = self._push(torch.autograd.grad(loss(), self.weights))
-        self._move(push, 1)
+        change = self._change(torch.autograd.grad(loss(), self.weights))
+        self._move(change, 1)
         try:
             yield
         finally:
-            self._move(push, -1)
+            self._move(change, -1)
 
     @torch.no_grad()
-    def _move(self, push: list[Tensor], sign: int) -> None:
-        for weight, change in zip(self.weights, push, strict=True):
-            weight.add_(change, alpha=sign)
+    def _move(self, change: list[Tensor], sign: int) -> None:
+        for weight, delta in zip(self.weights, change, strict=True):
+            weight.add_(delta, alpha=sign)
 
     @torch.no_grad()
-    def _push(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
-        lengths = torch._foreach_norm(self.weights)
-        slopes = torch._foreach_norm(list(gradients))
+    def _change(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
+        weight_norms, gradient_norms = (torch._foreach_norm(list(tensors)) for tensors in (self.weights, gradients))
         return [
-            gradient * (self.strength * length / (slope + 1e-12))
-            for gradient, length, slope in zip(gradients, lengths, slopes, strict=True)
+            gradient * (self.strength * weight_norm / (gradient_norm + 1e-12))
+            for gradient, weight_norm, gradient_norm in zip(gradients, weight_norms, gradient_norms, strict=True)
         ]

@@ -1,42 +1,50 @@
-"""MixedNUTS's search: the transform of h, and the alpha, that make the most of two classifiers as they are.
+"""MixedNUTS: search for the transform of h, and the alpha, that make a mixture without training most robust.
 
-It works on logits alone, so that hundreds of settings cost seconds. Each gets the largest alpha that has the wanted
-clean accuracy, which is exact; how robust it is there is estimated from an attack on h. That is a proxy, and a proxy is
-not a result: attack the first few of what it picks, and keep the one that stands.
+The search needs logits only, so that hundreds of settings take seconds. The clean accuracy of each setting is exact.
+Its robust accuracy is an estimate from an attack on h. Therefore the best few settings are attacked themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from adaptive_smoothing.attacks.attack_input import AttackInput
+from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, run_stage
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.attacks.presets import margin_attack
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
+from adaptive_smoothing.models.inference import fp32_logits_chunked
+from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve, correct_interval
+from adaptive_smoothing.tuning.tune import Log, no_log, robust_accuracy_under
 
-# Those for a thousand classes are small: one logit among so many can be far above the others.
+# With a thousand classes one logit can be far above the others, which needs the small scales.
 SCALES = (0.02, 0.1, 0.3, 1.0, 2.0, 5.0, 15.0, 50.0)
 POWERS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 SHIFTS = (-1.5, -1.25, -1.0, -0.75, -0.5, 0.0, 0.5)
-# At an alpha of 1/2 a claim of g and a sure h tie, and leads that are 1 to the last bit would count as robust. Close to
-# 1 the mixture is decided by differences of probabilities that float32 does not have: it is exact to some 3e-8, less
-# than a thousandth of what (1 - alpha) / alpha is here.
+# At alpha = 1/2 a certain g and a certain h tie, and a lead of h that is 1 to the last bit would count as robust. Close
+# to 1 the differences of probabilities that decide are below the precision of float32 (about 3e-8), which is less than
+# a thousandth of (1 - alpha) / alpha here.
 ALPHAS = (0.55, 0.9999)
-# The attack on h looked for the smallest lead in h's logits, not for what the transform makes of them. An image counts
-# when it would stand at logits that are worse by this share of their standard deviation, both for its class and for
-# the runner-up: what stands by less is likely to fall to an attack on the mixture.
+# The attack on h minimises the lead in h's logits, not in the transformed ones. An image counts as robust only if it
+# is still correct with the logits of its class and of the runner-up worse by this share of their standard deviation.
 PUSH = 0.1
+# Default numbers of validation images and of settings that are attacked.
+ATTACKED, PROBE_IMAGES = 1000, 3
 
 
 @dataclass(frozen=True)
 class NonlinearSetting:
-    """A transform of h (`Nonlinear`) with an alpha, its clean accuracy, and what robust accuracy can be hoped for."""
+    """A transform of h (`Nonlinear`), an alpha, its clean accuracy and an estimate of its robust accuracy."""
 
     scale: float
     power: float
@@ -46,12 +54,62 @@ class NonlinearSetting:
     estimated_robust: float
 
     def mix(self, standard: nn.Module, robust: nn.Module) -> MixedClassifier:
-        """The mixture that was searched for: of a g that is certain and an h that is sure where it was sure already."""
-        return MixedClassifier(Hardmax(standard), self.transform(robust), self.alpha)
+        """Return the mixture of a certain g and the transformed h. Its card holds this setting as "transform"."""
+        mixed = MixedClassifier(Hardmax(standard), self.transform(robust), self.alpha)
+        mixed.card = {"transform": asdict(self)}
+        return mixed
 
     def transform(self, robust: nn.Module) -> Nonlinear:
-        """h alone, transformed."""
+        """Return the transformed h."""
         return Nonlinear(robust, scale=self.scale, power=self.power, shift=self.shift)
+
+
+def fit_nonlinear(
+    standard: nn.Module,
+    robust: nn.Module,
+    val: ImageData,
+    threat: Threat,
+    *,
+    clean_accuracy: float,
+    attacked: int = ATTACKED,
+    tried: int = PROBE_IMAGES,
+    log: Log = no_log,
+) -> MixedClassifier:
+    """Return the most robust MixedNUTS mixture with a clean accuracy. Its `card["transform"]` describes the setting.
+
+    Args:
+        val: validation images.
+        attacked: number of images that are attacked.
+        tried: number of settings, the best by estimate, that are attacked.
+    """
+    data = val.to(next(robust.parameters()).device)
+    few = data.take(slice(attacked))
+    robust_accuracy = robust_accuracy_under(few, threat)
+    log(f"attacking h on {len(few):,} validation images")
+    worst = worst_logits(robust, few, margin_attack(threat))
+    g, h = (fp32_logits_chunked(model, data.floats()) for model in (standard, robust))
+    settings = search_nonlinear(g, h, data.labels, worst, few.labels, clean_accuracy=clean_accuracy)
+    best: tuple[float, MixedClassifier] | None = None
+    for setting in _distinct(settings)[:tried]:
+        log(f"attacking the mixture with scale {setting.scale:g}, power {setting.power:g}, shift {setting.shift:g}")
+        mixed = setting.mix(standard, robust).to(data.images.device)
+        share = robust_accuracy(mixed)
+        if best is None or share > best[0]:
+            best = share, mixed
+    assert best is not None
+    return best[1]
+
+
+def worst_logits(model: nn.Module, data: ImageData, cascade: Cascade) -> Tensor:
+    """Return the logits of a model for the worst version of each image that the attacks find."""
+    images = data.floats()
+    logits = fp32_logits_chunked(model, images)
+    index = torch.arange(len(images), device=images.device)
+    attack_input = AttackInput(images, data.labels, index, logits, cascade.threat)
+    state, engine = CascadeState.before(attack_input), Engine(model, images.device)
+    for number, stage in enumerate(cascade.for_model(model).stages):
+        run_stage(engine, number, stage, attack_input, state)
+    return fp32_logits_chunked(model, state.worst)
 
 
 def search_nonlinear(
@@ -68,27 +126,30 @@ def search_nonlinear(
     alphas: tuple[float, float] = ALPHAS,
     push: float = PUSH,
 ) -> list[NonlinearSetting]:
-    """All settings that have the wanted clean accuracy, the most robust by estimate first; of equals the gentlest.
+    """Return all settings with the clean accuracy, each with its largest alpha, the most robust by estimate first.
 
-    `g` and `h` are the logits of both classifiers on clean validation images. `attacked` are those of h on the worst
-    version of each image that an attack on h with the preset `margin` found, of a random part of the images or of all,
-    the ones that h gets wrong included. An image counts as robust when h alone carries it against a g that
-    says anything: when the lead of its class in transformed probabilities is above (1 - alpha) / alpha, with room. Why
-    that room is needed, and what it is, stands beside ALPHAS and PUSH: without it the settings that look best collapse.
-    A steep transform also hides its gradient, so that of equals the one of the smallest scale and power comes first.
+    An image counts as robust if h alone outvotes any g: its class leads in transformed probabilities by more than
+    (1 - alpha) / alpha, even with logits that are worse by `push`. Without `push` and the limits of alpha (see `PUSH`,
+    `ALPHAS`), the settings with the best estimates are not robust. Steep transforms hide their gradient, so equal
+    estimates are sorted by scale and power.
+
+    Args:
+        g, h: logits of both classifiers on clean validation images.
+        attacked: logits of h on the worst version of each image that the preset `margin` finds, for all of the images
+            or a random part of them, including those that h classifies incorrectly.
     """
     _check(g, h, labels, attacked, attacked_labels)
-    certain = F.one_hot(g.argmax(1), g.shape[1]).double()
-    worse = _pushed(attacked.double(), attacked_labels, push)
+    certain_g = F.one_hot(g.argmax(1), g.shape[1]).double()
+    worse = _worse_logits(attacked.double(), attacked_labels, push)
     found = []
     for transform in product(scales, powers, shifts):
-        sure = nonlinear(h.double(), *transform).softmax(1)
-        low, high = correct_interval(certain, sure, labels)
-        accuracy = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy(), span=alphas)
-        if len(enough := accuracy.reaching(clean_accuracy)):
-            alpha = enough[-1].item()
-            robust = _stands(nonlinear(worse, *transform), attacked_labels, alpha)
-            found.append(NonlinearSetting(*transform, alpha, accuracy(alpha), robust))
+        transformed_h = nonlinear(h.double(), *transform).softmax(1)
+        low, high = correct_interval(certain_g, transformed_h, labels)
+        curve = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy(), limits=alphas)
+        if curve.reaches(clean_accuracy):
+            alpha = curve.largest_setting(clean_accuracy)
+            robust = _robust_share(nonlinear(worse, *transform), attacked_labels, alpha)
+            found.append(NonlinearSetting(*transform, alpha, curve(alpha), robust))
     if not found:
         alone = (g.argmax(1) == labels).double().mean().item()
         raise ValueError(
@@ -98,32 +159,40 @@ def search_nonlinear(
     return sorted(found, key=lambda setting: (-setting.estimated_robust, setting.scale, setting.power))
 
 
-def _pushed(logits: Tensor, labels: Tensor, push: float) -> Tensor:
-    """With the right class lowered and the best other one raised by a share of the standard deviation of the logits."""
+def _distinct(settings: list[NonlinearSetting]) -> list[NonlinearSetting]:
+    """Return the first setting of each power and shift: those that differ in scale alone are much the same."""
+    first: dict[tuple[float, float], NonlinearSetting] = {}
+    for setting in settings:
+        first.setdefault((setting.power, setting.shift), setting)
+    return list(first.values())
+
+
+def _worse_logits(logits: Tensor, labels: Tensor, push: float) -> Tensor:
+    """Return logits with the label lower and the best other class higher by a share of their standard deviation."""
     by = push * logits.std(1, keepdim=True)
-    own = labels[:, None]
-    other = logits.scatter(1, own, -torch.inf).argmax(1, keepdim=True)
-    return logits.scatter_add(1, own, -by).scatter_add(1, other, by)
+    label = labels[:, None]
+    other = logits.scatter(1, label, -torch.inf).argmax(1, keepdim=True)
+    return logits.scatter_add(1, label, -by).scatter_add(1, other, by)
 
 
-def _stands(logits: Tensor, labels: Tensor, alpha: float) -> float:
-    """The share of images whose class leads by more than all the weight that g has."""
+def _robust_share(logits: Tensor, labels: Tensor, alpha: float) -> float:
+    """Return the share of images whose label leads in h by more than the whole weight of g."""
     lead = -logit_margin(logits.softmax(1), labels)
     return (lead > (1 - alpha) / alpha).double().mean().item()
 
 
 def _check(g: Tensor, h: Tensor, labels: Tensor, attacked: Tensor, attacked_labels: Tensor) -> None:
     images, classes = g.shape
-    forms: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
         "g": (g, (images, classes)),
         "h": (h, (images, classes)),
         "labels": (labels, (images,)),
         "attacked": (attacked, (len(attacked), classes)),
         "attacked_labels": (attacked_labels, (len(attacked),)),
     }
-    for name, (tensor, form) in forms.items():
-        if tensor.shape != form or not tensor.isfinite().all():
+    for name, (tensor, shape) in expected.items():
+        if tensor.shape != shape or not tensor.isfinite().all():
             raise ValueError(
-                f"expected {name} as finite numbers of shape {list(form)}, got shape {list(tensor.shape)} or a NaN: "
+                f"expected {name} as finite numbers of shape {list(shape)}, got shape {list(tensor.shape)} or a NaN: "
                 "pass a row of logits for each image, and a label for each row"
             )

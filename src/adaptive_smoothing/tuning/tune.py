@@ -1,6 +1,6 @@
-"""The dial by its target: the setting of a mixture that gives a wanted accuracy.
+"""Choose the setting of a mixture, alpha or the shift of a learned alpha, that gives a requested accuracy.
 
-A clean accuracy is met exactly, from one pass over validation images. Robust accuracies take attacks.
+A clean accuracy is met exactly, from one pass over validation images. A robust accuracy needs attacks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.clean_accuracy import check_share
-from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, shared_alpha_curve
+from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, fixed_alpha_curve
 
-# Attacks on the data that a search for a robust accuracy may take.
+# The paper's factor for the logits of g: a confident g changes fewer predictions of which h is confident.
+STANDARD_SCALE = 3.0
+# Number of attacks on the data in a search for a robust accuracy.
 EVALUATIONS = 7
-# What is tried beside alpha, or beside the shift of a learned alpha: scales times these, time and again, and shares of
-# alpha's freedom.
-FACTORS, FREEDOMS = (0.5, 2.0), (0.5, 0.25)
+# A search over scales multiplies them by these factors, repeatedly. It also shrinks the range of a learned alpha to
+# these fractions of its width.
+SCALE_FACTORS, RANGE_FACTORS = (0.5, 2.0), (0.5, 0.25)
 
-Robust = Callable[[nn.Module], float]
-Judged = tuple[float, MixedClassifier]
-Scaled = Callable[[MixedClassifier, float], MixedClassifier]
-Say = Callable[[str], None]
+RobustAccuracy = Callable[[nn.Module], float]
+Candidate = tuple[float, MixedClassifier]  # with its robust accuracy
+Rescale = Callable[[MixedClassifier, float], MixedClassifier]
+Log = Callable[[str], None]
+
+
+def no_log(line: str) -> None:
+    """Ignore a line of text."""
 
 
 def tune(
@@ -44,138 +50,143 @@ def tune(
     threat: Threat | None = None,
     attack: Cascade | PlainAttack | None = None,
     attacked: int | None = None,
-    say: Say = lambda text: None,
+    log: Log = no_log,
 ) -> MixedClassifier:
-    """The view of `mixed` whose dial gives a wanted accuracy on `data`: alpha, or with a `Mixer` alpha_shift.
+    """Return the view of `mixed` that has a requested accuracy on `data`, by its alpha or its alpha_shift.
 
-    - `clean_accuracy`: the most robust setting that has it, which one pass tells exactly.
-    - `clean_accuracy` and a `threat`, or an `attack`: scales, and the range of a learned alpha, are tried as well, and
-      the most robust mixture with that clean accuracy is returned. That takes five attacks, nine for a learned alpha,
-      and another for each further step that gains.
-    - `robust_accuracy` and a `threat`, or an `attack`: the most accurate setting found to keep it, by seven attacks.
-      This rests on robustness that rises with the dial, as it does up to the noise of attacks.
+    - `clean_accuracy` alone: the most robust setting that has it. One pass over the data is exact.
+    - `clean_accuracy` with a `threat` or an `attack`: the most robust mixture with that clean accuracy, over scales of
+      the logits and the range of a learned alpha as well. This takes five attacks, nine for a learned alpha, and one
+      more for each further step that improves.
+    - `robust_accuracy` with a `threat` or an `attack`: the most accurate setting found that has it, by seven attacks.
+      This assumes that robust accuracy does not decrease with the setting, except for the noise of attacks.
 
-    The attack is the preset `fast` against `threat`, or one of your own, on all images or on the first `attacked`. Give
-    it validation images: what is tuned on the test set cannot be reported on it. `say` hears what each attack left, and
-    what the clean accuracy is at the setting and at both ends of the dial (`say=print`).
+    Args:
+        data: validation images; results on test images that were used for tuning cannot be reported.
+        threat: attack with the preset `fast` in this threat model.
+        attack: attack with this one instead.
+        attacked: attack only the first images; default: all of them.
+        log: called with a line of text for each attack and for the clean accuracy that was chosen (`log=print`).
     """
-    wishes = {"clean_accuracy": clean_accuracy, "robust_accuracy": robust_accuracy, "threat": threat, "attack": attack}
-    given = [name for name, wish in wishes.items() if wish is not None]
-    wanted = [name for name in given if name.endswith("accuracy")]
-    if len(wanted) != 1 or len(given) > 2 or given == ["robust_accuracy"]:
+    arguments = {
+        "clean_accuracy": clean_accuracy,
+        "robust_accuracy": robust_accuracy,
+        "threat": threat,
+        "attack": attack,
+    }
+    given = [name for name, value in arguments.items() if value is not None]
+    targets = [name for name in given if name.endswith("accuracy")]
+    if len(targets) != 1 or len(given) > 2 or given == ["robust_accuracy"]:
         raise ValueError(
             "expected a clean_accuracy, or a robust_accuracy with a threat or an attack, got "
-            f"{' and '.join(given) or 'none of them'}: one dial serves one target; "
+            f"{' and '.join(given) or 'none of them'}: one setting meets one target; "
             "tune(mixed, data, clean_accuracy=0.9) or tune(mixed, data, robust_accuracy=0.4, threat=ads.Linf(8 / 255))"
         )
     if clean_accuracy is not None and len(given) == 1:
-        return _with_clean_accuracy(mixed, data, clean_accuracy, say)
-    robust = robust_accuracy_under(data.take(slice(attacked)), attack or cast(Threat, threat), say)
+        return _with_clean_accuracy(mixed, data, clean_accuracy, log)
+    robust = robust_accuracy_under(data.take(slice(attacked)), attack or cast(Threat, threat), log)
     if clean_accuracy is not None:
         return _most_robust(mixed, data, clean_accuracy, robust)
     assert robust_accuracy is not None
     check_share(robust_accuracy, "robust accuracy")
-    return _smallest_robust(mixed, data, robust_accuracy, robust)
+    return _most_accurate(mixed, data, robust_accuracy, robust)
 
 
 def robust_accuracy_under(
-    data: ImageData, against: Threat | Cascade | PlainAttack, say: Say = lambda text: None
-) -> Robust:
-    """How many of these images a model is right on under an attack; against a threat that is the preset `fast`."""
+    data: ImageData, against: Threat | Cascade | PlainAttack, log: Log = no_log
+) -> RobustAccuracy:
+    """Return a function from a model to its robust accuracy on `data`; a threat stands for the preset `fast`."""
     attack = replace(fast_attack(against), audit=()) if isinstance(against, Threat) else against
     options = EvaluationOptions(alarms=False)
 
     def robust(model: nn.Module) -> float:
         found = evaluate(model, data, attack, options=options)
-        say(f"{100 * found.robust:.2f} % of {len(data):,} images stand at {model.extra_repr()}")
+        log(f"robust accuracy {100 * found.robust:.2f} % on {len(data):,} images with {model.extra_repr()}")
         return found.robust
 
     return robust
 
 
-def _with_clean_accuracy(
-    mixed: MixedClassifier, data: ImageData, target: float, say: Say = lambda text: None
-) -> MixedClassifier:
-    accuracy = accuracy_curve(mixed, data)
-    setting = accuracy.largest(target)
-    say(accuracy.told(setting))
-    if setting == accuracy.span[1] and accuracy(setting) - target > 1 / len(data):
+def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float, log: Log = no_log) -> MixedClassifier:
+    curve = accuracy_curve(mixed, data)
+    setting = curve.largest_setting(target)
+    log(curve.describe(setting))
+    if setting == curve.limits[1] and curve(setting) - target > 1 / len(data):
         warnings.warn(
-            f"{100 * target:.4g} % clean accuracy was asked for, and there are {100 * accuracy(setting):.2f} % even at "
-            f"the most robust end of the dial",
+            f"a clean accuracy of {100 * target:.4g} % was requested, but the most robust setting already has "
+            f"{100 * curve(setting):.2f} %",
             stacklevel=3,
         )
     return at_setting(mixed, setting)
 
 
-def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:
-    """One number after the other: each is taken as it serves best with those before it."""
+def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
+    """Optimise one number after the other, each with the best values of those before it."""
 
-    def judged(view: MixedClassifier) -> Judged:
-        """With its dial at the clean accuracy; less than nothing stands of one that does not reach it."""
-        accuracy = accuracy_curve(view, data)
-        if not len(accuracy.reaching(target)):
+    def attacked(view: MixedClassifier) -> Candidate:
+        """Attack a view at the target; return -1 as its robust accuracy if the target cannot be reached."""
+        curve = accuracy_curve(view, data)
+        if not curve.reaches(target):
             return -1.0, view
-        view = at_setting(view, accuracy.largest(target))
+        view = at_setting(view, curve.largest_setting(target))
         return robust(view), view
 
     start = _with_clean_accuracy(mixed, data, target)
     best = robust(start), start
-    for scaled in (_score_scaled, *LOGITS_SCALED) if mixed.learns_alpha else LOGITS_SCALED:
-        best = _climbed(best, scaled, judged)
-    others = _kept_close(best[1], data, target) if mixed.learns_alpha else ()
-    return max([best, *map(judged, others)], key=itemgetter(0))[1]
+    scales = (_scale_standard, _scale_robust)
+    for rescale in (_scale_score, *scales) if mixed.learns_alpha else scales:
+        best = _line_search(best, rescale, attacked)
+    others = _narrower_ranges(best[1], data, target) if mixed.learns_alpha else ()
+    return max([best, *map(attacked, others)], key=itemgetter(0))[1]
 
 
-def _climbed(best: Judged, scaled: Scaled, judged: Callable[[MixedClassifier], Judged]) -> Judged:
-    """A step to each side, and on to the side that gains for as long as it does."""
-    for found, factor in [(judged(scaled(best[1], factor)), factor) for factor in FACTORS]:
+def _line_search(best: Candidate, rescale: Rescale, attacked: Callable[[MixedClassifier], Candidate]) -> Candidate:
+    """Try a step in both directions, and further steps in the direction that improves."""
+    for found, factor in [(attacked(rescale(best[1], factor)), factor) for factor in SCALE_FACTORS]:
         while found[0] > best[0]:
-            best, found = found, judged(scaled(found[1], factor))
+            best, found = found, attacked(rescale(found[1], factor))
     return best
 
 
-def _standard_scaled(mixed: MixedClassifier, factor: float) -> MixedClassifier:
+def _scale_standard(mixed: MixedClassifier, factor: float) -> MixedClassifier:
     return mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale)
 
 
-def _robust_scaled(mixed: MixedClassifier, factor: float) -> MixedClassifier:
+def _scale_robust(mixed: MixedClassifier, factor: float) -> MixedClassifier:
     return mixed.with_scales(mixed.standard_scale, factor * mixed.robust_scale)
 
 
-def _score_scaled(mixed: MixedClassifier, factor: float) -> MixedClassifier:
+def _scale_score(mixed: MixedClassifier, factor: float) -> MixedClassifier:
     return mixed.with_sigmoid(factor * mixed.alpha_scale, mixed.alpha_shift)
 
 
-LOGITS_SCALED: tuple[Scaled, ...] = (_standard_scaled, _robust_scaled)
-
-
-def _kept_close(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
-    """The range drawn together towards the one alpha that would do for all images, if there is one."""
-    accuracy = shared_alpha_curve(mixed, data)
-    if not len(accuracy.reaching(target)):
+def _narrower_ranges(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
+    """Return views with a narrower range around the fixed alpha that reaches the target, or none if none does."""
+    curve = fixed_alpha_curve(mixed, data)
+    if not curve.reaches(target):
         return []
-    alpha = accuracy.largest(target)
-    ranges = ([(1 - freedom) * alpha + freedom * end for end in mixed.alpha_range.tolist()] for freedom in FREEDOMS)
+    alpha = curve.largest_setting(target)
+    ranges = ([(1 - factor) * alpha + factor * end for end in mixed.alpha_range.tolist()] for factor in RANGE_FACTORS)
     return [mixed.with_alpha_range(low, high) for low, high in ranges]
 
 
-def _smallest_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: Robust) -> MixedClassifier:
-    """By bisection over the steps of clean accuracy, from its largest on: between two of them there is nothing to win,
-    and below the first one neither accuracy is better.
+def _most_accurate(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
+    """Find the smallest setting with the robust accuracy `target` by bisection over the steps of clean accuracy.
+
+    The search starts at the best clean accuracy: smaller settings have less of both accuracies.
     """
     settings, accuracy = accuracy_curve(mixed, data).steps()
     settings = settings[accuracy.argmax() :]
     failing, enough = -1, len(settings) - 1
     if (best := robust(at_setting(mixed, settings[enough].item()))) < target:
         raise ValueError(
-            f"expected a robust accuracy this mixture can reach, got {target:.4g}: at its most robust end it has "
+            f"expected a robust accuracy this mixture can reach, got {target:.4g}: its most robust setting has "
             f"{best:.4g}; ask for at most that, or mix with another robust classifier"
         )
     for _ in range(EVALUATIONS - 1):
         if enough - failing == 1:
             break
         middle = (failing + enough) // 2
-        stands = robust(at_setting(mixed, settings[middle].item())) >= target
-        failing, enough = (failing, middle) if stands else (middle, enough)
+        reached = robust(at_setting(mixed, settings[middle].item())) >= target
+        failing, enough = (failing, middle) if reached else (middle, enough)
     return at_setting(mixed, settings[enough].item())

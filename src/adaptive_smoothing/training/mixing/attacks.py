@@ -1,11 +1,12 @@
-"""Attacks on training images of a mixing network, made while it learns: the paper's settings A, B, C, `turning` and
-`hostile`."""
+"""Attacks on the training images of a mixing network: the paper's settings A, B and C, and `flip-standard`.
+
+The paper randomises the radius, the number of steps and the weight of the term that lowers alpha (sec. ada_exp).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,66 +15,53 @@ from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.engine.arithmetic import FastModel
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch
 from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
-from adaptive_smoothing.attacks.objectives import (
-    LowerAlpha,
-    Objective,
-    cross_entropy,
-    flip_standard,
-    targeted_margin,
-)
+from adaptive_smoothing.attacks.objectives import LowerAlpha, Objective, cross_entropy, flip_standard
 from adaptive_smoothing.attacks.pgd import STEP_FACTOR, pgd_step
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, Victim, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.transforms import Claiming, inner
+from adaptive_smoothing.mixing.transforms import inner
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.mixing.recipe import AttackSettings
 
-# How often a target is the likeliest wrong class, the next one, and so on.
-TARGETED = (0.5, 0.25, 0.15, 0.1)
-# One in so many batches is attacked without a target in setting C: AutoAttack tries one such attack and nine with one.
+# Probabilities of the most likely incorrect class, the next one and so on to be the target.
+TARGET_PROBABILITIES = (0.5, 0.25, 0.15, 0.1)
+# Share of batches that setting C attacks without a target: AutoAttack has one such attack and nine with a target.
 UNTARGETED = 0.25
 LEAST_STEPS = 3
-
-
-# A step towards a target, from a random start, in units of eps / steps.
+# Step size of the targeted PGD from a random start, in units of eps / steps.
 TARGETED_STEP = 2.5
 
-
-class Attacked(NamedTuple):
-    """Attacked images, and the class that a hostile g claims of each, where it is one."""
-
-    images: Tensor
-    claims: Tensor | None = None
+Network = Callable[[Tensor], Tensor]
+Attack = Callable[[TrainingBatch], Tensor]  # returns the attacked images
+MakeObjective = Callable[[State], Objective]
 
 
-Attack = Callable[[TrainingBatch], Attacked]
-
-
-@dataclass
-class Chance:
-    """What is random about the attack on a batch, drawn from the batch's own numbers."""
+@dataclass(frozen=True)
+class RandomSettings:
+    """The random numbers of the attack on a batch, drawn from the generator of the batch."""
 
     settings: AttackSettings
 
     def radii(self, batch: TrainingBatch) -> Threat:
-        """A radius per image, so that the network does not learn one radius."""
+        """Return the threat with a random radius per image, so that the network does not learn one radius."""
         settings = self.settings
-        factor = settings.smallest + (settings.largest - settings.smallest) * self._uniform(batch)
+        spread = settings.eps_factor_max - settings.eps_factor_min
+        factor = settings.eps_factor_min + spread * self._uniform(batch)
         return settings.threat.with_eps(settings.eps * factor)
 
-    def weights(self, batch: TrainingBatch) -> Tensor:
-        """Of the term that lowers alpha, per image."""
+    def alpha_weights(self, batch: TrainingBatch) -> Tensor:
+        """Return the weight per image of the term that lowers alpha."""
         return self.settings.alpha_weight * self._uniform(batch)
 
     def steps(self, batch: TrainingBatch) -> int:
-        """From a chi-square distribution: its mean is the number asked for."""
-        wanted = self.settings.steps
+        """Return a number of steps from a chi-square distribution, whose mean is `settings.steps`."""
+        mean = self.settings.steps
         if not self.settings.vary_steps:
-            return wanted
-        chance = generator(batch.noise.initial_seed(), "steps")  # on the host, which has to know the number
-        return max(LEAST_STEPS, round(torch.randn(wanted, generator=chance).square().sum().item()))
+            return mean
+        noise = generator(batch.noise.initial_seed(), "steps")  # on the CPU, where the number is needed
+        return max(LEAST_STEPS, round(torch.randn(mean, generator=noise).square().sum().item()))
 
     def _uniform(self, batch: TrainingBatch) -> Tensor:
         return torch.rand(len(batch.labels), generator=batch.noise, device=batch.labels.device)
@@ -81,10 +69,10 @@ class Chance:
 
 @dataclass(frozen=True)
 class TrainingPGD(StepAttack):
-    """PGD with steps of a length of its own for each image; what counts is where it ends."""
+    """PGD with one step size per image; its result is the last iterate."""
 
     threat: Threat
-    climb: Callable[[State], Objective]
+    make_objective: MakeObjective
     steps: int
     seed: int = 0
 
@@ -93,7 +81,7 @@ class TrainingPGD(StepAttack):
         return self.steps
 
     def current_objective(self, state: State) -> Objective:
-        return self.climb(state)
+        return self.make_objective(state)
 
     def query(self, state: State) -> Tensor:
         return state["iterate"]
@@ -106,7 +94,7 @@ class TrainingPGD(StepAttack):
 
 @dataclass(frozen=True)
 class TrainingAPGD(APGD):
-    """APGD with a weight of its own on each image's term that lowers alpha."""
+    """APGD with one weight per image of the term that lowers alpha."""
 
     targeted: bool = True
 
@@ -114,13 +102,13 @@ class TrainingAPGD(APGD):
         return LowerAlpha(targeted_dlr_loss if self.targeted else cross_entropy_loss, state["weight"])
 
 
-class Climber:
-    """An attack on batches of training images, one after the other.
+class BatchRunner:
+    """Runs the steps of an attack on one batch of training images after the other.
 
-    On CUDA a step is recorded once: weights change where they are, and the record sees it.
+    On CUDA a step is recorded once. The weights change in place, so the recording uses the current ones.
     """
 
-    def __init__(self, attack: StepAttack, model: Any) -> None:
+    def __init__(self, attack: StepAttack, model: Network) -> None:
         self.attack, self.victim = attack, Victim(model)
         self.batches: dict[int, JobBatch] = {}
 
@@ -135,46 +123,68 @@ class Climber:
         return self.batches[rows].state
 
 
-class ClimbingPGD:
-    """PGD from the images themselves: settings A and B, and what goes through h alone."""
+class UntargetedPGD:
+    """PGD from the clean images: settings A and B, and the attack on h alone."""
 
-    def __init__(self, model: Any, chance: Chance, objective: Callable[[State], Objective]) -> None:
-        self.chance = chance
-        self.climb = Climber(TrainingPGD(chance.settings.threat, objective, chance.settings.steps), model)
+    def __init__(self, model: Network, random: RandomSettings, make_objective: MakeObjective) -> None:
+        self.random = random
+        self.run = BatchRunner(TrainingPGD(random.settings.threat, make_objective, random.settings.steps), model)
 
-    def __call__(self, batch: TrainingBatch) -> Attacked:
-        # The weights are drawn for an objective that has none, too: one order of random numbers for all settings.
-        weights, radii, steps = self.chance.weights(batch), self.chance.radii(batch), self.chance.steps(batch)
-        state = beginning(batch, radii, step=STEP_FACTOR / steps) | {"weight": weights, "iterate": batch.images}
-        return Attacked(self.climb(state, steps)["iterate"].clone())
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        # Weights are drawn for every objective: all settings use the random numbers in the same order.
+        weights, radii, steps = self.random.alpha_weights(batch), self.random.radii(batch), self.random.steps(batch)
+        state = initial_state(batch, radii, step=STEP_FACTOR / steps) | {"weight": weights, "iterate": batch.images}
+        return self.run(state, steps)["iterate"].clone()
 
 
-class ClimbingAPGD:
-    """Setting C: the two APGD parts of AutoAttack, by chance one of them for a batch."""
+class TargetedPGD:
+    """PGD from a random start towards a random class that h finds likely."""
 
-    def __init__(self, model: Any, chance: Chance) -> None:
-        self.model, self.chance = model, chance
-        settings = chance.settings
+    def __init__(self, model: Network, robust: Network, random: RandomSettings, objective: Objective) -> None:
+        self.robust, self.random = robust, random
+        settings = random.settings
+        self.run = BatchRunner(TrainingPGD(settings.threat, lambda state: objective, settings.steps), model)
+
+    def __call__(self, batch: TrainingBatch) -> Tensor:
+        threat, steps = self.random.radii(batch), self.random.steps(batch)
+        targets = self._targets(batch)
+        start = threat.project(batch.images + threat.random_delta(batch.images, batch.noise), batch.images)
+        state = initial_state(batch, threat, step=TARGETED_STEP / steps) | {"target": targets, "iterate": start}
+        return self.run(state, steps)["iterate"].clone()
+
+    def _targets(self, batch: TrainingBatch) -> Tensor:
+        with torch.no_grad():
+            classes = most_likely_targets(self.robust(batch.images), batch.labels, len(TARGET_PROBABILITIES))
+        probabilities = torch.tensor(TARGET_PROBABILITIES[: classes.shape[1]], device=classes.device)
+        drawn = torch.multinomial(probabilities, len(classes), replacement=True, generator=batch.noise)
+        return classes.gather(1, drawn[:, None]).squeeze(1)
+
+
+class RandomAPGD:
+    """Setting C: one of the two APGD attacks of AutoAttack, chosen at random for each batch."""
+
+    def __init__(self, model: Network, random: RandomSettings) -> None:
+        self.model, self.random = model, random
+        settings = random.settings
         attacks = [TrainingAPGD(settings.threat, steps=settings.steps, targeted=targeted) for targeted in (False, True)]
-        self.climbs = [Climber(attack, model) for attack in attacks]
+        self.runners = [BatchRunner(attack, model) for attack in attacks]
 
-    def __call__(self, batch: TrainingBatch) -> Attacked:
+    def __call__(self, batch: TrainingBatch) -> Tensor:
         coin = torch.rand((), generator=generator(batch.noise.initial_seed(), "target"))
-        climb = self.climbs[coin.item() >= UNTARGETED]
+        run = self.runners[coin.item() >= UNTARGETED]
         state = self._state(batch)
-        # The first question is about the start itself.
-        steps = self.chance.steps(batch) + 1
-        return Attacked(climb(state | climb.attack.begin(state, classes=0), steps)["worst"].clone())
+        steps = self.random.steps(batch) + 1  # the first one evaluates the start
+        return run(state | run.attack.begin(state, classes=0), steps)["worst"].clone()
 
     def _state(self, batch: TrainingBatch) -> State:
         count, device = len(batch.labels), batch.labels.device
         with torch.no_grad():
             logits = self.model(batch.images)
-        wrong = most_likely_targets(logits, batch.labels, logits.shape[1] - 1)
-        drawn = torch.randint(wrong.shape[1], (count, 1), generator=batch.noise, device=device)
-        return beginning(batch, self.chance.radii(batch)) | {
-            "target": wrong.gather(1, drawn).squeeze(1),
-            "weight": self.chance.weights(batch),
+        classes = most_likely_targets(logits, batch.labels, logits.shape[1] - 1)
+        drawn = torch.randint(classes.shape[1], (count, 1), generator=batch.noise, device=device)
+        return initial_state(batch, self.random.radii(batch)) | {
+            "target": classes.gather(1, drawn).squeeze(1),
+            "weight": self.random.alpha_weights(batch),
             "key": torch.randint(2**32, (count,), generator=batch.noise, device=device),
             "end": torch.full_like(batch.labels, 2**31),
             "worst": batch.images.clone(),
@@ -182,36 +192,8 @@ class ClimbingAPGD:
         }
 
 
-class Targeted:
-    """PGD towards a wrong class that h finds likely, and that a `hostile` g claims."""
-
-    def __init__(
-        self, model: Any, robust: Any, chance: Chance, objective: Objective, hostile: Claiming | None = None
-    ) -> None:
-        self.robust, self.chance, self.hostile = robust, chance, hostile
-        settings = chance.settings
-        self.climb = Climber(TrainingPGD(settings.threat, lambda state: objective, settings.steps), model)
-
-    def __call__(self, batch: TrainingBatch) -> Attacked:
-        threat, steps = self.chance.radii(batch), self.chance.steps(batch)
-        targets = self._targets(batch)
-        if self.hostile is not None:
-            self.hostile.tell(targets)
-        start = threat.project(batch.images + threat.random_delta(batch.images, batch.noise), batch.images)
-        state = beginning(batch, threat, step=TARGETED_STEP / steps) | {"target": targets, "iterate": start}
-        images = self.climb(state, steps)["iterate"].clone()
-        return Attacked(images, None if self.hostile is None else targets)
-
-    def _targets(self, batch: TrainingBatch) -> Tensor:
-        with torch.no_grad():
-            wrong = most_likely_targets(self.robust(batch.images), batch.labels, len(TARGETED))
-        odds = torch.tensor(TARGETED[: wrong.shape[1]], device=wrong.device)
-        drawn = torch.multinomial(odds, len(wrong), replacement=True, generator=batch.noise)
-        return wrong.gather(1, drawn[:, None]).squeeze(1)
-
-
-def beginning(batch: TrainingBatch, threat: Threat, step: float = 0.0) -> State:
-    """What every attack is told: images, labels, radii, and how long a `step` is, in units of the radius."""
+def initial_state(batch: TrainingBatch, threat: Threat, step: float = 0.0) -> State:
+    """Return the state that every attack starts from; `step` is the step size in units of the radius."""
     eps = torch.as_tensor(threat.eps)
     return {
         "clean": batch.images,
@@ -224,35 +206,27 @@ def beginning(batch: TrainingBatch, threat: Threat, step: float = 0.0) -> State:
 
 
 def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool) -> Attack:
-    """The attack on a mixture that a recipe names."""
-    chance, robust = Chance(settings), FastModel(inner(mixed.robust), device)
-    hostile = Claiming(_classes(mixed)) if settings.setting == "hostile" else None
-    view = mixed.with_standard(hostile) if hostile else mixed.gray_box() if settings.setting == "A" else mixed
-    model = FastModel(view, device, compiled=compiled)
-    if hostile:
-        return Targeted(model, robust, chance, targeted_margin, hostile)
-    if settings.setting == "turning":
-        return Targeted(model, robust, chance, flip_standard)
+    """Return the attack on a mixture that a recipe names."""
+    random, gray_box = RandomSettings(settings), settings.setting == "A"
+    model = FastModel(mixed.gray_box() if gray_box else mixed, device, compiled=compiled)
+    if settings.setting == "flip-standard":
+        return TargetedPGD(model, FastModel(inner(mixed.robust), device), random, flip_standard)
     if settings.setting == "C":
-        return ClimbingAPGD(model, chance)
-    # A gray-box attacker has no gradient of alpha to follow down.
-    return ClimbingPGD(model, chance, climb_only if settings.setting == "A" else lower_alpha)
+        return RandomAPGD(model, random)
+    # A gray-box attacker has no gradient of alpha.
+    return UntargetedPGD(model, random, fool if gray_box else fool_and_lower_alpha)
 
 
 def attack_through_robust(mixed: MixedClassifier, settings: AttackSettings, device: torch.device) -> Attack:
-    """PGD on h alone: it fools h, and g hardly notices."""
-    return ClimbingPGD(FastModel(inner(mixed.robust), device), Chance(settings), climb_only)
+    """Return PGD on h alone, which hardly changes g."""
+    return UntargetedPGD(FastModel(inner(mixed.robust), device), RandomSettings(settings), fool)
 
 
-def climb_only(state: State) -> Objective:
+def fool(state: State) -> Objective:
+    """Return the cross-entropy of the model."""
     return cross_entropy
 
 
-def lower_alpha(state: State) -> Objective:
+def fool_and_lower_alpha(state: State) -> Objective:
+    """Return the cross-entropy combined with the term that lowers alpha, by the weight of each image."""
     return LowerAlpha(cross_entropy_loss, state["weight"])
-
-
-def _classes(mixed: MixedClassifier) -> int:
-    if mixed.num_classes is None:
-        raise ValueError("expected classifiers that say how many classes they have, got none: wrap them with ads.wrap")
-    return mixed.num_classes

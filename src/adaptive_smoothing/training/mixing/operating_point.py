@@ -1,4 +1,4 @@
-"""Where the dial of a mixture stands while its mixing network learns, and what that says about the loss."""
+"""The shift of alpha while a mixing network is trained, and the weight of attacked images that goes with it."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ from adaptive_smoothing.training.mixing.recipe import OperatingPointSettings
 from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
 from adaptive_smoothing.tuning.curves import correct_alphas, shift_curve
 
-# What attacked images may weigh against clean ones, and how fast that follows the last batches.
-PRICES, FOLLOW = (0.05, 2.0), 0.05
+# Limits of the weight of attacked images relative to clean ones, and the rate of the moving average behind it.
+WEIGHTS, RATE = (0.05, 2.0), 0.05
 
 
 class OperatingPoint:
-    """Keeps the clean accuracy of a mixture where it is wanted, on images whose evidence does not change.
+    """Keeps the clean accuracy of a mixture at a target, on images whose base outputs are known.
 
-    Alpha goes down to `low`, or further for a pair in which g would not win back enough with that. Where g is sure, an
-    alpha of 1/2 is all it needs to decide. Below, the loss of an image is flat, and nothing is left to learn from it.
+    Alpha is at least `settings.low`, or less for a pair that needs more of g. An alpha of 1/2 is all that a confident g
+    needs to decide. Below, the loss of an image is flat, so that nothing is learned from it.
     """
 
     def __init__(
         self, mixed: MixedClassifier, settings: OperatingPointSettings, base_outputs: BaseOutputs, labels: Tensor
     ) -> None:
-        self.mixed, self.base_outputs, self.labels, self.steepness = mixed, base_outputs, labels, settings.scale
+        self.mixed, self.base_outputs, self.labels, self.scale = mixed, base_outputs, labels, settings.scale
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (base_outputs.h, base_outputs.g))
         self.target = settings.clean_accuracy or h + settings.recover * (g - h)
-        mixed.alpha_range[0] = min(settings.low, self._alpha_with_room())
+        mixed.alpha_range[0] = min(settings.low, self._lowest_alpha())
 
-    def turn(self) -> None:
-        """To where the mixture has the clean accuracy that is wanted in training, or comes closest to it.
+    def update(self) -> None:
+        """Set the shift to the largest one with the target accuracy, or with the best one if that is lower.
 
-        The scores of a second ending are made standard, and alpha is as steep in what it computes as the recipe has it.
+        The scores of a fine-tuned tail are standardized first, and alpha_scale is adapted to keep the slope of alpha.
         """
         mixer = self.mixed.alpha
         assert isinstance(mixer, Mixer)
         if isinstance(mixer, FineTunedTail):
             mixer.standardize(self.base_outputs)
-            self.mixed.alpha_scale.copy_(self.steepness * mixer.spread)
-        accuracy = shift_curve(self.base_outputs, mixer(self.base_outputs), self.labels, self.mixed)
-        self.mixed.alpha_shift.fill_(accuracy.largest(min(self.target, accuracy.best())))
+            self.mixed.alpha_scale.copy_(self.scale * mixer.spread)
+        curve = shift_curve(self.base_outputs, mixer(self.base_outputs), self.labels, self.mixed)
+        self.mixed.alpha_shift.fill_(curve.largest_setting(min(self.target, curve.best())))
 
-    def _alpha_with_room(self) -> float:
-        """The largest alpha for all images with more clean accuracy than is wanted: half of what g has beyond."""
+    def _lowest_alpha(self) -> float:
+        """Return the largest alpha whose clean accuracy is halfway between the target and the best one."""
         low, high = correct_alphas(self.mixed, self.base_outputs.g, self.base_outputs.h, self.labels)
-        accuracy = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy())
-        return accuracy.largest((self.target + max(self.target, accuracy.best())) / 2)
+        curve = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy())
+        return curve.largest_setting((self.target + max(self.target, curve.best())) / 2)
 
 
 class AttackedWeight:
-    """What an attacked image weighs for each clean one, so that turning the dial changes nothing.
+    """The weight of attacked images, relative to clean ones, for which the loss does not change with alpha_shift.
 
-    Where the dial stands is decided already. A loss that would rather have it elsewhere pushes all scores that way, and
-    the dial pushes back, for ever.
+    The operating point sets alpha_shift. A loss that prefers another shift would move all scores towards it, and the
+    operating point would move alpha_shift back, without end.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.slopes = torch.zeros(2, device=device)  # of the losses of clean and attacked images along the dial
+        self.slopes = torch.zeros(2, device=device)  # of the loss of clean and of attacked images, by alpha_shift
 
     def __call__(self, losses: Tensor, alpha: Tensor, alpha_range: Tensor) -> Tensor:
-        """From the losses of as many clean images as attacked ones, in this order."""
+        """Return the weight, from the losses of clean images followed by those of as many attacked ones."""
         (slopes,) = torch.autograd.grad(losses.sum(), alpha, retain_graph=True)
         low, high = alpha_range
-        # Along the dial alpha has the slope of the sigmoid that it comes from.
-        turning = slopes * (alpha.detach() - low) * (high - alpha.detach()) / (high - low)
-        found = torch.stack([half.mean() for half in turning.chunk(2)])
-        self.slopes.copy_(torch.where(self.slopes == 0, found, torch.lerp(self.slopes, found, FOLLOW)))
-        # Larger alphas cost clean images and help attacked ones; early on chance may have it otherwise.
+        # The derivative of alpha by the shift is that of a sigmoid.
+        by_shift = slopes * (alpha.detach() - low) * (high - alpha.detach()) / (high - low)
+        found = torch.stack([half.mean() for half in by_shift.chunk(2)])
+        self.slopes.copy_(torch.where(self.slopes == 0, found, torch.lerp(self.slopes, found, RATE)))
+        # A larger alpha raises the loss of clean images and lowers that of attacked ones, except by chance early on.
         clean, attacked = self.slopes
-        return (clean.clamp_min(0) / (-attacked).clamp_min(1e-12)).clamp(*PRICES)
+        return (clean.clamp_min(0) / (-attacked).clamp_min(1e-12)).clamp(*WEIGHTS)

@@ -1,33 +1,37 @@
-"""The recipe of a mixing network: everything that decides its weights, in one TOML file."""
+"""The recipe of a mixing network: everything that determines its weights, in one TOML file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
-from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import NORMS, Threat
-from adaptive_smoothing.training.recipe import CommonRecipe, DataSettings, OptimizerSettings, among, at_least
+from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, among, at_least
 
-MIXERS = ("network", "second-ending")
-ATTACKS = ("A", "B", "C", "turning", "hostile")
-UNFOOLED = ("keep", "drop")
+MIXERS = ("network", "fine-tuned-tail")
+ATTACKS = ("A", "B", "C", "flip-standard")
+DEFAULT = Path(__file__).with_name("default.toml")
 
 
 @dataclass(frozen=True)
 class MixerSettings:
-    """Which network mixes. `network` is the paper's, with `width` and `depth`; `second-ending` grows out of h, with
-    `hidden` units in its scorer.
+    """The mixer: the paper's `network` with `width` and `depth`, or a `fine-tuned-tail` of h with `hidden` units.
 
-    Taps that are not named are found. `tail_pace` is the learning rate of what was trained before, as a share.
+    Taps that are not named are chosen automatically. `tail_lr_factor` multiplies the learning rate of the tail.
     """
+
+    OLD_KEYS: ClassVar[dict[str, str]] = {"tail_pace": "tail_lr_factor"}
+    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"kind": {"second-ending": "fine-tuned-tail"}}
 
     kind: str = "network"
     width: int = 32
     depth: int = 1
     hidden: int = 128
-    tail_pace: float = 0.1
+    tail_lr_factor: float = 0.1
     standard_taps: list[str] = field(default_factory=list)
     robust_taps: list[str] = field(default_factory=list)
 
@@ -39,34 +43,39 @@ class MixerSettings:
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """Attacks on training images: the paper's settings A (gray-box PGD), B (PGD) and C (the APGD parts of
-    AutoAttack), `turning`: PGD towards likely classes that turns g on the way, or `hostile`: PGD on h and alpha, with a
-    g that says what the attacker wants.
+    """Attacks on training images (sec. ada_exp of the paper).
 
-    The radius of each image is eps times a random number between `smallest` and `largest`; the number of steps is
-    random too, `steps` on average, unless `vary_steps` is off; a random weight up to `alpha_weight` is on the term that
-    lowers alpha. A share `through_robust` of the images is attacked through h alone, which g withstands: there alpha
-    should be 0. Images that an attack could not fool are kept as attacked ones, or with unfooled = "drop" left out.
+    `setting` is one of the paper's A (gray-box PGD), B (white-box PGD) and C (the APGD attacks of AutoAttack), or
+    `flip-standard`: PGD towards likely classes that also makes g predict the target.
+
+    The radius of each image is eps times a random number between `eps_factor_min` and `eps_factor_max`. The number of
+    steps is random with mean `steps`, unless `vary_steps` is off. The term that lowers alpha has a random weight up to
+    `alpha_weight`. A share `through_robust` of the images is attacked through h alone. Such attacks hardly change g,
+    so alpha should be 0 there.
     """
+
+    OLD_KEYS: ClassVar[dict[str, str]] = {"smallest": "eps_factor_min", "largest": "eps_factor_max"}
+    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"setting": {"turning": "flip-standard"}}
+    RETIRED: ClassVar[dict[str, object]] = {"unfooled": "keep"}
 
     setting: str = "C"
     norm: str = "Linf"
     eps: float = 8 / 255
     steps: int = 20
     vary_steps: bool = True
-    smallest: float = 0.4
-    largest: float = 1.1
+    eps_factor_min: float = 0.4
+    eps_factor_max: float = 1.1
     alpha_weight: float = 0.4
     through_robust: float = 0.125
-    unfooled: str = "keep"
 
     def __post_init__(self) -> None:
         among("setting", self.setting, ATTACKS)
         among("norm", self.norm, NORMS)
-        among("unfooled", self.unfooled, UNFOOLED)
         at_least("steps", self.steps, 1)
-        if not 0 <= self.smallest <= self.largest:
-            raise ValueError(f"expected 0 <= smallest <= largest, got {self.smallest} and {self.largest}")
+        if not 0 <= self.eps_factor_min <= self.eps_factor_max:
+            raise ValueError(
+                f"expected 0 <= eps_factor_min <= eps_factor_max, got {self.eps_factor_min} and {self.eps_factor_max}"
+            )
         for name in ("alpha_weight", "through_robust"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} in [0, 1), got {getattr(self, name)}")
@@ -78,17 +87,21 @@ class AttackSettings:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE, and `error`, which the paper has not: the smoothed
-    count of errors, a sigmoid of the lead of the best wrong class. `attacked` weighs attacked images against others;
-    with `dialled` it is multiplied by what makes turning the dial change nothing, as the dial is set by other means.
+    """Weights of the composite loss, eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE.
+
+    `error` weighs a term that the paper does not have: the smoothed error, a sigmoid of the lead of the best incorrect
+    class. `attacked` is the weight of attacked images. With `balanced` it is multiplied by the factor for which a
+    change of alpha_shift does not change the loss, because alpha_shift is set by the operating point.
     """
+
+    OLD_KEYS: ClassVar[dict[str, str]] = {"dialled": "balanced"}
 
     ce: float = 0.0
     bce: float = 1.5
     product: float = 0.2
     error: float = 0.0
     attacked: float = 1.0
-    dialled: bool = False
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ce", "bce", "product", "error", "attacked"):
@@ -99,13 +112,12 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class OperatingPointSettings:
-    """How the score is read in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
+    """Alpha in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
 
-    `low` is less for a pair in which g would not win back enough with it.
-
-    With `recover` > 0 the shift is set again every `every` steps, so that on validation images the mixture wins back
-    that share of the clean accuracy that h loses to g; with `clean_accuracy` > 0, so that it has that. The network
-    learns where it will be used.
+    `low` becomes smaller for a pair that needs more of g. With `recover` > 0 the shift is chosen anew every `every`
+    steps, such that the mixture recovers that share of the clean accuracy that h has less than g on validation images.
+    With `clean_accuracy` > 0 it is chosen for that clean accuracy. So the network is trained at the shift where it
+    will be used.
     """
 
     scale: float = 2.0
@@ -125,14 +137,14 @@ class OperatingPointSettings:
             raise ValueError(f"expected clean_accuracy to be a share in [0, 1], got {self.clean_accuracy}")
 
     @property
-    def turns(self) -> bool:
-        """Whether it moves in training."""
+    def has_target(self) -> bool:
+        """Return whether the shift is chosen for a clean accuracy in training."""
         return bool(self.recover or self.clean_accuracy)
 
 
 @dataclass(frozen=True)
 class MixingOptimizer(OptimizerSettings):
-    """AdamW, as the paper has it; `weight_perturbation` is the strength of an adversary in weight space (AWP)."""
+    """AdamW, as in the paper; `weight_perturbation` is the strength of adversarial weight perturbation (AWP)."""
 
     kind: str = "adamw"
     epochs: int = 3
@@ -152,65 +164,46 @@ class MixingOptimizer(OptimizerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MixingRecipe(CommonRecipe):
-    """Of a mixing network for two classifiers that stay as they are."""
+    """The recipe of a mixing network for two classifiers that are not changed."""
+
+    OLD_KEYS: ClassVar[dict[str, str]] = {"dial": "operating_point"}
 
     optimizer: MixingOptimizer = MixingOptimizer()
     mixer: MixerSettings = MixerSettings()
     attack: AttackSettings = AttackSettings()
     loss: LossSettings = LossSettings()
-    dial: OperatingPointSettings = OperatingPointSettings()
+    operating_point: OperatingPointSettings = OperatingPointSettings()
     standard_scale: float = 1.0
     evaluate_every: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss.dialled and not self.dial.turns:
+        if self.loss.balanced and not self.operating_point.has_target:
             raise ValueError(
-                "expected dial.recover or dial.clean_accuracy > 0 with loss.dialled, got 0: nothing else says where "
-                "the dial stands"
-            )
-        if self.attack.setting == "hostile" and self.attack.through_robust:
-            raise ValueError(
-                f"expected through_robust = 0 in the hostile setting, got {self.attack.through_robust:g}: "
-                "a g that says what the attacker wants does not withstand anything"
-            )
-        if self.attack.setting == "hostile" and self.mixer.kind != "second-ending":
-            raise ValueError(
-                "expected mixer.kind second-ending for the hostile setting, got network: "
-                "it reads features of g, and a hostile g has none"
+                "expected operating_point.recover or operating_point.clean_accuracy > 0 with loss.balanced, got 0: "
+                "the shift would have no target"
             )
 
 
 def default_recipe(
-    threat: Threat, name: str = "mixing", kind: str = "second-ending", *, clean_accuracy: float = 0.0, size: int = 32
+    threat: Threat, name: str = "mixing", kind: str = "fine-tuned-tail", *, clean_accuracy: float = 0.0, size: int = 32
 ) -> MixingRecipe:
-    """What is used where no recipe is named: for a second ending the setting that holds best (docs/results.md), for the
-    paper's network its setting C.
+    """Return the default recipe: `default.toml` for a fine-tuned tail, the paper's setting C for its network.
 
-    A second ending is trained for the wanted clean accuracy, or for one between those of h and g. `size` of the images.
+    Args:
+        clean_accuracy: train a fine-tuned tail for this clean accuracy; default: one between those of h and g.
+        size: height and width of the images.
     """
     if isinstance(threat.eps, Tensor):
-        raise ValueError("expected one radius for all images, got one per image: pass ads.Linf(8 / 255) or its like")
-    against = {"norm": threat.norm, "eps": threat.eps}
+        raise ValueError("expected one radius for all images, got one per image: pass ads.Linf(8 / 255) or similar")
+    norm, eps = threat.norm, float(threat.eps)
     if kind == "network":
-        return MixingRecipe(name=name, attack=from_table(AttackSettings, against | {"setting": "C", "steps": 75}))
-    turning = {
-        "setting": "turning",
-        "steps": 10,
-        "vary_steps": False,
-        "smallest": 1.0,
-        "largest": 1.0,
-        "through_robust": 0.0,
-    }
-    return MixingRecipe(
+        return MixingRecipe(name=name, attack=AttackSettings(setting="C", norm=norm, eps=eps, steps=75))
+    recipe = read_toml(DEFAULT, MixingRecipe)
+    return replace(
+        recipe,
         name=name,
-        optimizer=MixingOptimizer(
-            epochs=12, weight_decay=1e-3, gradient_clip=1.0, ema=0.997, weight_perturbation=0.005
-        ),
-        mixer=MixerSettings(kind=kind),
-        attack=from_table(AttackSettings, against | turning),
-        loss=LossSettings(ce=0.0, bce=0.0, product=0.0, error=1.0, dialled=True),
-        dial=OperatingPointSettings(scale=1.0, shift=1.7, low=0.5, recover=0.6, clean_accuracy=clean_accuracy),
-        data=DataSettings(cutout=size // 4),
-        standard_scale=3.0,
+        attack=replace(recipe.attack, norm=norm, eps=eps),
+        operating_point=replace(recipe.operating_point, clean_accuracy=clean_accuracy),
+        data=replace(recipe.data, cutout=size // 4),
     )
