@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from adaptive_smoothing.mixing.trust import TRUSTS
 from smooth_networks import CLASSES, images, network
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
-from adaptive_smoothing.mixing.trust import TRUSTS
 from adaptive_smoothing.threat import L2, Linf
 
 GAMMA = 0.7

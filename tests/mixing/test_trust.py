@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from adaptive_smoothing.mixing.trust import TRUSTS, class_gradient_norms, gradient_ratio, predicted_gradient
 from smooth_networks import CLASSES, images, network
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.trust import TRUSTS, class_gradient_norms, gradient_ratio, predicted_gradient
 from adaptive_smoothing.threat import L2, Linf, Threat
 
 

@@ -144,7 +144,7 @@ def test_attacks_hurt_the_mixture(tmp_path, setting):
     settings = {"through_robust": 0.0, "steps": 10, "vary_steps": False}
     run = trainer(tmp_path, recipe(setting, attack=settings, dial={"shift": -4.0}))
     lesson = run.lesson(first_batch(run))
-    mixture = run.mixed.weigh(lesson.base_outputs, lesson.images)
+    mixture = run.mixed.combine(lesson.base_outputs, lesson.images)
     clean, attacked = (mixture.logits.argmax(1) == lesson.labels).float().chunk(2)
     assert clean.mean() - attacked.mean() > 0.1
 
@@ -189,7 +189,7 @@ def test_unfooled_images_can_be_left_out(tmp_path):
     dropped = trainer(tmp_path / "b", recipe("B", dial={"shift": 6.0}, attack=settings | {"unfooled": "drop"}))
     assert kept.lesson(first_batch(kept)).weights.min() == 1
     lesson = dropped.lesson(first_batch(dropped))
-    answers = dropped.mixed.weigh(lesson.base_outputs, lesson.images).logits.argmax(1)
+    answers = dropped.mixed.combine(lesson.base_outputs, lesson.images).logits.argmax(1)
     fooled = (answers != lesson.labels)[64:]
     assert torch.equal(lesson.weights[64:].bool(), fooled) and 0 < fooled.sum() < 64
 
@@ -208,7 +208,7 @@ def test_the_lesson_has_the_claims_of_the_attack(tmp_path):
     lesson = run.lesson(first_batch(run))
     assert torch.equal(run.attack.hostile.claims, lesson.base_outputs.g[64:].argmax(1))
     told = run.mixed.with_standard(run.attack.hostile)
-    lies = run.mixed.weigh(lesson.base_outputs, lesson.images).logits[64:]
+    lies = run.mixed.combine(lesson.base_outputs, lesson.images).logits[64:]
     torch.testing.assert_close(told(lesson.images[64:]), lies)
 
 
@@ -425,7 +425,7 @@ def test_the_price_is_what_makes_turning_the_dial_change_nothing(tmp_path):
     lesson = run.lesson(first_batch(run))
 
     def losses(shift: float) -> torch.Tensor:
-        mixture = run.mixed.with_sigmoid(1.0, shift).weigh(lesson.base_outputs, lesson.images)
+        mixture = run.mixed.with_sigmoid(1.0, shift).combine(lesson.base_outputs, lesson.images)
         return composite_loss(settings.loss, mixture.logits, mixture.alpha, lesson.labels, lesson.pseudo)
 
     with torch.no_grad():

@@ -24,7 +24,7 @@ from adaptive_smoothing.attacks.objectives import (
 from adaptive_smoothing.attacks.pgd import STEP_FACTOR
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, Victim, column, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.transforms import Claiming, inner
+from adaptive_smoothing.mixing.transforms import Claiming, without_transform
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.batch import TrainingBatch
@@ -226,7 +226,7 @@ def beginning(batch: TrainingBatch, threat: Threat, step: float = 0.0) -> State:
 
 def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool) -> Attack:
     """The attack on a mixture that a recipe names."""
-    chance, robust = Chance(settings), FastModel(inner(mixed.robust), device)
+    chance, robust = Chance(settings), FastModel(without_transform(mixed.robust), device)
     hostile = Claiming(_classes(mixed)) if settings.setting == "hostile" else None
     view = mixed.with_standard(hostile) if hostile else mixed.gray_box() if settings.setting == "A" else mixed
     model = FastModel(view, device, compiled=compiled)
@@ -242,7 +242,7 @@ def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.
 
 def attack_through_robust(mixed: MixedClassifier, settings: AttackSettings, device: torch.device) -> Attack:
     """PGD on h alone: it fools h, and g hardly notices."""
-    return ClimbingPGD(FastModel(inner(mixed.robust), device), Chance(settings), climb_only)
+    return ClimbingPGD(FastModel(without_transform(mixed.robust), device), Chance(settings), climb_only)
 
 
 def climb_only(state: State) -> Objective:

@@ -17,9 +17,9 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.mixing.pretrained import weights_digest
 from adaptive_smoothing.mixing.transforms import Claiming
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.training.averaging import learns_statistics, measure_statistics, statistics_kept
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop
@@ -117,7 +117,7 @@ class MixingTrainer(Loop):
 
     def _loss(self, lesson: MixerBatch) -> tuple[Tensor, Tensor]:
         with self._arithmetic():
-            mixture = self.mixed.weigh(lesson.base_outputs, lesson.images)
+            mixture = self.mixed.combine(lesson.base_outputs, lesson.images)
         losses = composite_loss(self.recipe.loss, mixture.logits, mixture.alpha, lesson.labels, lesson.pseudo)
         weights = lesson.weights
         if self.recipe.loss.dialled:
@@ -168,7 +168,7 @@ class MixingTrainer(Loop):
         weights = torch.full_like(pseudo, self.recipe.loss.attacked)
         if self.recipe.attack.unfooled == "drop":
             both = torch.cat([batch.images, attacked.images])
-            answered = self.mixed.weigh(base_outputs, both).logits[len(pseudo) :].argmax(1)
+            answered = self.mixed.combine(base_outputs, both).logits[len(pseudo) :].argmax(1)
             weights = weights.masked_fill((answered == batch.labels) & (pseudo == 1), 0.0)
         return weights
 
