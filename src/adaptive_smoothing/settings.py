@@ -69,7 +69,7 @@ def _merge(table: dict[str, Any], change: dict[str, Any]) -> None:
 
 
 def from_table(cls: type[T], table: dict[str, Any], where: str = "settings") -> T:
-    """Return the dataclass `cls` made from nested tables, with checked names and types."""
+    """Build `cls` from nested tables, checking names and types on the way."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     for key in table:

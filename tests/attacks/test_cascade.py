@@ -21,6 +21,7 @@ from adaptive_smoothing.attacks.step_attack import StepAttack, keep_worst
 from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, Smooth
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
+from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.threat import L2, Linf
 
@@ -544,41 +545,37 @@ def test_a_range_without_width_leaves_no_alpha_to_attack():
 
 
 class Pattern(nn.Module):
-    """Alpha grows with how much an image has of a fine pattern, and is clipped far below where images are."""
+    """How much an image has of a fine pattern."""
 
-    def __init__(self, clip) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.pattern, self.clip = pictures(9)[8].sub(0.5).sign(), clip
-        self.training = False
+        self.pattern = pictures(9)[8].sub(0.5).sign()
 
     def forward(self, images):
-        return self.clip(3 + 400 * ((images - 0.5) * self.pattern).mean((1, 2, 3)))
+        return 3 + 400 * ((images - 0.5) * self.pattern).mean((1, 2, 3))[:, None]
 
 
-CLIPS = {
-    "clamp": lambda score: score.clamp(0.01, 0.99),
-    "min max": lambda score: torch.clamp_max(torch.clamp_min(score, 0.01), 0.99),
-    "hardtanh": lambda score: nn.functional.hardtanh(score, 0.01, 0.99),
-    "sigmoid": lambda score: torch.sigmoid(30 * score),
-    "rounded": lambda score: score.clamp(0, 1).mul(4).round().div(4),
-}
+class PatternMixer(Mixer):
+    standard_taps = ("pattern",)
+
+    def forward(self, base_outputs):
+        return MixerOutput(base_outputs.g_features[0].squeeze(1), base_outputs.h)
 
 
-@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
-def test_a_clipped_alpha_is_lowered_by_an_attack_on_its_smooth_side(clip):
-    """g is always wrong and h always right, so that nothing but alpha can be attacked, and it has no gradient."""
+def test_a_saturated_alpha_is_lowered_by_an_attack_on_the_smooth_view():
+    """g is always incorrect and h always correct, so that alpha alone can be attacked, and it has no gradient."""
 
     class Always(nn.Module):
         def __init__(self, label):
             super().__init__()
-            self.logits, self.training = 5 * torch.eye(4)[label], False
+            self.logits, self.pattern, self.training = 5 * torch.eye(4)[label], Pattern(), False
 
         def forward(self, images):
-            return self.logits + 0 * images.flatten(1)[:, :1]
+            return self.logits + 0 * self.pattern(images)
 
-    model = MixedClassifier(Always(1), Always(0), Pattern(clip))
+    model = MixedClassifier(Always(1), Always(0), PatternMixer().eval(), alpha_scale=60.0)
     shot = aimed(model, torch.full_like(pictures(4), 0.5), Linf(0.02))
-    assert (model(shot.images - 0.02 * model.alpha.pattern).argmax(1) == 1).all()
+    assert (model(shot.images - 0.02 * model.standard.pattern.pattern).argmax(1) == 1).all()
     stages = [stage for name in ("adaptive", "fast") for stage in preset(name, shot.threat).for_model(model).stages]
     for plain in ("apgd-ce-alpha-0.5", "hostile-t", "hostile-pgd"):
         fell = []

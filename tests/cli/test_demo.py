@@ -218,7 +218,7 @@ def test_models_lists_cards() -> None:
 def test_models_lists_mixtures(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "zoo_folder", lambda: mixture.parent)
     said = CliRunner().invoke(app, ["models"], catch_exceptions=False).output
-    assert "Mixtures" in said and mixture.name in said and "second-ending" in said
+    assert "Mixtures" in said and mixture.name in said and "fine-tuned-tail" in said
     (mixture / "mixture.json").write_text('{"format": 99}')
     said = CliRunner().invoke(app, ["models"], catch_exceptions=False).output
     assert mixture.name in said and "cannot be read" in said

@@ -129,7 +129,7 @@ def test_an_adaptive_mixture_is_trained_and_evaluated_by_its_folder():
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     facts = json.loads(Path("runs/evaluate-mine-B/result.json").read_text())["models"]
-    assert facts["alpha"]["kind"] == "second-ending" and facts["robust"]["name"] == ROBUST
+    assert facts["alpha"]["kind"] == "fine-tuned-tail" and facts["robust"]["name"] == ROBUST
     assert "mixture" in result.output
 
 
