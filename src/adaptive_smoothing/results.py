@@ -1,4 +1,4 @@
-"""Results as files: a JSON of facts and figures, and one raw row per image beside it."""
+"""Result files, written atomically: JSON for facts and figures, .npz for one row per image; and intervals of shares."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ import numpy as np
 
 
 def intervals(successes: np.ndarray, trials: int, confidence: float = 0.95) -> np.ndarray:
-    """Clopper-Pearson bounds of shares of the same number of trials, one row (low, high) each."""
-    from scipy.stats import beta  # a second of importing, which only those who ask for bounds should wait
+    """Return Clopper-Pearson intervals of shares of the same number of trials, one row (low, high) each."""
+    from scipy.stats import beta  # takes a second to import
 
-    right = np.asarray(successes)
-    wrong, tail = trials - right, (1 - confidence) / 2
-    low = np.where(right > 0, beta.ppf(tail, np.maximum(right, 1), wrong + 1), 0.0)
-    high = np.where(wrong > 0, beta.ppf(1 - tail, right + 1, np.maximum(wrong, 1)), 1.0)
+    successes = np.asarray(successes)
+    failures, tail = trials - successes, (1 - confidence) / 2
+    low = np.where(successes > 0, beta.ppf(tail, np.maximum(successes, 1), failures + 1), 0.0)
+    high = np.where(failures > 0, beta.ppf(1 - tail, successes + 1, np.maximum(failures, 1)), 1.0)
     return np.stack([low, high], axis=-1)
 
 
 def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper-Pearson interval of a share."""
+    """Return the Clopper-Pearson interval of a share."""
     low, high = intervals(np.array(successes), trials, confidence).tolist()
     return low, high
 
 
 def difference(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """Mean over the same images of the one minus the other, and half the width of its 95 % interval."""
+    """Return the mean difference over the same images, and half the width of its 95 % interval."""
     change = mine.astype(float) - theirs.astype(float)
     return float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
 
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Write to the path this yields; it becomes `path` when all went well, so that a file is whole or absent.
+    """Yield a path to write to, which is renamed to `path` if no error occurs.
 
-    Two processes may write the same file: the last one to finish wins.
+    If two processes write the same file, the last one to finish replaces the other's.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Small enough to read and stable enough to compare."""
+    """Write indented JSON, without NaN."""
     with atomic(path) as partial:
         partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
@@ -63,7 +63,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_rows(path: str | Path, columns: dict[str, np.ndarray]) -> None:
-    """One entry per image in each column, compressed."""
+    """Write columns with one entry per image as a compressed .npz file."""
     with atomic(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **columns)  # type: ignore[arg-type]
 

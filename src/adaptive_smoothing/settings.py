@@ -1,4 +1,4 @@
-"""Settings are dataclasses read from TOML. An unknown key is an error that names its nearest neighbour."""
+"""Settings: dataclasses that are read from TOML. An unknown key is an error that suggests the nearest key."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 
 class SettingsError(ValueError):
-    """A settings file says something that cannot be meant."""
+    """A settings file or a change of a setting is invalid."""
 
 
 def read_toml(path: str | Path, cls: type[T], changes: Sequence[str] = ()) -> T:
-    """Read a TOML file into the dataclass `cls`, with changes such as `optimizer.epochs=3` on top."""
+    """Return the dataclass `cls` read from a TOML file, with changes such as `optimizer.epochs=3` applied."""
     path = Path(path)
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"; there are {', '.join(near)}" if near else ""
-        raise SettingsError(f"expected a settings file at {path}, found none{hint}")
+        hint = f": choose one of {', '.join(near)}" if near else ": check the path"
+        raise SettingsError(f"expected a settings file at {path}, got none{hint}")
     return from_table(cls, _changed(_parse(path.read_text(), str(path)), changes), where=str(path))
 
 
 def changed(settings: T, changes: Sequence[str]) -> T:
-    """The same settings with changes such as `optimizer.epochs=3`."""
+    """Return the settings with changes such as `optimizer.epochs=3` applied."""
     return from_table(type(settings), _changed(asdict(settings), changes))  # type: ignore[call-overload]
 
 
@@ -49,7 +49,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _quoted(change: str) -> str:
-    """A change typed in a shell: a bare word or fraction is a string."""
+    """Return a change from the command line as TOML: a bare word or a fraction becomes a string."""
     key, separator, value = change.partition("=")
     if not separator:
         raise SettingsError(f"expected a change such as optimizer.epochs=3, got {change!r}")
@@ -118,19 +118,19 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return from_table(typing.cast(type[Any], hint), value, where)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         (hint,) = [option for option in typing.get_args(hint) if option is not type(None)]
-        # TOML has no word for None, a recipe stored as JSON does.
+        # TOML has no None, but a recipe stored as JSON has.
         return None if value is None else _convert(hint, value, where)
     if hint is float and isinstance(value, str | int | float) and not isinstance(value, bool):
         return _number(value, where)
     origin = typing.get_origin(hint) or hint
-    # bool is an int to Python, and never one to a person
+    # To Python a bool is an int.
     if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
         raise SettingsError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
     return value
 
 
 def _number(value: str | float, where: str) -> float:
-    """Radii read best as "8/255"."""
+    """Return a number that may be written as a fraction, such as the radius "8/255"."""
     try:
         return parse_number(value)
     except (ValueError, ZeroDivisionError) as error:

@@ -1,17 +1,39 @@
-"""The version of the package and of the code itself."""
+"""The version of the package, and of the code that computes results."""
 
+import ast
 import hashlib
 from functools import cache
 from pathlib import Path
 
 VERSION = "0.1.0"
+# Packages that only print, plot or parse: a change of them changes no result.
+WITHOUT_RESULTS = ("cli", "report", "reproduce")
 
 
 @cache
 def code_version() -> str:
-    """Version and a digest of the package's source, which says exactly what ran, installed or not, git or no git."""
-    root = Path(__file__).parent
+    """Return the version and a digest of the code that computes results, installed or not, with or without git."""
+    return f"{VERSION}+{code_digest(Path(__file__).parent)[:10]}"
+
+
+def code_digest(folder: Path) -> str:
+    """Return a sha256 of the Python code in a folder. Comments, docstrings and layout do not change it."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{VERSION}+{digest.hexdigest()[:10]}"
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder)
+        if name.parts[0] not in WITHOUT_RESULTS:
+            digest.update(name.as_posix().encode() + b"\0" + _without_docstrings(path.read_text()).encode())
+    return digest.hexdigest()
+
+
+def _without_docstrings(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            # Strings alone on a line have no effect: docstrings, and comments written as strings.
+            node.body = [part for part in node.body if not _is_text(part)]
+    return ast.dump(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

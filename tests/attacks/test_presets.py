@@ -16,6 +16,7 @@ from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
+from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.threat import L2, Linf
 
@@ -198,32 +199,40 @@ def test_a_confident_g_has_no_gradient_and_is_flipped_nevertheless():
 
 
 class Pattern(nn.Module):
-    """An alpha that grows with the amount of a fine pattern; it is clipped at the images and far around them."""
+    """Returns the amount of a fine pattern in an image."""
 
-    def __init__(self, clip) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.pattern, self.clip = make_images(9)[8].sub(0.5).sign(), clip
-        self.training = False
+        self.pattern = make_images(9)[8].sub(0.5).sign()
 
     def forward(self, images):
-        return self.clip(3 + 400 * ((images - 0.5) * self.pattern).mean((1, 2, 3)))
+        return 3 + 400 * ((images - 0.5) * self.pattern).mean((1, 2, 3))[:, None]
 
 
-CLIPS = {
-    "clamp": lambda score: score.clamp(0.01, 0.99),
-    "min max": lambda score: torch.clamp_max(torch.clamp_min(score, 0.01), 0.99),
-    "hardtanh": lambda score: nn.functional.hardtanh(score, 0.01, 0.99),
-    "sigmoid": lambda score: torch.sigmoid(30 * score),
-    "rounded": lambda score: score.clamp(0, 1).mul(4).round().div(4),
-}
+class ConstantWithPattern(Constant):
+    """A constant classifier with a layer that a mixer can read."""
+
+    def __init__(self, label) -> None:
+        super().__init__(label)
+        self.pattern = Pattern()
+
+    def forward(self, images):
+        return super().forward(images) + 0 * self.pattern(images)
 
 
-@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
-def test_a_clipped_alpha_is_lowered_by_an_attack_on_the_smoothed_surrogate(clip):
+class PatternMixer(Mixer):
+    standard_taps = ("pattern",)
+
+    def forward(self, base_outputs):
+        return MixerOutput(base_outputs.g_features[0].squeeze(1), base_outputs.h)
+
+
+def test_a_saturated_alpha_is_lowered_by_an_attack_on_the_smoothed_surrogate():
     """g is always wrong and h always right, so that only alpha can be attacked, and it has no gradient."""
-    model = MixedClassifier(Constant(1), Constant(0), Pattern(clip))
+    g, h = ConstantWithPattern(1), ConstantWithPattern(0)
+    model = MixedClassifier(g, h, PatternMixer().eval(), alpha_scale=60.0)
     inputs = make_input(model, torch.full_like(make_images(2), 0.5), Linf(0.02))
-    assert (model(inputs.images - 0.02 * model.alpha.pattern).argmax(1) == 1).all()
+    assert (model(inputs.images - 0.02 * g.pattern.pattern).argmax(1) == 1).all()
     stages = {
         stage.key: stage
         for name in ("adaptive", "fast")

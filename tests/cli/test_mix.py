@@ -130,7 +130,7 @@ def test_an_adaptive_mixture_is_trained_and_can_be_evaluated():
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     facts = json.loads(Path("runs/evaluate-mine-B/result.json").read_text())["models"]
-    assert facts["alpha"]["kind"] == "second-ending" and facts["robust"]["name"] == ROBUST
+    assert facts["alpha"]["kind"] == "fine-tuned-tail" and facts["robust"]["name"] == ROBUST
     assert "mixture" in result.output
 
 

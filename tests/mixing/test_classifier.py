@@ -1,4 +1,4 @@
-"""MixedClassifier and Hardmax: the ends are the bases, views share networks, errors say what to do."""
+"""MixedClassifier and Hardmax: known values at the ends of alpha, gradients, views, and errors."""
 
 import copy
 
@@ -59,7 +59,7 @@ def test_alpha_0_and_1_are_the_bases_exactly():
     assert torch.equal(MixedClassifier(G, H, 1)(images()), H(images()).log_softmax(1))
 
 
-def test_forward_gives_logits_and_mix_what_they_were_made_of():
+def test_forward_returns_logits_and_mix_also_alpha_and_base_logits():
     mixed = MixedClassifier(G, H, 0.25, standard_scale=2.0, robust_scale=0.5)
     mixture = mixed.mix(images())
     assert isinstance(mixture, MixedOutput) and torch.equal(mixture.logits, mixed(images()))
@@ -107,7 +107,7 @@ def test_the_gradient_reaches_images_alpha_and_bases():
     G.zero_grad(), H.zero_grad()
 
 
-def test_gray_box_answers_alike_and_hides_the_gradient_of_alpha():
+def test_the_gray_box_view_has_the_same_logits_without_the_gradient_of_alpha():
     alpha = Brightness()
     mixed = MixedClassifier(G, H, alpha)
     gray = mixed.gray_box()
@@ -181,7 +181,7 @@ def test_an_alpha_outside_the_unit_interval_is_refused(alpha):
         MixedClassifier(G, H, alpha)
 
 
-def test_a_module_outside_the_unit_interval_cannot_pass_for_a_weight():
+def test_an_alpha_module_outside_the_unit_interval_gives_nan():
     outside = MixedClassifier(G, H, Returns(torch.tensor([0.5, 1.05])), alpha_range=(0.84, 0.99))
     assert outside(images(2)).isnan().all(1).tolist() == [False, True]
 
@@ -218,12 +218,12 @@ def test_probabilities_are_not_logits():
     soft = nn.Sequential(network(1), nn.Softmax(1)).eval()
     with pytest.raises(ValueError, match="expected logits, got probabilities"):
         MixedClassifier(G, soft, 0.5)(images())
-    # An attack checked its images when it began and must not wait at every step.
+    # Values are not read inside an attack, which must not wait for the device at every step.
     assert MixedClassifier(G, soft, 0.5)(images().requires_grad_()).shape == (6, 4)
 
 
 @pytest.mark.parametrize("model", ["compact-standard", lambda x: x, None])
-def test_a_classifier_is_a_module(model):
+def test_a_classifier_that_is_not_a_module_is_refused(model):
     with pytest.raises(TypeError, match=r"expected the robust classifier as a torch module, got .*ads.load_model"):
         MixedClassifier(G, model, 0.5)
 
@@ -245,10 +245,11 @@ def test_an_impossible_scale_is_refused(scale):
         MixedClassifier(G, H, 0.5, robust_scale=scale)
 
 
-def test_repr_tells_the_numbers():
-    assert "alpha=0.5, alpha_range=(0.1, 0.9), standard_scale=2" in repr(
-        MixedClassifier(G, H, 0.5, standard_scale=2.0, alpha_range=(0.1, 0.9))
-    )
+def test_repr_is_one_line():
+    mixed = MixedClassifier(Hardmax(G), H, 0.5, standard_scale=2.0, alpha_range=(0.1, 0.9))
+    numbers = "alpha=0.5, alpha_range=(0.1, 0.9), standard_scale=2, robust_scale=1"
+    assert repr(mixed) == f"MixedClassifier(standard=Hardmax(Sequential), robust=Sequential, {numbers})"
+    assert "alpha=Brightness()" in repr(MixedClassifier(G, H, Brightness()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -291,20 +292,20 @@ def test_hardmax_keeps_its_model_in_eval_mode():
 
 def test_declared_classes_must_agree():
     g, h = network(0, 4), network(1, 5)
-    MixedClassifier(g, h, 0.5)  # declares nothing, so only a batch can tell
+    MixedClassifier(g, h, 0.5)  # without a declaration only a batch shows it
     g.num_classes, h.num_classes = 4, 5
     with pytest.raises(ValueError, match="got 4 from the standard and 5 from the robust one"):
         MixedClassifier(g, h, 0.5)
 
 
 @pytest.mark.parametrize("alpha", [None, "0.5"])
-def test_an_alpha_that_is_no_number(alpha):
+def test_an_alpha_that_is_not_a_number_is_refused(alpha):
     with pytest.raises(TypeError, match=f"expected alpha as numbers or a tensor, got {alpha!r}"):
         MixedClassifier(G, H, alpha)
 
 
 @pytest.mark.parametrize("alpha_range", [0.5, (0.1, 0.2, 0.3), ((0.0, 1.0),)])
-def test_an_alpha_range_that_is_no_pair(alpha_range):
+def test_an_alpha_range_that_is_not_a_pair_is_refused(alpha_range):
     with pytest.raises(ValueError, match=r"expected alpha_range as \(low, high\), got"):
         MixedClassifier(G, H, 0.5, alpha_range=alpha_range)
     with pytest.raises(TypeError, match="expected alpha_range as numbers or a tensor, got None"):

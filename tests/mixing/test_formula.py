@@ -176,26 +176,26 @@ def test_impossible_weights_are_refused(call):
 
 
 @pytest.mark.parametrize("on", ["logits", "probabilities"])
-def test_mixtures_with_a_trust_equal_their_equations(on):
+def test_mixtures_with_r_equal_their_equations(on):
     g, h = random_logits()
-    trust, gamma = torch.rand(6, 4, dtype=torch.float64) * 5, 0.8
-    trust[0] = 0
+    r, gamma = torch.rand(6, 4, dtype=torch.float64) * 5, 0.8
+    r[0] = 0
     a, b = (g, h) if on == "logits" else (g.softmax(1), h.softmax(1))
-    total = a + gamma * trust * b
-    normalised = total / (1 + gamma * trust)
+    total = a + gamma * r * b
+    normalised = total / (1 + gamma * r)
     if on == "probabilities":
         total, normalised = total.log(), normalised.log()
-    torch.testing.assert_close(mix_sum(g, h, gamma, trust, on), total)
-    torch.testing.assert_close(mix_normalised(g, h, gamma, trust, on), normalised)
+    torch.testing.assert_close(mix_sum(g, h, gamma, r, on), total)
+    torch.testing.assert_close(mix_normalised(g, h, gamma, r, on), normalised)
 
 
 @pytest.mark.parametrize("on", ["logits", "probabilities"])
-def test_no_trust_is_the_standard_and_boundless_trust_the_robust_classifier(on):
+def test_gamma_0_is_the_standard_and_gamma_inf_the_robust_classifier(on):
     g, h = random_logits()
     expected = (g, h) if on == "logits" else (log_probabilities(g), log_probabilities(h))
-    trust = torch.ones(6, 1, dtype=torch.float64)
-    assert torch.equal(mix_normalised(g, h, 0.0, trust, on), expected[0])
-    assert torch.equal(mix_normalised(g, h, math.inf, trust, on), expected[1])
+    r = torch.ones(6, 1, dtype=torch.float64)
+    assert torch.equal(mix_normalised(g, h, 0.0, r, on), expected[0])
+    assert torch.equal(mix_normalised(g, h, math.inf, r, on), expected[1])
 
 
 def test_what_is_mixed_must_be_named():

@@ -1,4 +1,4 @@
-"""Every R_i, form and kind of score against loops of autograd; and MixedClassifier as a special case."""
+"""Every R_i, form and kind of score compared with loops of autograd; MixedClassifier as a special case."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
-from adaptive_smoothing.mixing.trust import TRUSTS
+from adaptive_smoothing.mixing.r_options import R_OPTIONS
 from adaptive_smoothing.threat import L2, Linf
 
 GAMMA = 0.7
@@ -16,7 +16,7 @@ GAMMA = 0.7
 G, H = network(0), network(1)
 
 
-def slow_mixture(image: Tensor, trust: str, on: str, form: str, norm: type) -> Tensor:
+def slow_mixture(image: Tensor, r: str, on: str, form: str, norm: type) -> Tensor:
     """The paper's equations for one image, one class at a time."""
 
     def scores(model: nn.Module, x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def slow_mixture(image: Tensor, trust: str, on: str, form: str, norm: type) -> T
             "standard_gradient": lambda i: size(G, i),
             "predicted_gradient": lambda i: size(G, int(g.argmax())),
             "gradient_ratio": lambda i: size(G, i) / size(H, i),
-        }[trust](i)
+        }[r](i)
         total = g[i] + GAMMA * R * h[i]
         mixed.append(total if form == "sum" else total / (1 + GAMMA * R))
     return torch.stack(mixed) if on == "logits" else torch.stack(mixed).log()
@@ -44,34 +44,34 @@ def slow_mixture(image: Tensor, trust: str, on: str, form: str, norm: type) -> T
 @pytest.mark.parametrize("norm", [Linf, L2])
 @pytest.mark.parametrize("form", ["normalised", "sum"])
 @pytest.mark.parametrize("on", ["logits", "probabilities"])
-@pytest.mark.parametrize("trust", list(TRUSTS))
-def test_equals_the_equations(trust, on, form, norm):
-    mixed = GradientMixedClassifier(G, H, GAMMA, trust=trust, on=on, form=form, norm=norm)
-    expected = torch.stack([slow_mixture(image, trust, on, form, norm) for image in images()])
+@pytest.mark.parametrize("r", list(R_OPTIONS))
+def test_equals_the_equations(r, on, form, norm):
+    mixed = GradientMixedClassifier(G, H, GAMMA, r=r, on=on, form=form, norm=norm)
+    expected = torch.stack([slow_mixture(image, r, on, form, norm) for image in images()])
     torch.testing.assert_close(mixed(images()), expected.detach())
 
 
 @pytest.mark.parametrize("on", ["logits", "probabilities"])
-@pytest.mark.parametrize("trust", list(TRUSTS))
-def test_an_attack_sees_the_whole_gradient(trust, on):
-    mixed = GradientMixedClassifier(G, H, GAMMA, trust=trust, on=on, norm=L2)
+@pytest.mark.parametrize("r", list(R_OPTIONS))
+def test_gradients_include_that_of_r(r, on):
+    mixed = GradientMixedClassifier(G, H, GAMMA, r=r, on=on, norm=L2)
     assert torch.autograd.gradcheck(mixed, (images(2).requires_grad_(),))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 9.0])
-def test_trust_one_on_probabilities_is_the_mixed_classifier(gamma):
+def test_r_one_on_probabilities_is_the_mixed_classifier(gamma):
     ours = GradientMixedClassifier(G, H, gamma)(images())
     torch.testing.assert_close(ours, MixedClassifier(G, H, gamma / (1 + gamma))(images()), rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("trust", list(TRUSTS))
-def test_gamma_zero_is_the_standard_classifier(trust):
-    mixed = GradientMixedClassifier(G, H, 0.0, trust=trust, on="logits")
+@pytest.mark.parametrize("r", list(R_OPTIONS))
+def test_gamma_zero_is_the_standard_classifier(r):
+    mixed = GradientMixedClassifier(G, H, 0.0, r=r, on="logits")
     assert torch.equal(mixed(images()), G(images()))
 
 
 def test_works_without_gradients_and_keeps_the_bases_in_eval_mode():
-    mixed = GradientMixedClassifier(G, H, GAMMA, trust="standard_gradient").train()
+    mixed = GradientMixedClassifier(G, H, GAMMA, r="standard_gradient").train()
     expected = mixed(images())
     with torch.no_grad():
         assert torch.equal(mixed(images()), expected)
@@ -80,7 +80,7 @@ def test_works_without_gradients_and_keeps_the_bases_in_eval_mode():
 
 def test_gamma_is_part_of_the_state():
     mixed = GradientMixedClassifier(G, H, GAMMA)
-    assert mixed.state_dict()["gamma"] == GAMMA and "gamma=0.7, trust='one'" in repr(mixed)
+    assert mixed.state_dict()["gamma"] == GAMMA and "gamma=0.7, r='one'" in repr(mixed)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_gamma_is_part_of_the_state():
     [
         ({"gamma": -1.0}, "finite number >= 0, got -1"),
         ({"gamma": float("inf")}, "the robust classifier itself"),
-        ({"trust": "two"}, "expected trust to be one of one, standard_gradient.*got 'two'"),
+        ({"r": "two"}, "expected r to be one of one, standard_gradient.*got 'two'"),
         ({"form": "product"}, "expected form to be one of normalised, sum, got 'product'"),
         ({"on": "votes"}, "expected on to be one of probabilities, logits, got 'votes'"),
     ],
@@ -99,8 +99,8 @@ def test_settings_are_checked(settings, message):
 
 
 def test_a_threat_stands_for_its_norm():
-    given = GradientMixedClassifier(G, H, GAMMA, trust="standard_gradient", norm=L2(0.5))
-    expected = GradientMixedClassifier(G, H, GAMMA, trust="standard_gradient", norm=L2)
+    given = GradientMixedClassifier(G, H, GAMMA, r="standard_gradient", norm=L2(0.5))
+    expected = GradientMixedClassifier(G, H, GAMMA, r="standard_gradient", norm=L2)
     assert torch.equal(given(images()), expected(images()))
 
 

@@ -1,4 +1,4 @@
-"""Networks that mix: their form, their cost in passes, their gradients, and any two classifiers as bases."""
+"""Mixers: their outputs, passes of the base classifiers, gradients, and base classifiers of any architecture."""
 
 import copy
 from dataclasses import replace
@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.objectives import cross_entropy, flip_standard
 from adaptive_smoothing.attacks.presets import preset
@@ -35,8 +34,8 @@ def network(seed: int, **options) -> nn.Module:
 G, H = network(0), network(1, activation="silu")
 
 
-def scored(mixer: Mixer) -> Mixer:
-    """With a score that depends on the image, as after training."""
+def with_random_scores(mixer: Mixer) -> Mixer:
+    """Let the score depend on the image, as after training."""
     torch.manual_seed(3)
     for module in mixer.modules():
         if isinstance(module, nn.Linear):
@@ -46,14 +45,13 @@ def scored(mixer: Mixer) -> Mixer:
 
 def mixers() -> list[Mixer]:
     torch.manual_seed(2)
-    return [
-        mixer.requires_grad_(False) for mixer in (MixingNetwork.between(G, H, width=8), scored(FineTunedTail.of(H)))
-    ]
+    found = (MixingNetwork.between(G, H, width=8), with_random_scores(FineTunedTail.of(H)))
+    return [mixer.requires_grad_(False) for mixer in found]
 
 
-@pytest.fixture(params=["network", "second ending"])
+@pytest.fixture(params=["network", "fine-tuned tail"])
 def mixer(request) -> Mixer:
-    return mixers()[request.param == "second ending"]
+    return mixers()[request.param == "fine-tuned tail"]
 
 
 def calls_of(model: nn.Module) -> list[int]:
@@ -70,18 +68,18 @@ def test_one_pass_of_each_base_serves_logits_and_features(mixer):
     assert [len(found) for found in calls] == [1, 1]
 
 
-def test_the_mixture_is_that_of_the_advice(mixer):
+def test_the_mixture_uses_the_score_and_the_h_of_the_mixer(mixer):
     mixed = MixedClassifier(G, H, mixer, standard_scale=3.0, alpha_scale=2.0, alpha_shift=0.4)
-    advice = mixer(mixed.base_outputs(IMAGES))
+    score, h = mixer(mixed.base_outputs(IMAGES))
     mixture = mixed.mix(IMAGES)
-    torch.testing.assert_close(mixture.alpha, torch.sigmoid(2 * advice.score + 0.4))
-    torch.testing.assert_close(mixture.h, advice.h)
+    torch.testing.assert_close(mixture.alpha, torch.sigmoid(2 * score + 0.4))
+    torch.testing.assert_close(mixture.h, h)
     torch.testing.assert_close(mixture.g, 3 * G(IMAGES))
-    torch.testing.assert_close(mixture.logits, mix_logits(3 * G(IMAGES), advice.h, mixture.alpha))
+    torch.testing.assert_close(mixture.logits, mix_logits(3 * G(IMAGES), h, mixture.alpha))
     assert mixture.alpha.std() > 0
 
 
-def test_the_dial_turns_alpha_and_nothing_else(mixer):
+def test_the_shift_changes_alpha_and_nothing_else(mixer):
     mixed = MixedClassifier(G, H, mixer)
     low, high = (mixed.with_sigmoid(2.0, shift).mix(IMAGES) for shift in (-1.0, 1.0))
     assert (high.alpha > low.alpha).all()
@@ -90,8 +88,8 @@ def test_the_dial_turns_alpha_and_nothing_else(mixer):
     assert ((ranged > 0.8) & (ranged < 0.9)).all()
 
 
-def test_alpha_has_a_gradient_of_its_own(mixer):
-    """Gray-box attackers do not see it; the values are the same."""
+def test_alpha_has_a_gradient_that_the_gray_box_view_hides(mixer):
+    """The values are the same."""
     mixed = MixedClassifier(G, H, mixer)
     images = IMAGES.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(mixed.mix(images).alpha.sum(), images)
@@ -105,7 +103,7 @@ def test_alpha_has_a_gradient_of_its_own(mixer):
     assert (white - without).abs().max() > 1e-9
 
 
-def test_a_saturated_alpha_has_a_smooth_side():
+def test_a_saturated_alpha_has_a_gradient_in_the_smooth_view():
     mixed = MixedClassifier(G, H, mixers()[0], alpha_shift=100.0)
     images = IMAGES.clone().requires_grad_()
     hard, smooth = (
@@ -115,8 +113,7 @@ def test_a_saturated_alpha_has_a_smooth_side():
     assert torch.equal(mixed.smooth().mix(IMAGES).alpha, mixed.mix(IMAGES).alpha)
 
 
-def test_a_hardened_g_still_gives_its_features():
-    """And they keep their gradient: the way through alpha is open."""
+def test_features_of_a_hardmax_g_have_gradients():
     mixed = MixedClassifier(Hardmax(G), H, mixers()[0])
     images = IMAGES.clone().requires_grad_()
     mixture = mixed.mix(images)
@@ -127,21 +124,20 @@ def test_a_hardened_g_still_gives_its_features():
     torch.testing.assert_close(mixture.alpha, MixedClassifier(G, H, mixed.alpha).mix(IMAGES).alpha)
 
 
-def test_a_second_ending_starts_as_h():
-    """One alpha for all, and h as it is."""
+def test_a_fine_tuned_tail_starts_as_h():
     mixture = MixedClassifier(G, H, FineTunedTail.of(H), alpha_shift=1.0).mix(IMAGES)
     torch.testing.assert_close(mixture.h, H(IMAGES))
     torch.testing.assert_close(mixture.alpha, torch.tensor(1.0).sigmoid().expand(6))
     assert FineTunedTail.of(H).robust_taps == ("stage3",) and FineTunedTail.of(H, "stage2").robust_taps == ("stage2",)
 
 
-def test_a_second_ending_knows_nothing_of_g():
+def test_a_fine_tuned_tail_does_not_depend_on_g():
     mixer = mixers()[1]
     one, other = (MixedClassifier(g, H, mixer).mix(IMAGES) for g in (G, network(7)))
     assert torch.equal(one.alpha, other.alpha) and torch.equal(one.h, other.h)
 
 
-def test_scores_can_be_made_standard():
+def test_scores_are_standardised():
     mixer = mixers()[1]
     base_outputs = MixedClassifier(G, H, mixer).base_outputs(IMAGES)
     before = mixer(base_outputs).score
@@ -152,7 +148,7 @@ def test_scores_can_be_made_standard():
     assert torch.equal(same(base_outputs).score, torch.zeros(6))
 
 
-def test_scores_are_balanced_in_training():
+def test_scores_of_a_network_are_normalised_in_training():
     mixer = MixingNetwork.between(G, H, width=8).train().requires_grad_(False)
     score = mixer(MixedClassifier(G, H, mixer).base_outputs(IMAGES)).score
     assert score.mean().abs() < 1e-5 and score.std(correction=0) == pytest.approx(1, abs=0.05)
@@ -166,7 +162,7 @@ def test_views_keep_what_is_mixed(mixer):
     assert "alpha_scale=2, alpha_shift=0.3" in repr(mixed)
 
 
-def test_half_precision_networks_keep_their_dial(mixer):
+def test_numbers_stay_in_float32_under_autocast(mixer):
     mixed = MixedClassifier(copy.deepcopy(G), copy.deepcopy(H), copy.deepcopy(mixer), alpha_shift=0.123456789)
     with torch.autocast("cpu", torch.bfloat16):
         mixture = mixed.mix(IMAGES[:1])
@@ -174,34 +170,56 @@ def test_half_precision_networks_keep_their_dial(mixer):
     assert mixed.alpha_shift.dtype == torch.float32
 
 
-def test_turning_g_goes_through_a_mixer(mixer):
+def test_the_flip_standard_objective_has_gradients_through_a_mixer(mixer):
     images, labels, targets = IMAGES.clone().requires_grad_(), torch.zeros(6).long(), torch.ones(6).long()
     loss, logits = flip_standard(MixedClassifier(G, H, mixer), images, labels, targets)
     (gradient,) = torch.autograd.grad(loss.sum(), images)
     assert logits.shape == (6, 10) and (gradient.flatten(1).abs().sum(1) > 0).all()
 
 
+class Constant(nn.Module):
+    """Predicts one class for every image, and has a layer that measures brightness."""
+
+    def __init__(self, label):
+        super().__init__()
+        self.logits, self.brightness = 5 * torch.eye(10)[label], Brightness()
+        self.training = False
+
+    def forward(self, images):
+        return self.logits + 0 * self.brightness(images)
+
+
+class Brightness(nn.Module):
+    def forward(self, images):
+        return images.mean((1, 2, 3), keepdim=True).flatten(1)
+
+
+class Bright(Mixer):
+    """Gives h more weight in bright images."""
+
+    standard_taps = ("brightness",)
+
+    def forward(self, base_outputs):
+        return MixerOutput(base_outputs.g_features[0].squeeze(1), base_outputs.h)
+
+
 @pytest.mark.filterwarnings("ignore:the gradient was zero")
-def test_the_gray_box_is_no_stronger_than_the_union_of_white_boxes(mixer):
-    """The adaptive preset holds the gray-box attacks and those that follow alpha: no image stands it and falls to A."""
-    mixed = MixedClassifier(G, H, mixer)
-    data = from_tensors((255 * IMAGES[:4]).byte(), mixed((255 * IMAGES[:4]).byte() / 255).argmax(1))
-    threat = Linf(4 / 255)
-    few = tuple(
-        replace(stage, attack=replace(stage.attack, steps=4))
-        for stage in preset("adaptive", threat).for_model(mixed).stages
-        if isinstance(stage.attack, APGD)
-    )
-    gray, union = (
-        evaluate(mixed, data, cascade, options=EvaluationOptions(alarms=False))
-        for cascade in (preset("A", threat), Cascade("union", threat, few))
-    )
-    assert {"gray-ce", "hostile-t", "apgd-t-alpha-0.5"} <= set(union.stages)
-    assert union.robust <= gray.robust < 1
+def test_an_attack_that_follows_alpha_fools_a_mixture_that_the_gray_box_does_not():
+    """g is always incorrect and h always correct, so that alpha alone can be attacked."""
+    mixed = MixedClassifier(Constant(1), Constant(0), Bright(), alpha_scale=100.0, alpha_shift=-49.0)
+    data = from_tensors(torch.full((4, 3, 8, 8), 128, dtype=torch.uint8), [0] * 4, classes=[str(i) for i in range(10)])
+    threat = Linf(8 / 255)
+    stages = {stage.key: stage for stage in preset("adaptive", threat).for_model(mixed).stages}
+    robust = {}
+    for key in ("apgd-ce", "gray-ce"):
+        few = replace(stages[key], attack=replace(stages[key].attack, steps=10))
+        robust[key] = evaluate(
+            mixed, data, Cascade(key, threat, (few,)), options=EvaluationOptions(alarms=False)
+        ).robust
+    assert robust == {"apgd-ce": 0, "gray-ce": 1}
 
 
-def test_transforms_inside_a_learned_mixture():
-    """A network reads the features of what is inside; the mean of two endings is one of logits."""
+def test_a_mixing_network_reads_the_features_of_transformed_networks():
     mixer = MixingNetwork.between(Hardmax(G), Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), width=8)
     mixed = MixedClassifier(Hardmax(G), Nonlinear(H, scale=5.0, power=3.0, shift=-0.5), mixer)
     assert mixer.robust_taps == MixingNetwork.between(G, H, width=8).robust_taps and mixed(IMAGES).shape == (6, 10)
@@ -209,7 +227,7 @@ def test_transforms_inside_a_learned_mixture():
         FineTunedTail.of(Nonlinear(H, scale=5.0, power=3.0, shift=-0.5))
 
 
-def test_a_mixer_does_not_see_the_transform_of_what_it_makes_of_h():
+def test_the_transform_acts_on_the_h_of_the_mixer():
     how = {"scale": 5.0, "power": 3.0, "shift": -0.5}
     for mixer in mixers():
         plain = MixedClassifier(G, H, mixer, robust_scale=2.0)
@@ -227,8 +245,8 @@ class Given(nn.Module):
         return images[:, 0, 0, :4] * 10
 
 
-def test_without_the_transform_every_target_has_a_gradient_of_its_own():
-    """To the transform one unlikely class is like another, wherever an attack wants to go."""
+def test_without_the_transform_every_target_has_another_gradient():
+    """The transform gives all unlikely classes nearly the same logit, and so all targets nearly the same gradient."""
     images = torch.tensor([0.9, 0.2, 0.1, 0.0]).expand(1, 3, 1, 4).clone().requires_grad_()
     mixed = MixedClassifier(Hardmax(Given()), Nonlinear(Given(), scale=15.0, power=8.0, shift=-0.75), 0.9)
     apart = []
@@ -243,7 +261,7 @@ def test_without_the_transform_every_target_has_a_gradient_of_its_own():
     assert torch.equal(WithoutTransforms(alpha=1.0)(mixed)(images), Given()(images).log_softmax(1))
 
 
-def test_past_a_transform_alpha_has_a_gradient_where_it_is_flat():
+def test_the_plain_view_has_a_gradient_of_a_saturated_alpha():
     mixed = MixedClassifier(G, Nonlinear(H, scale=15.0, power=8.0, shift=-0.75), mixers()[1], alpha_scale=1e4)
     nn.init.normal_(mixed.alpha.scorer[-1].weight)
     slopes = []
@@ -255,30 +273,30 @@ def test_past_a_transform_alpha_has_a_gradient_where_it_is_flat():
 
 
 class Logits(Mixer):
-    """A mixer that listens to g."""
+    """A mixer whose score depends on the logits of g."""
 
     def forward(self, base_outputs):
         return MixerOutput(base_outputs.g.std(1), base_outputs.h)
 
 
-def test_a_mixer_has_a_gradient_through_a_g_that_has_none():
+def test_alpha_has_a_gradient_through_the_logits_of_a_hardmax_g():
     images = IMAGES.clone().requires_grad_()
     alpha = MixedClassifier(Hardmax(G), H, Logits()).mix(images).alpha
     assert torch.autograd.grad(alpha.sum(), images)[0].any()
 
 
 def test_an_attack_at_one_alpha_keeps_the_h_of_the_mixer():
-    ending = mixers()[1]
-    nn.init.normal_(ending.tail.head.weight)
-    mixed = MixedClassifier(G, H, ending)
+    tail = mixers()[1]
+    nn.init.normal_(tail.tail.head.weight)
+    mixed = MixedClassifier(G, H, tail)
     mixture, at = mixed.mix(IMAGES), AtAlpha(0.8)(mixed).mix(IMAGES)
     assert torch.equal(at.h, mixture.h) and torch.equal(at.alpha, torch.full((6,), 0.8))
     assert not torch.equal(at.h, H(IMAGES))
 
 
 @pytest.mark.parametrize(("g", "h", "size"), [("convnext_atto", "vit_tiny_patch16_224", 224), ("resnet10t", None, 32)])
-def test_any_two_networks(g, h, size):
-    """Maps of other sizes, tokens, channels last: resized and put side by side."""
+def test_networks_of_any_architecture(g, h, size):
+    """Feature maps of different sizes, tokens, channels last."""
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     g, h = (timm.create_model(name, num_classes=10).eval() if name else H for name in (g, h))
@@ -298,22 +316,22 @@ def test_taps_can_be_named():
         MixingNetwork.between(G, H, standard_taps=("stage1", "stage9"))
 
 
-def test_a_dial_is_a_number():
+def test_an_impossible_sigmoid_is_refused():
     with pytest.raises(ValueError, match="positive, finite alpha_scale, got 0"):
         MixedClassifier(G, H, mixers()[0], alpha_scale=0.0)
     with pytest.raises(ValueError, match="finite alpha_shift, got nan"):
         MixedClassifier(G, H, mixers()[0], alpha_shift=float("nan"))
 
 
-class Constant(Mixer):
-    """A mixer of one's own."""
+class OneScore(Mixer):
+    """A user's mixer."""
 
     def forward(self, base_outputs):
         return MixerOutput(torch.full_like(base_outputs.g[:, 0], 0.5), base_outputs.h)
 
 
-def test_a_mixer_of_ones_own():
-    mixed = MixedClassifier(G, H, Constant())
+def test_a_users_mixer():
+    mixed = MixedClassifier(G, H, OneScore())
     torch.testing.assert_close(mixed(IMAGES), mix_logits(G(IMAGES), H(IMAGES), torch.tensor(0.5).sigmoid()))
 
 
@@ -327,7 +345,7 @@ def test_nonlinear_against_a_known_answer():
     torch.testing.assert_close(found, torch.tensor([[5 * 0.8413447**4, 0.0, -5 * 0.1586553**4]]), atol=1e-5, rtol=1e-4)
 
 
-def test_nonlinear_knows_no_scale_of_h():
+def test_nonlinear_does_not_depend_on_the_scale_of_h():
     logits = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
     one, other = (nonlinear(factor * logits + 7, 5.0, 4.0, 0.3) for factor in (1, 20))
     torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
@@ -352,20 +370,20 @@ def test_nonlinear_as_a_base():
     wide = Nonlinear(H, scale=5.0, power=4.0, shift=-0.3)
     torch.testing.assert_close(wide(IMAGES), nonlinear(H(IMAGES), 5.0, 4.0, -0.3))
     mixed = MixedClassifier(Hardmax(G), wide, mixers()[0])
-    assert mixed.mix(IMAGES).h.shape == (6, 10) and "power=4" in repr(wide)
+    assert mixed.mix(IMAGES).h.shape == (6, 10) and "power=4" in repr(wide) and "robust=Nonlinear(" in repr(mixed)
     with pytest.raises(ValueError, match="positive scale and power, got 0"):
         Nonlinear(H, scale=0.0, power=1.0, shift=0.0)
 
 
-class Rows(nn.Sequential):
+class Vectors(nn.Sequential):
     """A network without feature maps."""
 
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 10))
 
 
-def test_layers_that_give_rows_of_numbers_can_be_named():
-    g, h = Rows().eval(), Rows().eval()
+def test_layers_that_return_vectors_can_be_tapped():
+    g, h = Vectors().eval(), Vectors().eval()
     network = MixingNetwork.between(g, h, standard_taps=["2", "4"], robust_taps=["1", "3"])
     assert network.channels == (16, 12)
     for mixer in (network, FineTunedTail.of(h, "2")):

@@ -1,4 +1,4 @@
-"""THM:ADA: with the oracle's alpha the mixture is right exactly where one of its bases is."""
+"""THM:ADA: with the oracle's alpha the mixture is correct exactly where one of its base classifiers is."""
 
 import pytest
 import torch
@@ -20,15 +20,15 @@ def batch(seed: int = 3, count: int = 300) -> tuple[Tensor, Tensor]:
 G, H = network(0), network(1)
 
 
-def test_right_exactly_where_either_base_is():
+def test_the_mixture_is_correct_exactly_where_a_base_classifier_is():
     images, labels = batch()
-    g_right, h_right = (model(images).argmax(1) == labels for model in (G, H))
-    right = oracle_mixture(G, H, labels)(images).argmax(1) == labels
-    assert torch.equal(right, g_right | h_right)
-    assert right.sum() > max(g_right.sum(), h_right.sum())
+    g_correct, h_correct = (model(images).argmax(1) == labels for model in (G, H))
+    correct = oracle_mixture(G, H, labels)(images).argmax(1) == labels
+    assert torch.equal(correct, g_correct | h_correct)
+    assert correct.sum() > max(g_correct.sum(), h_correct.sum())
 
 
-def test_alpha_is_zero_where_the_standard_classifier_is_right():
+def test_alpha_is_zero_where_the_standard_classifier_is_correct():
     images, labels = batch()
     assert torch.equal(OracleAlpha(G, labels)(images), (G(images).argmax(1) != labels).float())
 

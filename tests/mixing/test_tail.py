@@ -1,4 +1,4 @@
-"""Tails: what a classifier does after one of its layers, found and checked by its logits."""
+"""Tails: the part of a classifier after a layer reproduces its logits."""
 
 import copy
 
@@ -21,7 +21,7 @@ def network(seed: int = 0) -> nn.Module:
 
 
 @pytest.mark.parametrize("layer", ["stem", "stage1", "stage3"])
-def test_a_tail_goes_on_where_the_layer_ends(layer):
+def test_a_tail_reproduces_the_logits(layer):
     model = network()
     logits, features = FeatureTaps(model, [layer])(IMAGES)
     found, pooled = tail_after(model, layer)(features[layer])
@@ -40,7 +40,7 @@ def test_a_tail_is_a_copy():
     ("name", "size", "layer"),
     [("resnet10t", 64, "layer3"), ("convnext_atto", 64, "stages.2"), ("vit_tiny_patch16_224", 224, "blocks.8")],
 )
-def test_tails_of_foreign_networks(name, size, layer):
+def test_tails_of_timm_networks(name, size, layer):
     timm = pytest.importorskip("timm")
     model = timm.create_model(name, num_classes=7).eval()
     assert suggest_branch(model, (3, size, size)) == layer
@@ -52,14 +52,13 @@ def test_tails_of_foreign_networks(name, size, layer):
 
 def test_a_tail_inside_a_wrapped_model():
     layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(1176, 5)
-    inner = nn.Sequential(*layers)
-    model = wrap(inner.eval(), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+    model = wrap(nn.Sequential(*layers).eval(), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
     logits, features = FeatureTaps(model, ["model.1"])(IMAGES)
     torch.testing.assert_close(tail_after(model, "model.1")(features["model.1"])[0], logits)
 
 
 class Functional(nn.Module):
-    """What it does after a layer is in its code alone; with `past` it goes back to what was before `a`."""
+    """Uses functions after its layers; with `past` also the features before the layer `a`."""
 
     def __init__(self, past=False):
         super().__init__()
@@ -74,7 +73,7 @@ class Functional(nn.Module):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_tail_that_is_in_the_code_alone(wrapped):
+def test_a_tail_that_has_to_be_traced(wrapped):
     model, layer = Functional().eval(), "a"
     if wrapped:
         model, layer = wrap(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)), "model.a"
@@ -88,7 +87,7 @@ def test_a_tail_that_is_in_the_code_alone(wrapped):
 
 
 class Branching(Functional):
-    """A way through that depends on the images cannot be traced."""
+    """Depends on the values of images, which cannot be traced."""
 
     def forward(self, images):
         return super().forward(images) if images.mean() > 0 else super().forward(-images)
@@ -96,11 +95,11 @@ class Branching(Functional):
 
 @pytest.mark.parametrize("model", [Functional(past=True), Branching()])
 def test_a_tail_that_needs_more_than_the_layer_is_refused(model):
-    with pytest.raises(ValueError, match=r"of what 'a' gives it and of nothing else.*MixingNetwork"):
+    with pytest.raises(ValueError, match=r"from the output of 'a' alone.*MixingNetwork"):
         tail_after(model.eval(), "a")
 
 
-def test_layers_that_are_not_there():
+def test_layers_without_a_tail_are_refused():
     with pytest.raises(ValueError, match="a linear layer in Functional after 'head'"):
         tail_after(Functional().eval(), "head")
     with pytest.raises(ValueError, match="did you mean 'stage1'"):

@@ -1,13 +1,12 @@
-"""A model or an attack that differs in anything has another description, and the same one in every process."""
+"""Digests change with tensors, settings and source text, and are the same in every process."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-import textwrap
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.models.digest import describe, model_digest
+from adaptive_smoothing.models.digest import describe, model_digest, weights_digest
 from adaptive_smoothing.models.resnet import Normalize
 
 
@@ -29,23 +28,31 @@ def network(seed=0, **settings):
     return model
 
 
-# --- models ---------------------------------------------------------------------------------------------
-
-
-def nudged():
+def with_other_bias():
     model = network()
     model[3].bias.data[2] += 1e-6
     return model
 
 
-def own(function, **values):
-    """A module of a class with these values."""
-    return type("Own", (nn.Module,), {"forward": function, **values})()
+class Identity(nn.Module):
+    def forward(self, images):
+        return images
 
 
-def inheriting(function):
-    """A class with the name of the one it is made from."""
-    return type("Own", (type(own(lambda self, images: images)),), {"forward": function})()
+class Rounding(nn.Module):
+    def forward(self, images):
+        return images.round()
+
+
+# Two classes with one name and other code, as after an edit of the file.
+ROUNDING_TWICE = type("Rounding", (Identity,), {})
+
+
+def adding(k):
+    def forward(logits):
+        return logits + k
+
+    return forward
 
 
 @lru_cache
@@ -54,100 +61,98 @@ def cached(logits):
 
 
 @lru_cache
-def cached_otherwise(logits):
+def cached_negative(logits):
     return -logits
-
-
-class Named(NamedTuple):
-    steps: int
-
-
-class Slotted:
-    __slots__ = ("steps",)
-
-    def __init__(self, steps):
-        self.steps = steps
 
 
 DIFFERENT = {
     "network": network,
     "other weights": lambda: network(1),
-    "one number": nudged,
-    "half": lambda: network().half(),
+    "one other number": with_other_bias,
+    "half precision": lambda: network().half(),
     "inside another": lambda: nn.Sequential(network()),
-    "training": lambda: network().train(),
+    "train mode": lambda: network().train(),
     "a setting": lambda: network(temperature=2.0),
     "another setting": lambda: network(temperature=3.0),
     "nan": lambda: network(temperature=float("nan")),
     "a tuple": lambda: network(size=(16, 16)),
     "another tuple": lambda: network(size=(64, 64)),
+    "a private setting": lambda: network(_temperature=2.0),
     "a tensor": lambda: network(mean=[torch.zeros(3)]),
     "another tensor": lambda: network(mean=[torch.ones(3)]),
     "an array": lambda: network(mean={"r": np.zeros(3)}),
     "another array": lambda: network(mean={"r": np.ones(3)}),
     "a function": lambda: network(then=lambda logits: logits),
     "another function": lambda: network(then=lambda logits: -logits),
-    "a builtin": lambda: network(then=torch.sin),
-    "another builtin": lambda: network(then=torch.cos),
+    "a built-in function": lambda: network(then=torch.sin),
+    "another built-in function": lambda: network(then=torch.cos),
+    "a closure": lambda: network(then=adding(1)),
+    "another closure": lambda: network(then=adding(2)),
+    "a cached function": lambda: network(then=cached),
+    "another cached function": lambda: network(then=cached_negative),
     "a hidden module": lambda: network(parts=[network()]),
     "another hidden module": lambda: network(parts=[network(1)]),
     "a device": lambda: network(where=torch.device("cpu")),
     "another device": lambda: network(where=torch.device("meta")),
-    "code": lambda: own(lambda self, images: images),
-    "other code": lambda: own(lambda self, images: images.round()),
-    "a closure": lambda: own((lambda k: lambda self, images: images + k)(1)),
-    "another closure": lambda: own((lambda k: lambda self, images: images + k)(2)),
-    "a value of the class": lambda: own(lambda self, images: images, mean=(0.4, 0.5)),
-    "another value of the class": lambda: own(lambda self, images: images, mean=(0.4, 0.6)),
-    "a tensor of the class": lambda: own(lambda self, images: images, mean=torch.ones(3)),
-    "how it is indexed": lambda: own(lambda self, images: images, __getitem__=lambda self, k: 1),
-    "inherited": lambda: inheriting(lambda self, images: 2 * images),
-    "inherited otherwise": lambda: inheriting(lambda self, images: 3 * images),
-    "a property": lambda: own(lambda self, images: images, scale=property(lambda self: 1)),
-    "another property": lambda: own(lambda self, images: images, scale=property(lambda self: 2)),
-    "a cached function": lambda: network(then=cached),
-    "another cached function": lambda: network(then=cached_otherwise),
-    "a method of a tensor": lambda: network(then=torch.zeros(2).add),
-    "a method of another tensor": lambda: network(then=torch.ones(2).add),
-    "slots": lambda: network(then=Slotted(1)),
-    "other slots": lambda: network(then=Slotted(2)),
-    "a named tuple": lambda: network(then=Named(1)),
-    "a plain tuple": lambda: network(then=(1,)),
     "a number as key": lambda: network(then={1: 2}),
     "a text as key": lambda: network(then={"1": 2}),
-    "a generator": lambda: network(noise=torch.Generator().manual_seed(1)),
-    "another generator": lambda: network(noise=torch.Generator().manual_seed(2)),
+    "a class": Identity,
+    "another class": Rounding,
+    "a class that inherits": ROUNDING_TWICE,
     "normalised": lambda: nn.Sequential(Normalize((0.0,) * 3, (1.0,) * 3), network()),
-    "otherwise normalised": lambda: nn.Sequential(Normalize((0.5,) * 3, (1.0,) * 3), network()),
+    "normalised with another mean": lambda: nn.Sequential(Normalize((0.5,) * 3, (1.0,) * 3), network()),
     "mixed": lambda: ads.MixedClassifier(network(), network(1), 0.5),
-    "mixed otherwise": lambda: ads.MixedClassifier(network(), network(1), 0.6),
+    "mixed with another alpha": lambda: ads.MixedClassifier(network(), network(1), 0.6),
     "resized": lambda: ads.wrap(network(), size=8, shape=(3, 16, 16)),
-    "resized, another output": lambda: ads.wrap(network(), size=8, shape=(3, 16, 16), output=lambda logits: 2 * logits),
+    "resized, with another output": lambda: ads.wrap(
+        network(), size=8, shape=(3, 16, 16), output=lambda logits: 2 * logits
+    ),
 }
 
 
-def test_no_two_models_have_the_same_digest_and_each_has_one():
+def test_different_models_have_different_digests_and_the_same_model_the_same():
     digests = {name: model_digest(make()) for name, make in DIFFERENT.items()}
     assert len(set(digests.values())) == len(DIFFERENT)
     assert {name: model_digest(make()) for name, make in DIFFERENT.items()} == digests
 
 
-def test_the_size_of_an_image_that_a_wrapped_model_is_given_is_in_its_digest():
+def test_the_image_size_of_a_wrapped_model_is_in_its_digest():
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 5))
     small, large = (ads.wrap(pooled, size=size, shape=(3, 16, 16)) for size in (8, 24))
     assert model_digest(small) != model_digest(large)
 
 
-def test_a_model_that_knows_of_itself_has_a_digest():
+def test_a_tag_changes_the_digest():
+    assert model_digest(network()) == model_digest(network(), tag="") != model_digest(network(), tag="v2")
+
+
+def test_a_model_that_refers_to_itself_has_a_digest():
     model = network()
     model.parts = [model, {"again": model}]
     assert model_digest(model) != model_digest(network())
 
 
+def test_a_forward_pass_does_not_change_the_digest():
+    images = torch.rand(2, 3, 8, 8)
+    mixer = ads.MixingNetwork.between(network(), network(1), standard_taps="02", robust_taps="02", shape=(3, 8, 8))
+    for model in (ads.SmoothedClassifier(network(), 0.5, samples=2), ads.MixedClassifier(network(), network(1), mixer)):
+        before = model_digest(model)
+        model(images)
+        assert model_digest(model) == before
+
+
+def test_weights_include_buffers_that_the_state_dict_lacks():
+    one, other = (nn.Sequential(Normalize((mean,) * 3, (1.0,) * 3), network()) for mean in (0.0, 0.5))
+    assert weights_digest(one) != weights_digest(other)
+    assert weights_digest(one, persistent_only=True) == weights_digest(other, persistent_only=True)
+    assert weights_digest(network()) == weights_digest(network(temperature=2.0))
+    assert weights_digest(network()) == weights_digest(network(), persistent_only=True)
+
+
 # --- attacks --------------------------------------------------------------------------------------------
 
 
-def closing_over(eps):
+def attack_with(eps):
     def attack(model, images, labels):
         return PGD(ads.Linf(eps))(model, images, labels)
 
@@ -174,63 +179,75 @@ def with_steps(model, images, labels, steps=1):
     return images
 
 
+def one_of_two(steps):
+    if steps == 1:
+        return lambda model, images, labels: images
+    return lambda model, images, labels: labels
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        closing_over,
+        attack_with,
         Attack,
         lambda steps: Attack(steps).perturb,
         Numbers,
         lambda steps: partial(with_steps, steps=steps),
         lambda steps: {"a set": {steps, "x"}, "bytes": bytes([steps])},
         lambda steps: ads.Linf(torch.full((3,), steps / 255)),
-        lambda steps: (lambda model, images, labels: images) if steps == 1 else (lambda model, images, labels: labels),
+        lambda steps: PGD(ads.Linf(0.1), steps=steps),
+        one_of_two,
     ],
 )
-def test_two_settings_of_an_attack_are_two_attacks(make):
+def test_two_settings_of_an_attack_have_two_descriptions(make):
     assert describe(make(1)) == describe(make(1)) != describe(make(2))
     json.dumps(describe(make(1)), allow_nan=False)
 
 
-def test_a_description_is_the_same_in_every_process_and_follows_the_files_it_names(tmp_path):
-    """Sets have another order in each, and objects another place. Code in another file is code, too."""
-    (tmp_path / "mine.py").write_text(
-        textwrap.dedent(
-            """
-            import json, threading, time
-            import torch
-            from torch import nn
-            from adaptive_smoothing.models.digest import describe, model_digest
-            import helpers
+def test_attacks_of_the_package_are_described_by_name_and_settings():
+    found = describe(PGD(ads.Linf(0.1), steps=7))
+    assert (found[""], found["steps"], found["threat"]) == ("PGD", 7, "Linf:0.1")
+    assert "source" not in found and isinstance(describe(PGD), str)
 
-            LEVELS, NOTHING, data = {"a", "b", "c", "d", "e"}, object(), time.time()
-            KINDS = {torch.float16, torch.bfloat16, torch.float32, len, max, nn.Linear}
 
-            def helper(x, start=NOTHING):
-                return x.data in {"p", "q", "r", "s", "t"}, KINDS, helpers.project(x)
+MINE = """
+import json, threading
+import torch
+from torch import nn
+from adaptive_smoothing.models.digest import describe, model_digest
 
-            KINDS.add(helper)
+KINDS = {torch.float16, torch.bfloat16, torch.float32, len, max, nn.Linear}
 
-            class Own(nn.Module):
-                names = "x"
-                lock = threading.Lock()
+def helper(x, start=object(), levels={"a", "b", "c", "d", "e"}):
+    return x + 0
 
-                def forward(self, x):
-                    return helper(x) or x in LEVELS
+KINDS.add(helper)
 
-            own = Own()
-            own.kinds = {"k", "l", "m", "n"}
-            own.by = {helper: 1, torch.float16: 2}
-            print(json.dumps(describe([own, helper, Own, KINDS])), model_digest(own))
-            """
-        )
-    )
+class Own(nn.Module):
+    def forward(self, x):
+        return helper(x)
 
-    def said(seed, change=0):
-        (tmp_path / "helpers.py").write_text(f"def project(x):\n    return x + {change}\n")
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(
-            [sys.executable, "mine.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        ).stdout
+own = Own()
+own.kinds, own.lock = {"k", "l", "m", "n"}, threading.Lock()
+own.by = {helper: 1, torch.float16: 2}
+found = json.dumps([describe([own, helper, Own, KINDS]), model_digest(own)])
+print(found)
+"""
 
-    assert said("1") == said("2") != said("2", change=1)
+
+def test_a_description_is_the_same_in_every_process_and_follows_the_source(tmp_path, monkeypatch):
+    """Sets have another order in each process, and objects another address."""
+
+    def found_here(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module.found
+
+    here = found_here("mine", MINE)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, str(tmp_path / "mine.py")]
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    assert here == there != found_here("changed", MINE.replace("x + 0", "x + 1"))

@@ -9,7 +9,7 @@ from torch import nn
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.mixer import Mixer
-from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, inner
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, without_transform
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Base:
                 f"expected a mixture, whose {self.role} classifier is attacked, got {type(model).__name__}: mix two "
                 "models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
             )
-        return inner(getattr(model, self.role))
+        return without_transform(getattr(model, self.role))
 
 
 @dataclass(frozen=True)

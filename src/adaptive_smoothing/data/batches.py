@@ -1,7 +1,7 @@
 """Batches: in order for evaluation, shuffled and augmented for training.
 
-Everything random is drawn on the CPU from a generator keyed by what it is for, so a batch is the same on
-any device and after any restart.
+Random numbers are drawn on the CPU from a generator keyed by their purpose, so that a batch is the same on any device
+and after any restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Batch(NamedTuple):
 
     images: Tensor
     labels: Tensor
-    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index
 
 
 class RawBatch(NamedTuple):
@@ -34,7 +34,7 @@ class RawBatch(NamedTuple):
 
 
 def batches(data: ImageData, size: int, *, device: torch.device | str | None = None) -> Iterator[Batch]:
-    """All images in order, the last batch short. Only one batch at a time is float, or on `device` if one is named."""
+    """Yield all images in order; the last batch may be smaller. One batch at a time is in floats and on `device`."""
     _check_size(size)
     device = device or data.images.device
     return (_batch(data, slice(start, start + size), device) for start in range(0, len(data), size))
@@ -45,15 +45,15 @@ def _batch(data: ImageData, rows: slice, device: torch.device | str) -> Batch:
 
 
 def steps_per_epoch(data: ImageData, size: int) -> int:
-    """How many full batches `shuffled` gives."""
+    """Return the number of full batches that `shuffled` yields."""
     _check_size(size)
     return len(data) // size
 
 
 def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[RawBatch]:
-    """The full batches of one epoch in random order, from step `start` on; the remainder is left out.
+    """Yield the full batches of one epoch in random order, from step `start` on, without the remainder.
 
-    The order depends on (seed, epoch) and the number of images, so a resumed epoch goes on where it stopped.
+    The order depends on (seed, epoch) and the number of images, so that a resumed epoch continues where it stopped.
     """
     steps = steps_per_epoch(data, size)
     if steps == 0:
@@ -75,10 +75,10 @@ def augment(
     flip: bool = True,
     reflect: bool = False,
 ) -> Tensor:
-    """Shift each image by up to `pad` pixels each way and mirror every second one, by chance.
+    """Return images of any dtype, each shifted by up to `pad` pixels each way and mirrored with probability 1/2.
 
-    What moves in from outside is black, or with `reflect` the image's own mirror image. Any dtype. The whole
-    batch is one gather: a pixel of the result is looked up at its shifted, mirrored place in the source.
+    Pixels from outside are black, or with `reflect` those of the image reflected at its border. The whole batch is one
+    gather: a pixel of the result is read at its shifted, mirrored position in the source.
     """
     count, channels, height, width = images.shape
     if not 0 <= pad < min(height, width):
@@ -97,7 +97,7 @@ def augment(
 
 
 def _draw(count: int, pad: int, chance: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Per image: rows and columns of the padded image to skip, and whether to mirror; each (count, 1)."""
+    """Return per image the rows and columns of the padded image to skip, and whether to mirror; each (count, 1)."""
     shifts = torch.randint(2 * pad + 1, (2, count, 1), generator=chance)
     drawn = torch.cat([shifts, torch.randint(2, (1, count, 1), generator=chance)])
     top, left, mirrored = to_device(drawn, device)
@@ -105,7 +105,7 @@ def _draw(count: int, pad: int, chance: torch.Generator, device: torch.device) -
 
 
 def _fold(position: Tensor, length: int) -> Tensor:
-    """Bring positions outside [0, length) back by reflection at the border pixels."""
+    """Return positions with those outside [0, length) reflected at the border pixels."""
     return length - 1 - (length - 1 - position.abs()).abs()
 
 

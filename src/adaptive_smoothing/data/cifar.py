@@ -1,7 +1,7 @@
-"""The official CIFAR archives: fetched on request, checked, and read without trusting them.
+"""The official CIFAR archives: downloaded on request, checked, and read without running their code.
 
-The archives hold Python pickles, and a pickle can run any code. These are read by an unpickler that knows
-the three names a NumPy array needs and refuses every other.
+The archives hold Python pickles, and a pickle can run any code. The unpickler here allows only the three names that a
+NumPy array needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SITE = "https://www.cs.toronto.edu/~kriz/"
 
 @dataclass(frozen=True)
 class Layout:
-    """How one of the two data sets is stored."""
+    """The file layout of one of the two data sets."""
 
     name: str
     file: str
@@ -70,7 +70,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class CifarFiles:
-    """An official archive, or the folder that was unpacked from it."""
+    """An official archive, or the folder unpacked from it."""
 
     layout: Layout
     path: Path
@@ -94,7 +94,7 @@ class CifarFiles:
         return {name: (self.path / name).read_bytes() for name in wanted if (self.path / name).is_file()}
 
     def _from_archive(self, wanted: tuple[str, ...]) -> dict[str, bytes]:
-        """In the archive's own order: going back in a gzip stream means unpacking it again from the start."""
+        """Read members in the order of the archive: to go back in a gzip stream is to unpack it again."""
         found = {}
         with tarfile.open(self.path, "r:gz") as archive:
             for member in archive:
@@ -116,7 +116,9 @@ class CifarFiles:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    # NumPy moved its reconstructing function; asking an array for it works in every version.
+    """An unpickler of numbers, strings, lists and NumPy arrays."""
+
+    # NumPy has moved this function; an array returns it in every version.
     RECONSTRUCT = np.empty(0).__reduce__()[0]
     KNOWN = {  # noqa: RUF012  a constant
         ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
@@ -127,18 +129,18 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.KNOWN:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it imports {module}.{name}")
         return self.KNOWN[module, name]
 
 
 def read_pickle(data: bytes, origin: str) -> dict[str, Any]:
-    """A dictionary of numbers, strings, lists and NumPy arrays; anything else is refused."""
+    """Return a dictionary of numbers, strings, lists and NumPy arrays, or raise an error for anything else."""
     try:
         content = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
-    except Exception as error:  # a damaged pickle can raise nearly anything
+    except Exception as error:  # a damaged pickle can raise nearly any error
         raise ValueError(
-            f"expected arrays and lists only in {origin}, refused to read it: {error}; "
-            f"this is not the official file, delete it and download it again"
+            f"expected arrays and lists only in {origin}, got a pickle that is not read: {error}; "
+            "this is not the official file, delete it and download it again"
         ) from error
     if not isinstance(content, dict):
         raise ValueError(f"expected a dictionary in {origin}, got {type(content).__name__}")
@@ -146,7 +148,7 @@ def read_pickle(data: bytes, origin: str) -> dict[str, Any]:
 
 
 def open_archive(path: Path) -> CifarFiles:
-    """Tell by its checksum which official archive this is."""
+    """Return the official archive at this path, identified by its checksum."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, _md5).hexdigest()
     for layout in LAYOUTS.values():
@@ -154,13 +156,13 @@ def open_archive(path: Path) -> CifarFiles:
             return CifarFiles(layout, path)
     known = " or ".join(f"{layout.file} (md5 {layout.md5})" for layout in LAYOUTS.values())
     raise ValueError(
-        f"expected {known} at {path}, got a file with md5 {digest}: it is damaged or something else; "
-        f"delete it and download it again"
+        f"expected {known} at {path}, got a file with md5 {digest}: it is damaged or another file; "
+        "delete it and download it again"
     )
 
 
 def open_folder(path: Path) -> CifarFiles | None:
-    """The unpacked folder of an archive, told by the files in it, or None."""
+    """Return the unpacked archive in a folder, identified by its files, or None."""
     for layout in LAYOUTS.values():
         if all((path / name).is_file() for name in (*layout.members["test"], layout.meta)):
             return CifarFiles(layout, path)
@@ -168,20 +170,20 @@ def open_folder(path: Path) -> CifarFiles | None:
 
 
 def download(layout: Layout, root: Path) -> Path:
-    """Fetch the archive into `root`; it gets its name only once its checksum is right."""
+    """Download the archive into `root` and return its path. The file gets its name after its checksum was verified."""
     target = root / layout.file
     with atomic(target) as partial:
         digest = _fetch(layout.url, partial)
         if digest != layout.md5:
             raise ValueError(
                 f"expected md5 {layout.md5} from {layout.url}, got {digest}: the download was cut short or "
-                f"altered; try again, or fetch it by other means and put it at {target}"
+                f"altered; try again, or download it by other means to {target}"
             )
     return target
 
 
 def _fetch(url: str, path: Path) -> str:
-    """Stream `url` into `path` with a progress bar; the md5 of what arrived."""
+    """Download `url` to `path` with a progress bar and return its md5."""
     from rich.console import Console
     from rich.progress import wrap_file
 
@@ -196,12 +198,12 @@ def _fetch(url: str, path: Path) -> str:
                     digest.update(chunk)
     except OSError as error:
         raise OSError(
-            f"expected to download {url}, got: {error}; without a network, fetch it elsewhere and put it "
-            f"in {path.parent}"
+            f"expected to download {url}, got: {error}; without a network, download it elsewhere and put it "
+            f"into {path.parent}"
         ) from error
     return digest.hexdigest()
 
 
-def _md5() -> Any:
-    """MD5 is what the site publishes. It guards against damage; `_ArraysOnly` guards against malice."""
+def _md5() -> hashlib._Hash:
+    """Return an MD5 hash, which the site publishes, to detect damage; `_ArraysOnly` protects against malicious code."""
     return hashlib.md5(usedforsecurity=False)

@@ -9,7 +9,7 @@ from adaptive_smoothing.noise import generator, to_device
 
 
 def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Tensor:
-    """Set a square of `size` pixels, centred anywhere in the image, to mid-grey; size 0 erases nothing."""
+    """Return images with a square of `size` pixels, centred anywhere, set to 0.5; size 0 erases nothing."""
     if size == 0:
         return images
     count, _, height, width = images.shape

@@ -1,7 +1,7 @@
 """Labelled images in memory, and `load`, which finds them by name or path.
 
-Images stay uint8: a whole data set then sits on the device (CIFAR-10 takes 184 MB), and is turned into
-floats in [0, 1] one batch at a time.
+Images are kept as uint8, so that a whole data set fits on the device (CIFAR-10: 184 MB), and converted to floats in
+[0, 1] one batch at a time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NAMES = ("builtin", *cifar.LAYOUTS)
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """Images (uint8, NCHW), labels, the classes' names, and each image's position in the official split.
+    """Images (uint8, NCHW), labels, names of the classes, and the position of each image in the official split.
 
-    `index` stays with an image through every selection, so a result can be traced to the image it is about.
+    `index` stays with an image through every selection, so that a result can be traced to its image.
     """
 
     images: Tensor
@@ -62,7 +62,7 @@ class ImageData:
         return len(self.classes)
 
     def take(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> ImageData:
-        """The first `which` images, or those at the given positions (or under a mask) in that order."""
+        """Return the first `which` images, or those at the given positions in that order, or under a mask."""
         positions = self._positions(which)
         images, labels, index = (tensor[positions] for tensor in (self.images, self.labels, self.index))
         return replace(self, images=images, labels=labels, index=index)
@@ -77,7 +77,7 @@ class ImageData:
         wanted = torch.as_tensor(which, device=self.images.device)
         if wanted.dtype == torch.bool and wanted.shape == self.labels.shape:
             return wanted.nonzero().flatten()
-        # Checked here because on a GPU a position out of range stops the whole process.
+        # On a GPU a position out of range would end the process.
         if wanted.numel() and not (
             wanted.dim() == 1 and _is_whole(wanted) and wanted.min() >= 0 and wanted.max() < len(self)
         ):
@@ -87,16 +87,16 @@ class ImageData:
         return wanted.long().flatten()
 
     def to(self, device: torch.device | str) -> ImageData:
-        """The same data with all its tensors on `device`."""
+        """Return the data with all tensors on `device`."""
         images, labels, index = (tensor.to(device) for tensor in (self.images, self.labels, self.index))
         return replace(self, images=images, labels=labels, index=index)
 
     def floats(self) -> Tensor:
-        """All images as float32 in [0, 1]; four times the memory, so for small sets."""
+        """Return all images as float32 in [0, 1], which needs four times the memory."""
         return to_floats(self.images)
 
     def fingerprint(self) -> str:
-        """sha256 of the images, labels and positions: equal when, and only when, the contents are."""
+        """Return a sha256 of the images, labels and positions."""
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
         for tensor in (self.images, self.labels, self.index):
             digest.update(tensor.cpu().contiguous().numpy().data)
@@ -104,13 +104,13 @@ class ImageData:
 
 
 def to_floats(images: Tensor) -> Tensor:
-    """uint8 levels -> float32 in [0, 1], the same bits on every device."""
-    # Dividing by a Python number is multiplication by its reciprocal on CUDA, one bit off the CPU's division.
+    """Return uint8 levels as float32 in [0, 1], with the same bits on every device."""
+    # CUDA multiplies by the reciprocal of a Python number, which differs from the division on a CPU by one bit.
     return images.float().div_(torch.full((), 255.0, device=images.device))
 
 
 def looks_channels_last(shape: Sequence[int]) -> bool:
-    """Whether four-dimensional images are probably (N, H, W, C)."""
+    """Return whether four-dimensional images are probably (N, H, W, C)."""
     _, channels, rows, columns = shape
     return columns in (1, 3) and channels not in (1, 3) and rows > columns
 
@@ -143,17 +143,16 @@ def load(
     download: bool = False,
     size: int | tuple[int, int] | None = None,
 ) -> ImageData:
-    """Labelled images by name (`builtin`, `cifar10`, `cifar100`) or by path.
+    """Return labelled images by name (`builtin`, `cifar10`, `cifar100`) or by path.
 
-    A path leads to a `.npz` file, an official CIFAR archive or its unpacked folder, or a folder with one
-    subfolder of images per class, inside `train`, `val` and `test` or without them.
-
-    Splits: `train`, `val`, `test`. Where the official data has no `val`, a tenth of `train` is held out for
-    it, the same images on every machine, and `train` is the rest. Images that were never split serve as
-    `test` (or `all`) only.
-
-    `root` is where named data sets are kept: by default $ADAPTIVE_SMOOTHING_DATA, else
-    ~/.cache/adaptive_smoothing. `download=True` fetches a missing one. `size` resizes the images of a folder.
+    Args:
+        name_or_path: a path is a `.npz` file, an official CIFAR archive or its unpacked folder, or a folder with one
+            subfolder of images per class, with or without `train`, `val` and `test` above them.
+        split: `train`, `val` or `test`. If the official data has no `val`, a tenth of `train` is held out for it, the
+            same images on every machine. Images without splits are available as `test` or `all` only.
+        root: folder of the named data sets; by default $ADAPTIVE_SMOOTHING_DATA, else ~/.cache/adaptive_smoothing.
+        download: download a named data set that is missing.
+        size: size of the images of a folder after resizing.
     """
     source = _open(name_or_path, _root(root), download, (size, size) if isinstance(size, int) else size)
     part = _select(source, split)
@@ -181,8 +180,8 @@ def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int,
         source = _open_path(Path(name_or_path).expanduser(), size)
     if size is not None and not isinstance(source, ImageFolder):
         raise ValueError(
-            f"expected size= with a folder of images only, got it with {name_or_path}: put the resizing into "
-            f"the model's first layers instead"
+            f"expected size= with a folder of images only, got it with {name_or_path}: resize in the first layers of "
+            "the model instead"
         )
     return source
 
@@ -196,9 +195,9 @@ def _open_cifar(layout: cifar.Layout, root: Path, download: bool) -> Source:
     if not archive.is_file() and not download:
         raise FileNotFoundError(
             f"expected {layout.name} in {root}, found none of {packed.name}, {archive.name}, {folder.name}/. "
-            f"Pass download=True (--download) to fetch {layout.megabytes} MB from {layout.url}, or put that file "
-            f"into {root}, or name the folder that has it in ADAPTIVE_SMOOTHING_DATA, root= (--data-root), or load "
-            f"it by its path. The data set 'builtin' needs no download."
+            f"Pass download=True (--download) to download {layout.megabytes} MB from {layout.url}, or put that file "
+            f"into {root}, or set ADAPTIVE_SMOOTHING_DATA or root= (--data-root) to its folder, or load it by its "
+            "path. The data set 'builtin' needs no download."
         )
     source = cifar.open_archive(archive if archive.is_file() else cifar.download(layout, root))
     if source.layout is not layout:
@@ -231,7 +230,7 @@ def _select(source: Source, split: str) -> Part:
 
 def _offer(held: tuple[str, ...]) -> str:
     if held == ("all",):
-        return "its images were never split, so they serve as 'test' or 'all', and not for training or tuning"
+        return "its images have no splits: load them as 'test' or 'all', not for training or tuning"
     offered = {"train", "val", *held} if "train" in held else set(held)
     return f"it has {', '.join(sorted(offered))}; validation images are held out from every training"
 
@@ -244,14 +243,14 @@ def _hold_out(part: Part, split: str) -> Part:
 
 @lru_cache(maxsize=4)
 def validation_positions(count: int) -> np.ndarray:
-    """Which of `count` training images are for validation: a tenth, in validation order.
+    """Return which of `count` training images are for validation: a tenth, in validation order.
 
-    The order sorts positions by a hash of the position. It depends on nothing else, so it is the same for
-    every machine, every version of every library, and every name a copy of the data goes by.
+    Positions are sorted by a hash of the position, so that the order does not depend on the machine, on versions of
+    libraries or on the name of the data.
     """
     order = sorted(range(count), key=lambda position: (keyed_seed(0, "validation split", position), position))
     positions = np.array(order[: max(1, count // 10)], np.int64)
-    positions.flags.writeable = False  # the cache hands out this very array
+    positions.flags.writeable = False  # the cache returns this array itself
     return positions
 
 
@@ -263,7 +262,7 @@ def from_tensors(
     classes: Sequence[str] | None = None,
     index: Tensor | np.ndarray | Sequence[int] | None = None,
 ) -> ImageData:
-    """Images you already have: NCHW, uint8 or floats in [0, 1] that stand for the 256 levels of a pixel."""
+    """Return data made from NCHW images in memory: uint8, or floats in [0, 1] at the 256 levels k/255."""
     given = torch.as_tensor(images)
     if given.dim() == 4 and looks_channels_last(given.shape):
         raise ValueError(
@@ -281,10 +280,10 @@ def from_tensors(
 
 
 def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None) -> ImageData:
-    """Any torch Dataset of (image, label).
+    """Return data made from a torch Dataset of (image, label).
 
-    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. Classes come from
-    `dataset.classes` where it has them. For a `Subset`, `index` holds the positions in what it was cut from.
+    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. By default the class names
+    are `dataset.classes`. For a `Subset`, `index` holds the positions in the whole dataset.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("expected a dataset, got a DataLoader: pass loader.dataset")
@@ -306,7 +305,7 @@ def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Seq
 
 
 def _origin(dataset: Dataset[Any]) -> tuple[list[int], Dataset[Any]]:
-    """What a (nested) Subset was cut from, and where its items are in that."""
+    """Return the positions of the items of a (nested) Subset in the whole dataset, and that dataset."""
     if not isinstance(dataset, Subset):
         return list(range(len(cast(Sized, dataset)))), dataset
     positions, origin = _origin(dataset.dataset)
@@ -335,7 +334,7 @@ def _label(label: Any) -> int:
 
 
 def _chw(image: Any) -> Tensor:
-    """One image as a CHW tensor of levels."""
+    """Return one image as a CHW tensor of uint8 levels."""
     if isinstance(image, Tensor):
         tensor = image
     elif isinstance(image, np.ndarray):
@@ -353,7 +352,7 @@ def _chw(image: Any) -> Tensor:
 
 
 def to_levels(images: Tensor) -> Tensor:
-    """Floats in [0, 1] -> uint8, refused where that would change the images."""
+    """Return floats in [0, 1] as uint8 levels, or raise an error if that would change the images."""
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
@@ -361,21 +360,22 @@ def to_levels(images: Tensor) -> Tensor:
     if images.numel() and not (images.min() >= 0 and images.max() <= 1):
         raise ValueError(
             f"expected images in [0, 1], got [{images.min():.3g}, {images.max():.3g}]: normalisation belongs "
-            f"inside the model; see ads.wrap"
+            "inside the model; see ads.wrap"
         )
     scaled = images.double() * 255
     levels = scaled.round()
-    # float32 keeps a level to about 1e-5 of a level; anything further off is not one of the 256.
+    # float32 represents a level up to 1e-5 of a level.
     if (far := (scaled - levels).abs() > 1e-3).any():
         raise ValueError(
             f"expected images made of the 256 levels k/255, got {far.double().mean():.1%} of the values "
-            f"between levels, such as {images[far][0]:.6g}: images are kept as uint8; resize or filter them "
-            f"before they become floats, or inside the model"
+            f"between levels, such as {images[far][0]:.6g}: images are stored as uint8; resize or filter them "
+            "before they become floats, or inside the model"
         )
     return levels.to(torch.uint8)
 
 
 def check_data(data: ImageData) -> None:
+    """Raise an error unless `data` is an ImageData with at least one image."""
     if not isinstance(data, ImageData):
         raise TypeError(
             f"expected ImageData, got {type(data).__name__}: ads.from_dataset takes a torch data set, "
@@ -386,5 +386,5 @@ def check_data(data: ImageData) -> None:
 
 
 def device_of(model: nn.Module, data: ImageData, device: str | torch.device | None = None) -> torch.device:
-    """The one that was asked for, or that of the model; of the images, if it has no parameters."""
+    """Return the given device, or that of the model, or that of the images if the model has no parameters."""
     return torch.device(device or next(iter(model.parameters()), data.images).device)

@@ -1,7 +1,7 @@
-"""Make the images inside the package: `python -m adaptive_smoothing.data.make_builtin CIFAR10.npz [FOLDER]`.
+"""Write the built-in images: `python -m adaptive_smoothing.data.make_builtin CIFAR10.npz [FOLDER]`.
 
-Lossless WebP was the smallest of what Pillow and NumPy can write: 1,000 images take 1.67 MB, against
-2.16 MB as PNG, 2.33 MB as xz and 2.83 MB as compressed npz (3.07 MB raw). The sheet's shape hardly matters.
+Lossless WebP is the smallest format that Pillow and NumPy can write: 1,000 images need 1.67 MB, compared with 2.16 MB
+as PNG, 2.33 MB as xz and 2.83 MB as compressed npz (3.07 MB raw).
 """
 
 from __future__ import annotations

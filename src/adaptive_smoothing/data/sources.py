@@ -1,7 +1,6 @@
-"""Where images are kept: a `.npz` file, a folder of image files, the sheets inside the package.
+"""Sources of images: a `.npz` file, a folder of image files, and the built-in sheets.
 
-A source says which official splits it holds and reads one of them into arrays. It knows nothing of the
-validation images that `datasets.py` holds out.
+A source lists its official splits and reads one of them into arrays. `datasets.py` holds out validation images.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Part:
 
 
 class Source(Protocol):
-    """Something that holds images. `splits` is `("all",)` when they were never split."""
+    """A source of labelled images. `splits` is `("all",)` if they have no splits."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +45,7 @@ class Source(Protocol):
 
 
 def whole(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Part:
-    """A complete official split: image i is at position i."""
+    """Return a complete official split, in which image i has position i."""
     return Part(np.ascontiguousarray(images), labels.astype(np.int64), classes, np.arange(len(images)))
 
 
@@ -67,7 +66,7 @@ class NpzFile:
     def arrays(self) -> Any:
         try:
             arrays = np.load(self.path, allow_pickle=False)
-            arrays.files  # noqa: B018  a bare .npy under this name loads too, and has no files
+            arrays.files  # noqa: B018  an .npy file of this name loads as well, but has no files
         except (ValueError, OSError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"expected a NumPy .npz file at {self.path}, got something else: {error}") from error
         return arrays
@@ -89,7 +88,7 @@ class NpzFile:
             raise ValueError(
                 f"expected {prefix}images in {self.path} to be uint8 of shape (count, height, width, "
                 f"channels), got {images.dtype} of shape {images.shape}: convert to levels 0..255, "
-                f"channels last"
+                "channels last"
             )
         channels_last = images if images.ndim == 4 else images[..., None]
         return whole(channels_last.transpose(0, 3, 1, 2), labels, self._classes())
@@ -100,14 +99,14 @@ class NpzFile:
         except KeyError:
             held = ", ".join(self.arrays.files)
             raise ValueError(f"expected the key {key} in {self.path}, got only {held}: add it") from None
-        except Exception as error:  # a damaged file can raise nearly anything
+        except Exception as error:  # a damaged file can raise nearly any error
             if "allow_pickle" not in str(error):
                 raise ValueError(
-                    f"expected an array under {key} in {self.path}, got a damaged file: {error}; fetch it again"
+                    f"expected an array under {key} in {self.path}, got a damaged file: {error}; download it again"
                 ) from error
             raise ValueError(
                 f"expected plain numbers under {key} in {self.path}, got Python objects, which are not read "
-                f"because a pickle can run code: save it with a numeric dtype"
+                "because a pickle can run code: save it with a numeric dtype"
             ) from error
 
     def _labels(self, key: str) -> np.ndarray:
@@ -117,7 +116,7 @@ class NpzFile:
         return labels
 
     def _classes(self) -> tuple[str, ...]:
-        """The names in the file, those of CIFAR-10 for `cifar10.npz`, else numbers."""
+        """Return the names in the file, those of CIFAR-10 for `cifar10.npz`, else numbers."""
         if "classes" in self.arrays.files:
             return tuple(str(name) for name in self._array("classes"))
         if self.name == "cifar10":
@@ -129,10 +128,10 @@ class NpzFile:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """`root/train/cat/1.png`, or `root/cat/1.png` where the images were never split.
+    """Images such as `root/train/cat/1.png`, or `root/cat/1.png` without splits.
 
-    Classes are the folders' names, sorted; images are sorted by class, then by file name, and read as RGB.
-    With `size` (height, width) every image is resized to it without keeping its proportions.
+    Classes are the sorted names of the folders. Images are sorted by class, then by file name, and read as RGB. With
+    `size` (height, width) every image is resized, without keeping its proportions.
     """
 
     path: Path
@@ -159,7 +158,7 @@ class ImageFolder:
         return whole(self._pixels([file for file, _ in found]), np.array([label for _, label in found]), classes)
 
     def _classes(self) -> tuple[str, ...]:
-        """From all splits together, so that a label means the same class in each."""
+        """Return the classes of all splits together, so that a label has the same meaning in each."""
         roots = [self.path] if self.splits == ("all",) else [self.path / split for split in self.splits]
         return tuple(sorted({sub.name for root in roots for sub in _folders(root)}))
 
@@ -187,7 +186,7 @@ class ImageFolder:
 
 
 def pixels_of(image: Image.Image, *, gray: bool, size: tuple[int, int] | None = None) -> np.ndarray:
-    """A PIL image as a CHW uint8 array: RGB, or one channel when it is gray and `gray` is true."""
+    """Return a PIL image as a CHW uint8 array: RGB, or one channel if it is gray and `gray` is true."""
     from PIL import Image
 
     if image.mode[0] in "IF":
@@ -214,9 +213,9 @@ def _extent(pixels: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class Builtin:
-    """CIFAR-10 images inside the package: the first 1,000 of the test split and of the validation split.
+    """The built-in CIFAR-10 images: the first 1,000 of the test split and of the validation split.
 
-    Each split is one lossless WebP sheet; `index.json` beside them holds the rest. See `make_builtin.py`.
+    Each split is one lossless WebP sheet; `index.json` holds labels and positions. See `make_builtin.py`.
     """
 
     name: str = "builtin"
@@ -247,14 +246,14 @@ def _builtin() -> Any:
 
 
 def to_sheet(images: np.ndarray, columns: int) -> np.ndarray:
-    """NCHW images -> one HWC picture with `columns` images a row. The count must fill the rows."""
+    """Return NCHW images as one HWC picture with `columns` images per row. The images must fill the rows."""
     _, channels, height, width = images.shape
     tiles = images.reshape(-1, columns, channels, height, width)
     return tiles.transpose(0, 3, 1, 4, 2).reshape(-1, columns * width, channels)
 
 
 def from_sheet(sheet: np.ndarray, count: int, side: int = 32) -> np.ndarray:
-    """The inverse of `to_sheet` for square images."""
+    """Return the images of a sheet: the inverse of `to_sheet` for square images."""
     rows, columns = sheet.shape[0] // side, sheet.shape[1] // side
     tiles = sheet.reshape(rows, side, columns, side, -1)
     return np.ascontiguousarray(tiles.transpose(0, 2, 4, 1, 3).reshape(rows * columns, -1, side, side)[:count])

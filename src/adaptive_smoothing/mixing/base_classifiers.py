@@ -1,32 +1,31 @@
-"""What every mixture has in common: a standard and a robust classifier, and the numbers that mix them."""
+"""The base class of all mixtures: a standard and a robust classifier, checked and kept in eval mode."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.mixer import BaseOutputs
-from adaptive_smoothing.mixing.transforms import LogitTransform, inner
+from adaptive_smoothing.mixing.transforms import LogitTransform, without_transform
 from adaptive_smoothing.models.contract import (
+    can_read_values,
     check_eval,
     check_logit_form,
     check_not_probabilities,
     guard_images,
     trusted_images,
-    values_are_at_hand,
 )
 from adaptive_smoothing.models.features import FeatureTaps
 
 
 class BaseClassifiers(nn.Module):
-    """A standard and a robust classifier that stay as they are: `train()` leaves both in eval mode.
+    """A standard and a robust classifier. `train()` leaves both in eval mode; `ads.wrap` freezes their weights."""
 
-    Their weights are not frozen here: `ads.wrap` does that.
-    """
+    NOT_IN_DIGEST: ClassVar = frozenset({"_taps"})
 
     def __init__(self, standard: nn.Module, robust: nn.Module) -> None:
         super().__init__()
@@ -37,7 +36,9 @@ class BaseClassifiers(nn.Module):
                     "with ads.load_model, or wrap your own with ads.wrap"
                 )
             check_eval(model)
-        _check_same_classes(standard, robust)
+        g, h = (getattr(model, "num_classes", None) for model in (standard, robust))
+        if isinstance(g, int) and isinstance(h, int):
+            _check_same_classes(g, h)
         self.standard = standard
         self.robust = robust
         self._taps: dict[str, FeatureTaps] = {}
@@ -45,22 +46,24 @@ class BaseClassifiers(nn.Module):
 
     @property
     def num_classes(self) -> int | None:
-        """What both say of themselves, if they say the same."""
+        """The number of classes that both base classifiers declare, or None."""
         declared = {getattr(model, "num_classes", None) for model in (self.standard, self.robust)}
         return declared.pop() if len(declared) == 1 else None
 
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
-        """From now on the evidence has the features of these layers; of a transform, those of the network inside."""
+        """Add the features of these layers to the base outputs; layer names are those of the untransformed networks."""
         pairs = (("standard", standard), ("robust", robust))
-        self._taps = {role: FeatureTaps(inner(getattr(self, role)), layers) for role, layers in pairs if layers}
+        self._taps = {
+            role: FeatureTaps(without_transform(getattr(self, role)), layers) for role, layers in pairs if layers
+        }
 
     def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """g(x) and h(x), or an error when they are not logits over the same classes."""
+        """Return g(x) and h(x), or raise an error if they are not logits over the same classes."""
         base_outputs = self.base_outputs(images)
         return self.transformed(base_outputs.g, base_outputs.h, images)
 
     def transformed(self, g: Tensor, h: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What the base classifiers that are `LogitTransform`s make of logits that stand for their networks'."""
+        """Apply the `LogitTransform`s of the base classifiers to logits of their networks."""
         if isinstance(self.standard, LogitTransform):
             g = self.standard.transform(g, images)
         if isinstance(self.robust, LogitTransform):
@@ -68,28 +71,23 @@ class BaseClassifiers(nn.Module):
         return g, h
 
     def base_outputs(self, images: Tensor) -> BaseOutputs:
-        """What the networks of g and h say, before a `LogitTransform`, and the features that are tapped, in one pass
-        of each."""
+        """Return the logits of both networks, before any `LogitTransform`, and the tapped features: one pass each."""
         guard_images(images)
         with trusted_images():
-            (g, g_features), (h, h_features) = (self._says(role, images) for role in ("standard", "robust"))
-        readable = values_are_at_hand(images)
+            (g, g_features), (h, h_features) = (self._run(role, images) for role in ("standard", "robust"))
+        readable = can_read_values(images)
         for logits in (g, h):
             check_logit_form(logits, images)
             if readable:
                 check_not_probabilities(logits)
-        if g.shape != h.shape:
-            raise ValueError(
-                f"expected two classifiers over the same classes, got {g.shape[1]} from the standard and "
-                f"{h.shape[1]} from the robust one; class i must mean the same in both"
-            )
+        _check_same_classes(g.shape[1], h.shape[1])
         return BaseOutputs(g, h, g_features, h_features)
 
-    def _says(self, role: str, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _run(self, role: str, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         if role in self._taps:
             logits, features = self._taps[role](images)
             return logits, tuple(features.values())
-        return inner(getattr(self, role))(images), ()
+        return without_transform(getattr(self, role))(images), ()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -97,20 +95,20 @@ class BaseClassifiers(nn.Module):
         self.robust.eval()
         return self
 
-    def settle(self, number: float | tuple[float, ...] | Tensor, name: str) -> Tensor:
-        """The number of this name as a tensor on the device of the base classifiers, in their precision or float32."""
+    def as_tensor(self, number: float | tuple[float, ...] | Tensor, name: str) -> Tensor:
+        """Return the setting `name` as a tensor on the device of the base classifiers, in float32 or more."""
         weights = chain(self.standard.parameters(), self.robust.parameters())
-        beside = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
+        weight = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
         if isinstance(number, Tensor) and number.is_floating_point():
-            return number.to(beside.device)
-        dtype = torch.promote_types(beside.dtype, torch.float32)
+            return number.to(weight.device)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
         try:
-            return torch.as_tensor(number, dtype=dtype, device=beside.device)
+            return torch.as_tensor(number, dtype=dtype, device=weight.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"expected {name} as numbers or a tensor, got {number!r}: pass a float") from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.half()` and `.bfloat16()` are for the networks: in bfloat16 an alpha of 0.999 would become 1."""
+        """Cast the networks only: `.bfloat16()` would turn an alpha of 0.999 into 1."""
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
         for name, buffer in before.items():
@@ -120,9 +118,8 @@ class BaseClassifiers(nn.Module):
         return self
 
 
-def _check_same_classes(standard: nn.Module, robust: nn.Module) -> None:
-    g, h = getattr(standard, "num_classes", None), getattr(robust, "num_classes", None)
-    if isinstance(g, int) and isinstance(h, int) and g != h:
+def _check_same_classes(g: int, h: int) -> None:
+    if g != h:
         raise ValueError(
             f"expected two classifiers over the same classes, got {g} from the standard and {h} from the robust one; "
             "class i must mean the same in both"

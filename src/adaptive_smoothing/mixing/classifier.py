@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer
-from adaptive_smoothing.mixing.straight_through import StraightThrough, follow
-from adaptive_smoothing.mixing.transforms import Hardmax, inner
+from adaptive_smoothing.mixing.pretrained import NUMBERS, MixtureParts, Numbers
+from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
+from adaptive_smoothing.models.zoo import origin
 
-NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
-# What a card says of one setting of the dial, and not of the networks.
-OF_ONE_SETTING = ("figures", "wanted")
+# The entries of a card that hold for one alpha or shift only, not for the networks.
+OPERATING_POINT_FACTS = ("figures", "wanted")
 
 
 class MixedOutput(NamedTuple):
-    """What a mixed classifier says of a batch: logits [N, C], the alpha each image was given [N], and the logits of g
-    and h with their scales.
-    """
+    """Outputs of a mixed classifier for a batch: logits [N, C], alpha [N], and the scaled logits of g and h [N, C]."""
 
     logits: Tensor
     alpha: Tensor
@@ -34,10 +33,16 @@ class MixedOutput(NamedTuple):
 class MixedClassifier(BaseClassifiers):
     """log((1 - alpha) softmax(g) + alpha softmax(h)): the standard g at alpha = 0, the robust h at alpha = 1.
 
-    `alpha` is a number, a tensor with one number per image, a module from images to one number per image, all in
-    [0, 1], or a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift); `alpha_range` turns alpha
-    into low + (high - low) * alpha. A scale multiplies a base classifier's logits. The `with_...` methods return views:
-    other mixtures of the same networks. `card` is what is known of a mixture that was read from a folder.
+    The `with_...` methods return views: other mixtures of the same networks.
+
+    Args:
+        alpha: a number in [0, 1], a tensor with one number per image, a module from images to one number per image, or
+            a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift).
+        alpha_range: (low, high); alpha becomes low + (high - low) * alpha.
+        standard_scale, robust_scale: multiply the logits of a base classifier.
+
+    Attributes:
+        card: facts about a mixture that was loaded from a folder.
     """
 
     alpha: Tensor | nn.Module
@@ -63,11 +68,11 @@ class MixedClassifier(BaseClassifiers):
         self.card: dict[str, Any] = {}
         numbers = (alpha_range, alpha_scale, alpha_shift, standard_scale, robust_scale)
         for name, number in zip(NUMBERS, numbers, strict=True):
-            self.register_buffer(name, self.settle(number, name))
+            self.register_buffer(name, self.as_tensor(number, name))
         if isinstance(alpha, nn.Module | nn.Parameter):
             self.alpha = alpha
         else:
-            self.register_buffer("alpha", self.settle(alpha, "alpha"))
+            self.register_buffer("alpha", self.as_tensor(alpha, "alpha"))
         self._check_numbers()
         if isinstance(alpha, Mixer):
             self.tap(alpha.standard_taps, alpha.robust_taps)
@@ -76,66 +81,82 @@ class MixedClassifier(BaseClassifiers):
         return self.mix(images).logits
 
     def mix(self, images: Tensor) -> MixedOutput:
-        """The logits, the alpha that made them, and the logits that were mixed."""
-        return self.weigh(self.base_outputs(images), images)
+        """Return the logits, the alpha of each image, and the logits that were mixed."""
+        return self.combine(self.base_outputs(images), images)
 
-    def weigh(self, base_outputs: BaseOutputs, images: Tensor) -> MixedOutput:
-        """What `mix` makes of the evidence, for somebody who has it already."""
-        alpha, h = self._weighed(images, base_outputs)
+    def combine(self, base_outputs: BaseOutputs, images: Tensor) -> MixedOutput:
+        """Return what `mix` returns, from base outputs that were computed before."""
+        alpha, h = self._alpha_and_h(images, base_outputs)
         g, h = self.transformed(base_outputs.g, h, images)
         logits = mix_logits(g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
         return MixedOutput(logits, alpha, self.standard_scale * g, self.robust_scale * h)
 
     @property
     def learns_alpha(self) -> bool:
-        """Whether alpha depends on the image: in a range without width it is the same for all, whatever learned it."""
+        """Whether alpha depends on the image. It does not if its range has no width."""
         low, high = self.alpha_range.tolist()
         return isinstance(self.alpha, nn.Module) and low < high
 
+    # --- views ----------------------------------------------------------------------------------------
+
     def gray_box(self) -> MixedClassifier:
-        """A view whose alpha has no gradient: an attacker knows g and h but not the mixing network."""
+        """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixing network."""
         return self._view(GrayBoxMixture)
 
     def smooth(self) -> MixedClassifier:
-        """What to take gradients from: a view in which a `Hardmax` lets its network's logits through, and a learned
-        alpha has a gradient also where it is clipped."""
-        standard, robust = (inner(base) if isinstance(base, Hardmax) else base for base in (self.standard, self.robust))
+        """Return a view for gradients: without `Hardmax`, and alpha has the gradient of the score of a `Mixer`."""
+        standard, robust = (
+            without_transform(base) if isinstance(base, Hardmax) else base for base in (self.standard, self.robust)
+        )
         return self._view(SmoothMixture if self.learns_alpha else None, standard=standard, robust=robust)
 
     def plain(self) -> MixedClassifier:
-        """A view without transforms. A `Nonlinear` makes all unlikely classes alike; without it they differ."""
-        return self._view(standard=inner(self.standard), robust=inner(self.robust))
+        """Return a view without transforms: `Nonlinear` gives all unlikely classes nearly the same logit."""
+        return self._view(standard=without_transform(self.standard), robust=without_transform(self.robust))
 
     def with_alpha(self, alpha: float | Tensor | nn.Module) -> MixedClassifier:
-        """A view with another alpha, spread over the same `alpha_range`."""
+        """Return a view with another alpha and the same `alpha_range`."""
         return self._view(alpha=alpha)
 
     def with_alpha_range(self, low: float, high: float) -> MixedClassifier:
-        """A view with another range, in place of the present one."""
+        """Return a view with another range of alpha."""
         return self._view(alpha_range=(low, high))
 
     def with_scales(self, standard: float | Tensor = 1.0, robust: float | Tensor = 1.0) -> MixedClassifier:
-        """A view with other scales, in place of the present ones."""
+        """Return a view with other scales of the logits."""
         return self._view(standard_scale=standard, robust_scale=robust)
 
     def with_sigmoid(self, scale: float | Tensor, shift: float | Tensor) -> MixedClassifier:
-        """A view whose `Mixer` is read otherwise: alpha = sigmoid(scale * score + shift)."""
+        """Return a view with alpha = sigmoid(scale * score + shift) for the score of its `Mixer`."""
         return self._view(alpha_scale=scale, alpha_shift=shift)
 
     def with_standard(self, standard: nn.Module) -> MixedClassifier:
-        """A view with another g."""
+        """Return a view with another g."""
         return self._view(standard=standard)
 
     def with_robust(self, robust: nn.Module) -> MixedClassifier:
-        """A view with another h."""
+        """Return a view with another h."""
         return self._view(robust=robust)
 
-    def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
-        """Write a folder that `from_pretrained` reads; with `hold` the base classifiers are inside. `card` is what is
-        known of it; by default what was known when it was read."""
-        from adaptive_smoothing.mixing import pretrained  # which needs this class
+    def _view(self, kind: type[MixedClassifier] | None = None, **changes: Any) -> MixedClassifier:
+        present = {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
+        view = (kind or type(self))(**{**present, **changes})
+        if [*map(id, view.children())] == [*map(id, self.children())]:
+            view.card = {name: fact for name, fact in self.card.items() if name not in OPERATING_POINT_FACTS}
+        return view
 
-        return pretrained.save(self, folder, hold=hold, card=card)
+    # --- files ----------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
+        """Write a folder that `from_pretrained` reads.
+
+        Args:
+            hold: store the base classifiers as well, so that the folder needs nothing else.
+            card: facts to store; by default those of the folder that the mixture was loaded from.
+        """
+        numbers: Numbers = {name: getattr(self, name).tolist() for name in NUMBERS}  # type: ignore[assignment]
+        card = self.card if card is None else card
+        return pretrained.save(MixtureParts(self.standard, self.robust, self.alpha, numbers, card), folder, hold=hold)
 
     @classmethod
     def from_pretrained(
@@ -145,51 +166,50 @@ class MixedClassifier(BaseClassifiers):
         standard: nn.Module | None = None,
         robust: nn.Module | None = None,
         device: torch.device | str = "cpu",
-    ) -> MixedClassifier:
-        """The mixture in a folder, or of that name in the package or the zoo.
+    ) -> Self:
+        """Return the mixture in a folder, or the one of this name in the package or the zoo.
 
-        `standard` and `robust` are for base classifiers that the folder cannot name: modules of one's own.
+        Args:
+            standard, robust: base classifiers that the folder cannot name, such as your own modules.
         """
-        from adaptive_smoothing.mixing import pretrained  # which needs this class
+        parts = pretrained.load(folder, standard=standard, robust=robust, device=device)
+        mixed = cls(parts.standard, parts.robust, parts.alpha, **parts.numbers).to(device)
+        mixed.card = dict(parts.card)
+        return mixed
 
-        return pretrained.load(folder, standard=standard, robust=robust, device=device)
-
-    def extra_repr(self) -> str:
+    def __repr__(self) -> str:
         low, high = self.alpha_range.tolist()
-        number = "" if isinstance(self.alpha, nn.Module) else f"alpha={_describe(self.alpha)}, "
+        parts = [f"standard={_base_repr(self.standard)}", f"robust={_base_repr(self.robust)}"]
+        parts.append(f"alpha={_alpha_repr(self.alpha)}")
         if isinstance(self.alpha, Mixer):
-            number = f"alpha_scale={self.alpha_scale.item():g}, alpha_shift={self.alpha_shift.item():g}, "
-        scales = f"standard_scale={self.standard_scale.item():g}, robust_scale={self.robust_scale.item():g}"
-        return f"{number}alpha_range=({low:g}, {high:g}), {scales}"
+            parts.append(f"alpha_scale={self.alpha_scale.item():g}, alpha_shift={self.alpha_shift.item():g}")
+        parts.append(f"alpha_range=({low:g}, {high:g}), standard_scale={self.standard_scale.item():g}")
+        parts.append(f"robust_scale={self.robust_scale.item():g}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
-    def _view(self, kind: type[MixedClassifier] | None = None, **changes: Any) -> MixedClassifier:
-        names = ("standard", "robust", "alpha", *NUMBERS)
-        view = (kind or type(self))(**{name: getattr(self, name) for name in names} | changes)
-        if [*map(id, view.children())] == [*map(id, self.children())]:
-            view.card = {name: fact for name, fact in self.card.items() if name not in OF_ONE_SETTING}
-        return view
+    # --- alpha ----------------------------------------------------------------------------------------
 
-    def _weighed(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
-        """Alpha inside its range, one per image, and the logits that stand for h."""
+    def _alpha_and_h(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
+        """Return alpha inside its range, one per image, and the logits to mix as those of h."""
         if not isinstance(self.alpha, Mixer):
             return self._in_range(self._raw_alpha(images), images), base_outputs.h
         score, h = self.alpha(base_outputs)
-        return self._dialled(score, images), h
+        return self._alpha_from_score(score, images), h
 
-    def _dialled(self, score: Tensor, images: Tensor) -> Tensor:
+    def _alpha_from_score(self, score: Tensor, images: Tensor) -> Tensor:
         return self._in_range(torch.sigmoid(self.alpha_scale * score + self.alpha_shift), images)
 
     def _in_range(self, alpha: Tensor, images: Tensor) -> Tensor:
         alpha = alpha.to(images.device, torch.promote_types(alpha.dtype, torch.float32))
-        # To read a module's values would be to wait for the device. Outside [0, 1] they would leave the range
-        # a certificate relies on, so they become NaN, which no evaluation takes for an answer.
+        # Reading the values of a module would wait for the device. Values outside [0, 1] would leave the range that
+        # certificates rely on, so they become NaN, which every evaluation rejects.
         alpha = alpha.masked_fill(~((alpha >= 0) & (alpha <= 1)), torch.nan)
         low, high = self.alpha_range.to(alpha)
-        # lerp keeps to [low, high] to the last bit, and to alpha itself where the range is (0, 1).
+        # lerp stays in [low, high] to the last bit, and returns alpha itself for the range (0, 1).
         return torch.lerp(low, high, alpha).expand(images.shape[0])
 
     def _raw_alpha(self, images: Tensor) -> Tensor:
-        """Before `alpha_range`; one number, or one per image."""
+        """Return alpha before `alpha_range`: one number, or one per image."""
         if not isinstance(self.alpha, nn.Module):
             _check_shape(self.alpha, images, "for another batch pass its own alphas to with_alpha")
             return self.alpha
@@ -216,25 +236,33 @@ class MixedClassifier(BaseClassifiers):
 
 
 class GrayBoxMixture(MixedClassifier):
-    """Without a gradient of alpha."""
+    """A mixture whose alpha has no gradient."""
 
-    def _weighed(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
-        alpha, h = super()._weighed(images, base_outputs)
+    def _alpha_and_h(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
+        alpha, h = super()._alpha_and_h(images, base_outputs)
         return alpha.detach(), h
 
 
 class SmoothMixture(MixedClassifier):
-    """With a gradient of alpha where clipping or saturation takes it away; the values are the same.
+    """A mixture whose alpha has the gradient of the score of its `Mixer`, also where the sigmoid saturates.
 
-    That of a `Mixer` is the gradient of its score, however steep the dial is: there is one of h to be followed as well.
+    The values are the same. The slope of the sigmoid is left out, so that it does not drown the gradient of h.
     """
 
-    def _weighed(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
-        with StraightThrough(len(images)):
-            return super()._weighed(images, base_outputs)
+    def _alpha_from_score(self, score: Tensor, images: Tensor) -> Tensor:
+        return _StraightThrough.apply(score, super()._alpha_from_score(score.detach(), images))
 
-    def _dialled(self, score: Tensor, images: Tensor) -> Tensor:
-        return follow(score, super()._dialled(score.detach(), images))
+
+class _StraightThrough(torch.autograd.Function):
+    """Returns `value` with the gradient of `score`."""
+
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 def _check_shape(alpha: Tensor, images: Tensor, hint: str) -> None:
@@ -247,12 +275,21 @@ def _check_alpha(alpha: Tensor) -> None:
         raise ValueError(f"expected alpha as one number or one per image, got shape {list(alpha.shape)}")
     if not ((alpha >= 0) & (alpha <= 1)).all():
         raise ValueError(
-            f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got {_describe(alpha)}; "
+            f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got {_alpha_repr(alpha)}; "
             "from a gamma, use ads.alpha_from_gamma"
         )
 
 
-def _describe(alpha: Tensor) -> str:
+def _alpha_repr(alpha: Tensor | nn.Module) -> str:
+    if isinstance(alpha, nn.Module):
+        return f"{type(alpha).__name__}({alpha.extra_repr()})"
     if alpha.dim() == 0:
         return f"{alpha.item():g}"
     return f"{alpha.numel()} numbers from {alpha.min().item():g} to {alpha.max().item():g}"
+
+
+def _base_repr(model: nn.Module) -> str:
+    network = without_transform(model)
+    found = origin(network)
+    name = type(network).__name__ if found is None else found["name"]
+    return name if network is model else f"{type(model).__name__}({name})"

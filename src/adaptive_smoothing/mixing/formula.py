@@ -1,7 +1,7 @@
 """The mixing formulas of the paper, eqs. adap_sm_1 to adap_sm_4, as pure functions.
 
-Probabilities are mixed in the log domain. The obvious `log((1 - a) * softmax(g) + a * softmax(h))` gives
-logits of -inf and gradients of NaN on confident inputs, and a NaN gradient looks like robustness.
+Probabilities are mixed in the log domain: `log((1 - a) * softmax(g) + a * softmax(h))` as written gives infinite logits
+and NaN gradients on confident inputs, and a NaN gradient looks like robustness.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def mix_logits(
     standard_scale: float | Tensor = 1.0,
     robust_scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """Logits of the mixed classifier, eq. adap_sm_4: log((1 - alpha) softmax(g) + alpha softmax(h)).
+    """Return the logits of the mixed classifier, eq. adap_sm_4: log((1 - alpha) softmax(g) + alpha softmax(h)).
 
-    A scale multiplies a base classifier's logits first (an inverse temperature).
+    A scale, which is an inverse temperature, multiplies the logits of a base classifier first.
     """
     log_g = log_probabilities(g_logits, standard_scale)
     log_h = log_probabilities(h_logits, robust_scale)
@@ -37,41 +37,43 @@ def mix_logits(
 
 
 def log_probabilities(logits: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """log softmax(scale * logits), in float32 at least: bfloat16 cannot tell an alpha of 0.999 from 1."""
+    """Return log softmax(scale * logits) in float32 or more: in bfloat16 an alpha of 0.999 would become 1."""
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale).log_softmax(-1)
 
 
 def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: float | Tensor) -> Tensor:
-    """log((1 - alpha) g + alpha h) from log g and log h, eq. adap_sm_4.
+    """Return log((1 - alpha) g + alpha h) from log g and log h, eq. adap_sm_4.
 
-    `alpha` is one number, one per image [N], or one per image and class [N, C]. The result is `log_g` at
-    alpha = 0 and `log_h` at alpha = 1 to the last bit. There the gradient with respect to alpha is the
-    true one-sided derivative, h / g - 1 and 1 - g / h, limited to a finite size: a zero there would hide
-    from an attacker that moving alpha changes the prediction. First derivatives are finite for all inputs,
-    second ones except for 0 < alpha < 1e-18, where they are too large for float32.
+    The result equals `log_g` at alpha = 0 and `log_h` at alpha = 1 to the last bit. There the gradient with respect to
+    alpha is the one-sided derivative, h / g - 1 and 1 - g / h, limited to a finite size: a gradient of zero would hide
+    from an attacker that moving alpha changes the prediction. First derivatives are finite for all inputs. Second
+    derivatives are finite except for 0 < alpha < 1e-18, where they exceed float32.
+
+    Args:
+        alpha: one number, one per image [N], or one per image and class [N, C].
     """
     alpha = _against_classes(alpha, log_g)
     # Below the smallest normal number 1 / alpha overflows, so a subnormal alpha counts as zero.
     at_g = alpha.abs() < torch.finfo(alpha.dtype).tiny
     at_h = alpha == 1
     inside = alpha.masked_fill(at_g | at_h, 0.5)
-    # What torch.logaddexp computes, without its NaN in the second derivative.
+    # torch.logaddexp computes the same, but its second derivative can be NaN.
     mixed = torch.stack([torch.log1p(-inside) + log_g, torch.log(inside) + log_h]).logsumexp(0)
     mixed = torch.where(at_g, _leave(log_g, log_h, alpha.masked_fill(~at_g, 0)), mixed)
     return torch.where(at_h, _leave(log_h, log_g, (1 - alpha).masked_fill(~at_h, 0)), mixed)
 
 
 def _leave(log_p: Tensor, log_q: Tensor, weight: Tensor) -> Tensor:
-    """log((1 - w) p + w q) = log p + log(1 + w (q / p - 1)) at w = 0, where logsumexp has no derivative in w.
+    """Return log((1 - w) p + w q) = log p + log(1 + w (q / p - 1)) at w = 0, where logsumexp has no derivative in w.
 
-    The ratio is limited so that its square, which is in the second derivative, stays finite when summed.
+    The ratio is limited so that sums of its square, which is in the second derivative, stay finite.
     """
     limit = 0.45 * math.log(torch.finfo(log_p.dtype).max)
     return log_p + torch.log1p(weight * torch.expm1((log_q - log_p).clamp(max=limit)))
 
 
 def _against_classes(alpha: float | Tensor, log_g: Tensor) -> Tensor:
-    """Bring alpha to the dtype of [N, C] log-probabilities and to a shape that broadcasts against them."""
+    """Return alpha in the dtype of the [N, C] log-probabilities and in a shape that broadcasts against them."""
     alpha = torch.as_tensor(alpha, dtype=log_g.dtype, device=log_g.device)
     images, classes = log_g.shape
     if alpha.shape in ((), (images, 1), (images, classes)):
@@ -84,19 +86,19 @@ def _against_classes(alpha: float | Tensor, log_g: Tensor) -> Tensor:
     )
 
 
-def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, claims: Tensor) -> Tensor:
-    """Logits of the mixture of h with a g that is certain of `claims` [N], whatever it is shown.
+def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, classes: Tensor) -> Tensor:
+    """Return the logits of the mixture of h with a worst-case g, which is certain of `classes` [N].
 
-    An attacker can do no more to a g than make it say what he wants: what stands against every claim stands with any g.
+    No attack on a g can do more: a prediction that is correct for every such g is correct with any g.
     """
-    certain = torch.full_like(h_logits, NEVER, dtype=torch.float32).scatter(1, claims[:, None], 0.0)
+    certain = torch.full_like(h_logits, NEVER, dtype=torch.float32).scatter(1, classes[:, None], 0.0)
     return mix_log_probabilities(certain, log_probabilities(h_logits), alpha)
 
 
 def alpha_from_gamma(gamma: Number) -> Number:
-    """alpha = gamma / (1 + gamma), the reparametrisation of eq. adap_sm_4; 1 at gamma = inf."""
+    """Return alpha = gamma / (1 + gamma), the reparametrisation of eq. adap_sm_4; 1 at gamma = inf."""
     if isinstance(gamma, Tensor):
-        # The largest number stands for infinity, where the quotient would be NaN.
+        # At infinity the quotient would be NaN; at the largest finite number it is 1.
         gamma = gamma.clamp(max=torch.finfo(gamma.dtype).max)
         return gamma / (1 + gamma)
     if not gamma >= 0:
@@ -105,7 +107,7 @@ def alpha_from_gamma(gamma: Number) -> Number:
 
 
 def gamma_from_alpha(alpha: Number) -> Number:
-    """gamma = alpha / (1 - alpha), the inverse of `alpha_from_gamma`; inf at alpha = 1."""
+    """Return gamma = alpha / (1 - alpha), the inverse of `alpha_from_gamma`; inf at alpha = 1."""
     if isinstance(alpha, Tensor):
         return alpha / (1 - alpha)
     if not 0 <= alpha <= 1:
@@ -114,29 +116,29 @@ def gamma_from_alpha(alpha: Number) -> Number:
 
 
 def mix_normalised(
-    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, trust: Tensor, on: Mixed = "probabilities"
+    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: Mixed = "probabilities"
 ) -> Tensor:
-    """Eq. adap_sm_3: (g_i + gamma R_i h_i) / (1 + gamma R_i) with R = `trust` [N, C]; logits either way.
+    """Return (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, with R = `r` [N, C], as logits.
 
-    Eq. adap_sm_2 is the case R_i = ||grad g_i||_{p*}. On probabilities the mixture's logarithm is returned.
+    Eq. adap_sm_2 is the case R_i = ||grad g_i||_{p*}. With `on="probabilities"` the logarithm is returned.
     """
-    alpha = alpha_from_gamma(gamma * trust)
+    alpha = alpha_from_gamma(gamma * r)
     if check_mixed(on) == "logits":
         return (1 - alpha) * g_logits + alpha * h_logits
     return mix_log_probabilities(log_probabilities(g_logits), log_probabilities(h_logits), alpha)
 
 
 def mix_sum(
-    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, trust: Tensor, on: Mixed = "probabilities"
+    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: Mixed = "probabilities"
 ) -> Tensor:
-    """Eq. adap_sm_1: g_i + gamma R_i h_i with R = `trust` [N, C]; R_i = ||grad g_i||_{p*} in the paper."""
+    """Return g_i + gamma R_i h_i, eq. adap_sm_1, with R = `r` [N, C]; in the paper R_i = ||grad g_i||_{p*}."""
     if check_mixed(on) == "logits":
-        return g_logits + gamma * trust * h_logits
-    return mix_normalised(g_logits, h_logits, gamma, trust, on) + torch.log1p(gamma * trust)
+        return g_logits + gamma * r * h_logits
+    return mix_normalised(g_logits, h_logits, gamma, r, on) + torch.log1p(gamma * r)
 
 
 def check_mixed(on: str) -> str:
-    """Refuse a spelling that would otherwise silently mean probabilities."""
+    """Return `on`, or raise an error if it is not one of the two kinds of scores."""
     if on not in get_args(Mixed):
         raise ValueError(f"expected on to be one of {', '.join(get_args(Mixed))}, got {on!r}")
     return on

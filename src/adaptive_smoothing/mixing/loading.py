@@ -17,7 +17,7 @@ from adaptive_smoothing.models.wrap import num_classes
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The model that is evaluated, and what it is made of."""
+    """A model to evaluate, the classifiers in it, and facts about them for a result file."""
 
     model: nn.Module
     parts: dict[str, nn.Module]
@@ -26,10 +26,11 @@ class LoadedModel:
 
     @classmethod
     def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> LoadedModel:
+        """Return a classifier or a stored mixture by name, or the mixture of two classifiers with `alpha`."""
         if (robust is None) != (alpha is None):
             raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
         if robust is None and pretrained.exists(model):
-            return cls._of_mixture(model, device)
+            return cls._stored_mixture(model, device)
         loaded = zoo.load(model, device=device)
         if robust is None or alpha is None:
             return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short_name(model))
@@ -39,7 +40,7 @@ class LoadedModel:
         return cls(mixed, {model: loaded, robust: other}, facts, f"{short_name(model)}-{short_name(robust)}-{alpha:g}")
 
     @classmethod
-    def _of_mixture(cls, name: str, device: str) -> LoadedModel:
+    def _stored_mixture(cls, name: str, device: str) -> LoadedModel:
         mixed = MixedClassifier.from_pretrained(name, device=device)
         description = pretrained.read(pretrained.find(name))
         facts = {
@@ -50,7 +51,7 @@ class LoadedModel:
 
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
-    """A model of other classes would be wrong on every image, or right by chance."""
+    """Raise an error if a model has another number of classes than the data."""
     shape = data.images.shape[1:]
     for name, model in models.items():
         if (count := num_classes(model, (shape[0], shape[1], shape[2]))) != data.num_classes:

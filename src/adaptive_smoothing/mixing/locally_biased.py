@@ -1,4 +1,4 @@
-"""Locally biased smoothing of a binary classifier, eq. lbrs: where adaptive smoothing comes from.
+"""Locally biased smoothing of a binary classifier, eq. lbrs, the method that adaptive smoothing generalises.
 
 Anderson and Sojoudi, "Certified robustness via locally biased randomized smoothing".
 """
@@ -11,15 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.gradient_mixture import check_gamma
-from adaptive_smoothing.mixing.trust import norm_of, value_and_gradient
+from adaptive_smoothing.mixing.r_options import norm_of, value_and_gradient
 from adaptive_smoothing.models.contract import check_eval, check_image_form, check_logit_form, guard_images
 from adaptive_smoothing.threat import Linf, Threat
 
 
 class NearestNeighbors(nn.Module):
-    """The direction oracle h(x) in {-1, +1}: the majority of the `k` nearest of these images.
+    """The direction oracle h(x) in {-1, +1}: the majority label of the `k` nearest images.
 
-    Labels are 0 (direction -1) or 1 (direction +1); `norm` is the p of the p-norm. An odd `k` leaves no ties.
+    Args:
+        labels: 0 for direction -1, 1 for direction +1.
+        k: an odd number, so that there are no ties.
+        norm: the p of the p-norm.
     """
 
     images: Tensor
@@ -57,10 +60,10 @@ class NearestNeighbors(nn.Module):
 
 
 class LocallyBiasedSmoothing(nn.Module):
-    """h^gamma(x) = g(x) + gamma h(x) ||grad g(x)||_{p*}, eq. lbrs; g is logit 1 - logit 0 of `standard`.
+    """h^gamma(x) = g(x) + gamma h(x) ||grad g(x)||_{p*}, eq. lbrs, where g is logit 1 - logit 0 of `standard`.
 
-    `oracle` gives the direction h(x), -1 for class 0 and +1 for class 1. An attack's gradient goes through
-    the gradient norm too. `train()` leaves `standard` in eval mode.
+    `oracle` returns the direction h(x): -1 for class 0, +1 for class 1. Gradients include that of the gradient norm.
+    `train()` leaves `standard` in eval mode.
     """
 
     gamma: Tensor
@@ -78,7 +81,7 @@ class LocallyBiasedSmoothing(nn.Module):
         self.training = False
 
     def score(self, images: Tensor) -> Tensor:
-        """h^gamma(x): class 1 where positive."""
+        """Return h^gamma(x), which is positive for class 1."""
         guard_images(images)
         g, gradient = value_and_gradient(self._standard_score, images)
         direction = self.oracle(images)
@@ -87,7 +90,7 @@ class LocallyBiasedSmoothing(nn.Module):
         return g + self.gamma * direction * self.norm(0.0).dual_norm(gradient)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Two logits whose difference is the score: softmax, argmax and attacks work as on any classifier."""
+        """Return two logits whose difference is the score, as any binary classifier does."""
         score = self.score(images)
         return torch.stack([-score / 2, score / 2], dim=1)
 

@@ -1,4 +1,4 @@
-"""What a network that mixes is given, and what it gives."""
+"""The interface of networks that choose alpha: base outputs in, a score per image and logits of h out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 
 class BaseOutputs(NamedTuple):
-    """What the networks of the base classifiers say of a batch: logits [N, C], before any `LogitTransform`, and the
-    features of the layers that are tapped."""
+    """Outputs of the base networks for a batch: logits [N, C], before any `LogitTransform`, and tapped features."""
 
     g: Tensor
     h: Tensor
@@ -19,18 +18,17 @@ class BaseOutputs(NamedTuple):
 
 
 class MixerOutput(NamedTuple):
-    """How to mix: a score per image [N], the higher the more weight for h, and the logits that stand for those of h's
-    network."""
+    """A score per image [N], which is higher where h should get more weight, and the logits to use as those of h."""
 
     score: Tensor
     h: Tensor
 
 
 class Mixer(nn.Module, ABC):
-    """Gives alpha its value from the features of both base classifiers, which are computed with their logits.
+    """Chooses alpha from logits and features of the base classifiers, which one pass of each computes.
 
-    The score becomes alpha = sigmoid(scale * score + shift) in the mixed classifier, whose dial these two numbers are.
-    `standard_taps` and `robust_taps` name the layers whose features it reads.
+    The mixed classifier turns the score into alpha = sigmoid(alpha_scale * score + alpha_shift).
+    `standard_taps` and `robust_taps` name the layers whose features the mixer reads.
     """
 
     standard_taps: tuple[str, ...] = ()

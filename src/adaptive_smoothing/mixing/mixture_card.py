@@ -1,8 +1,8 @@
-"""What a person reads first in the folder of a mixture."""
+"""The Markdown card in the folder of a mixture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ from adaptive_smoothing.models import cards
 
 KINDS = {
     "network": "a mixing network on features of both classifiers",
-    "second-ending": "a second ending of the robust classifier, whose logits count as well",
+    "fine-tuned-tail": "a fine-tuned copy of the last stage of the robust classifier, whose logits are averaged in",
 }
 
 
 def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
-    """The card of a mixture. Everything in it comes from its JSON."""
+    """Return the card of a mixture, made from its JSON description alone."""
     facts, alpha, numbers = _known(description["card"]), description["alpha"], description["numbers"]
     learned = isinstance(alpha, Mapping)
     lines = [f"# {name}", "", _purpose(description), "", "| | |", "|---|---|"]
@@ -35,7 +35,7 @@ def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
 
 
 def _known(card: Mapping[str, Any]) -> dict[str, Any]:
-    """What `mix` writes into a card. Somebody else's may hold anything, under the same names, too."""
+    """Return the entries that `mix` writes. A card written by others may hold anything under the same names."""
     known = {"seconds": int | float, "train_images": int, "device": str, "adaptive-smoothing": str}
     facts = {name: card[name] for name, kind in known.items() if isinstance(card.get(name), kind)}
     recipe, figures = card.get("recipe"), card.get("figures")
@@ -58,22 +58,22 @@ def _alpha(description: Mapping[str, Any]) -> str:
     alpha, (low, high) = description["alpha"], description["numbers"]["alpha_range"]
     if not isinstance(alpha, Mapping):
         return f"{alpha:g}"
-    learned_by = KINDS[alpha["kind"]]
-    return f"read off {learned_by}" if low < high else f"{low:g}; beside it {learned_by}"
+    mixer = KINDS[alpha["kind"]]
+    return f"chosen by {mixer}" if low < high else f"{low:g}, with {mixer}"
 
 
 def base_name(description: Mapping[str, Any]) -> str:
-    """What a base classifier is called, in a few words."""
+    """Return the name of a base classifier."""
     if "transform" in description:
         return f"{description['transform']} of {base_name(description['of'])}"
-    return description.get("name") or description.get("held") or "a module of one's own"
+    return description.get("name") or description.get("held") or "a module without a name"
 
 
 def _base(description: Mapping[str, Any]) -> str:
-    inner = description.get("of", description)
-    known = inner.get("sha256") or inner.get("weights")
-    return f"{base_name(description)}, sha256 `{known}`" if known else f"{base_name(description)}, in this folder"
+    network = description.get("of", description)
+    sha256 = network.get("sha256") or network.get("weights")
+    return f"{base_name(description)}, sha256 `{sha256}`" if sha256 else f"{base_name(description)}, in this folder"
 
 
-def _number(value: Any) -> str:
-    return f"({', '.join(f'{part:g}' for part in value)})" if isinstance(value, list) else f"{value:g}"
+def _number(value: float | Sequence[float]) -> str:
+    return f"({', '.join(f'{part:g}' for part in value)})" if isinstance(value, Sequence) else f"{value:g}"

@@ -10,21 +10,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer, MixerOutput
-from adaptive_smoothing.mixing.transforms import inner
+from adaptive_smoothing.mixing.transforms import without_transform
 from adaptive_smoothing.models.features import FeatureTaps, as_map, dry_run, suggest_taps
-from adaptive_smoothing.models.resnet import PreActBlock, full, initialize
+from adaptive_smoothing.models.resnet import PreActBlock, initialize, without_autocast
 
 STAGES = 3
-# The output's statistics move slowly: they are those of thousands of images.
+# Slow, so that the statistics of the score are those of thousands of images.
 MOMENTUM = 0.01
 
 
 class MixingNetwork(Mixer):
-    """Two taps in each base classifier -> a score per image, of mean 0 and variance 1 over what it was trained on.
+    """A residual network from features at two taps of each base classifier to a score per image.
 
-    Early features of both enter, later ones join after the first of three stages of `depth` residual blocks, through
-    1x1 convolutions that make `width` channels of them. The paper's is like a ResNet-18: width 64, depth 2.
-    Where the two classifiers disagree about the size of a feature map, the larger one is averaged down.
+    The score has mean 0 and variance 1 on the training images. Features at the early taps enter first; those at the
+    later taps join after the first of three stages. 1x1 convolutions reduce both to `width` channels. If the feature
+    maps of the two classifiers have different sizes, the larger one is averaged down. The network of the paper
+    resembles a ResNet-18: width 64, depth 2.
+
+    Args:
+        channels: number of channels of both classifiers together, at the early and at the later taps.
+        depth: residual blocks per stage.
     """
 
     def __init__(
@@ -36,7 +41,6 @@ class MixingNetwork(Mixer):
         width: int = 32,
         depth: int = 1,
     ) -> None:
-        """`channels`: of both classifiers together, at the early and at the later tap."""
         super().__init__()
         self.channels, self.width, self.depth = channels, width, depth
         self.standard_taps, self.robust_taps = tuple(standard_taps), tuple(robust_taps)
@@ -66,10 +70,11 @@ class MixingNetwork(Mixer):
         width: int = 32,
         depth: int = 1,
     ) -> Self:
-        """For these two classifiers, of any architecture: taps are found if they are not named, channels counted in a
-        dry run with images of `shape`.
+        """Return a network for two classifiers of any architecture.
+
+        Taps that are not named are chosen by `suggest_taps`. A dry run with images of `shape` counts the channels.
         """
-        standard, robust = inner(standard), inner(robust)
+        standard, robust = without_transform(standard), without_transform(robust)
         taps = [
             tuple(named or suggest_taps(model, shape))
             for model, named in ((standard, standard_taps), (robust, robust_taps))
@@ -80,12 +85,11 @@ class MixingNetwork(Mixer):
         counts = [_channels(model, names, shape) for model, names in zip((standard, robust), taps, strict=True)]
         early, later = (sum(found) for found in zip(*counts, strict=True))
         network = cls((early, later), standard_taps=taps[0], robust_taps=taps[1], width=width, depth=depth)
-        beside = next(robust.parameters())
-        return network.to(beside.device).eval()
+        return network.to(next(robust.parameters()).device).eval()
 
     def forward(self, base_outputs: BaseOutputs) -> MixerOutput:
         early, later = (
-            _side_by_side(*pair) for pair in zip(base_outputs.g_features, base_outputs.h_features, strict=True)
+            _concatenate(*pair) for pair in zip(base_outputs.g_features, base_outputs.h_features, strict=True)
         )
         first, *others = self.stages
         features = first(self.early(early))
@@ -93,11 +97,11 @@ class MixingNetwork(Mixer):
         for stage in others:
             features = stage(features)
         pooled = F.relu(self.norm(features)).mean((2, 3))
-        return MixerOutput(self.balance(full(self.head, pooled)).squeeze(1), base_outputs.h)
+        return MixerOutput(self.balance(without_autocast(self.head, pooled)).squeeze(1), base_outputs.h)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with."""
+        """Return the arguments of the constructor."""
         return {name: getattr(self, name) for name in ("channels", "standard_taps", "robust_taps", "width", "depth")}
 
     def extra_repr(self) -> str:
@@ -109,8 +113,8 @@ def _channels(model: nn.Module, taps: Sequence[str], shape: tuple[int, int, int]
     return [as_map(features[name]).shape[1] for name in taps]
 
 
-def _side_by_side(g: Tensor, h: Tensor) -> Tensor:
-    """Both maps at the size of the smaller one."""
+def _concatenate(g: Tensor, h: Tensor) -> Tensor:
+    """Return both feature maps at the size of the smaller one, joined along the channels."""
     g, h = as_map(g), as_map(h)
     size = min(g.shape[2], h.shape[2]), min(g.shape[3], h.shape[3])
     return torch.cat([_fit(g, size), _fit(h, size)], dim=1)

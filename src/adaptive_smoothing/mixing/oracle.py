@@ -1,8 +1,8 @@
-"""The alpha(x) of the paper's existence theorem (THM:ADA): right wherever g or h is.
+"""The alpha(x) of the paper's existence theorem (THM:ADA), with which the mixture is correct wherever g or h is.
 
-It reads the true labels, so it is no defence; it says how much of the trade-off alpha(x) alone could remove. An alpha
-in between can be right where both are wrong, but rarely. The labels are those of one batch: attack it with a plain PGD
-on that batch, which keeps the images together.
+It reads the true labels, so it is not a defence: it shows how much of the trade-off alpha(x) alone could remove. An
+alpha between 0 and 1 is rarely correct where both are incorrect. The labels belong to one batch: attack it with a plain
+PGD on that batch, which keeps the images together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 
 
 class OracleAlpha(nn.Module):
-    """alpha(x) = 0 where the standard classifier is right about x, else 1; for images with these labels."""
+    """alpha(x) = 0 where the standard classifier is correct, else 1, for the batch with these labels."""
 
     labels: Tensor
 
@@ -37,10 +37,10 @@ class OracleAlpha(nn.Module):
         return (predicted != self.labels.to(predicted.device)).to(images.dtype)
 
     def with_labels(self, labels: Tensor) -> OracleAlpha:
-        """The same oracle for another batch."""
+        """Return the same oracle for another batch."""
         return OracleAlpha(self.standard, labels)
 
 
 def oracle_mixture(standard: nn.Module, robust: nn.Module, labels: Tensor) -> MixedClassifier:
-    """Right about an image exactly where the standard or the robust classifier is."""
+    """Return the mixture that is correct exactly where the standard or the robust classifier is."""
     return MixedClassifier(standard, robust, alpha=OracleAlpha(standard, labels))

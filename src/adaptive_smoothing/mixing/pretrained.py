@@ -1,51 +1,72 @@
-"""A mixed classifier as a folder: `mixture.json` says what is mixed and how, safetensors hold what was trained for it.
+"""A mixed classifier as a folder: `mixture.json` describes the mixture, safetensors hold what was trained for it.
 
-The base classifiers are named, with the sha256 sums of their weights, or held in the folder, too. A base that has no
-name (a module of one's own, or one that was trained on) is known by the sum of its weights and has to be given again.
+The description names the base classifiers with the sha256 of their weights, or the folder holds them. A base classifier
+without a name (your own module, or one that was trained further) is identified by the sha256 of its parameters and
+buffers, and has to be passed again when the folder is loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing import mixture_card
-from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, inner
+from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, without_transform
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.results import write_json
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 FORMAT = 1
 ROLES = ("standard", "robust")
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
+NETWORK, TAIL = "network", "fine-tuned-tail"
+OLD_KINDS = {"second-ending": TAIL}
 
 
-def save(
-    mixed: MixedClassifier, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None
-) -> Path:
-    """Write `mixed`; with `hold` the base classifiers as well, so that the folder needs nothing else.
+class Numbers(TypedDict):
+    """The numbers that mix two classifiers: arguments of `MixedClassifier`."""
 
-    `card` is kept as it is: how it was trained, what it was measured to be. By default it is that of the folder which
-    the mixture was read from, without figures if its dial was turned.
-    """
+    alpha_range: tuple[float, float]
+    alpha_scale: float
+    alpha_shift: float
+    standard_scale: float
+    robust_scale: float
+
+
+NUMBERS = tuple(Numbers.__annotations__)
+
+
+@dataclass(frozen=True)
+class MixtureParts:
+    """The parts of a mixed classifier that a folder stores."""
+
+    standard: nn.Module
+    robust: nn.Module
+    alpha: float | Tensor | nn.Module
+    numbers: Numbers
+    card: Mapping[str, Any]
+
+
+def save(parts: MixtureParts, folder: Path | str, *, hold: bool = False) -> Path:
+    """Write a mixture; with `hold` the base classifiers as well, so that the folder needs nothing else."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description: dict[str, Any] = {"format": FORMAT}
     for role in ROLES:
-        description[role] = _describe_base(getattr(mixed, role), folder / f"{role}.safetensors" if hold else None)
-    description["alpha"] = _describe_alpha(mixed.alpha, folder)
-    description["numbers"] = {name: getattr(mixed, name).tolist() for name in NUMBERS}
-    description["card"] = dict(mixed.card if card is None else card)
+        description[role] = _describe_base(getattr(parts, role), folder / f"{role}.safetensors" if hold else None)
+    description["alpha"] = _describe_alpha(parts.alpha, folder)
+    description["numbers"] = parts.numbers
+    description["card"] = dict(parts.card)
     text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
     (folder / FILE).with_suffix(".md").write_text(text)
@@ -58,21 +79,19 @@ def load(
     standard: nn.Module | None = None,
     robust: nn.Module | None = None,
     device: torch.device | str = "cpu",
-) -> MixedClassifier:
-    """What `save` wrote. `standard` and `robust` are for base classifiers that the folder cannot name."""
+) -> MixtureParts:
+    """Return what `save` wrote. `standard` and `robust` are base classifiers that the folder cannot name."""
     folder = find(folder)
     description = read(folder)
-    given = {"standard": standard, "robust": robust}
-    bases = {role: _restore_base(role, description[role], given[role], folder, device) for role in ROLES}
-    alpha = _restore_alpha(description["alpha"], bases["robust"], folder)
-    numbers = _tuples(description["numbers"])
-    mixed = MixedClassifier(bases["standard"], bases["robust"], alpha, **numbers).to(device)
-    mixed.card = description["card"]
-    return mixed
+    g = _restore_base("standard", description["standard"], standard, folder, device)
+    h = _restore_base("robust", description["robust"], robust, folder, device)
+    alpha = _restore_alpha(description["alpha"], h, folder)
+    numbers: Numbers = _tuples(description["numbers"])  # type: ignore[assignment]
+    return MixtureParts(g, h, alpha, numbers, description["card"])
 
 
 def find(name: Path | str) -> Path:
-    """The folder of a mixture: a path, or the name of one in the package or in the zoo."""
+    """Return the folder of a mixture, given as a path or as the name of one in the package or in the zoo."""
     if (Path(name) / FILE).is_file():
         return Path(name)
     if found := names().get(str(name)):
@@ -89,13 +108,14 @@ def exists(name: Path | str) -> bool:
 
 
 def names() -> dict[str, Path]:
-    """The mixtures of the package and of the zoo, by name; the package's win."""
+    """Return the folders of the mixtures in the package and in the zoo, by name; those of the package come first."""
     places = [place for place in (zoo.zoo_folder(), zoo.BUILTIN) if place is not None]
     found = {path.parent.name: path.parent for place in places for path in place.glob(f"*/{FILE}")}
     return dict(sorted(found.items()))
 
 
 def read(folder: Path) -> dict[str, Any]:
+    """Return the description of a mixture, with the present name of its kind of mixer."""
     try:
         description = json.loads((folder / FILE).read_text())
     except json.JSONDecodeError as error:
@@ -104,6 +124,8 @@ def read(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"expected a mixture of format {FORMAT} in {folder / FILE}, got another: it was written by another version"
         )
+    if isinstance(alpha := description.get("alpha"), dict):
+        alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
     return description
 
 
@@ -119,12 +141,11 @@ def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
         if origin is None or "arch" not in origin:
             raise ValueError(
                 f"expected base classifiers of architectures of this package to hold, got a {type(model).__name__}: "
-                "save without hold, and give it again when loading"
+                "save without hold, and pass it again when loading"
             )
         zoo.save(model, hold_at.parent, hold_at.stem, {"arch": origin["arch"], "options": origin["options"]})
         return {"held": hold_at.name}
-    if zoo.is_as_stored(model):
-        assert origin is not None
+    if origin is not None and zoo.is_as_stored(model):
         return {key: value for key, value in origin.items() if key in ("name", "sha256")}
     return {"weights": weights_digest(model)}
 
@@ -135,23 +156,25 @@ def _restore_base(
     if "transform" in description:
         network = _restore_base(role, description["of"], given, folder, device)
         return TRANSFORMS[description["transform"]](network, **description["options"])
-    if "held" in description and given is None:
+    if given is not None:
+        _check_given(role, description, given)
+        return given.to(device)
+    if "held" in description:
         return zoo.load(folder / description["held"], device=device)
-    if "name" in description and given is None:
+    if "name" in description:
         return _by_name(role, description, device)
-    if given is None:
-        raise ValueError(
-            f"expected the {role} classifier, which this mixture knows by the sum of its weights only: "
-            f"pass {role}=... the module it was saved with"
-        )
-    _check_given(role, description, given)
-    return given.to(device)
+    raise ValueError(
+        f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only: "
+        f"pass {role}=... the module it was saved with"
+    )
 
 
 def _check_given(role: str, description: Mapping[str, Any], given: nn.Module) -> None:
-    """By the sum of the weights, or that of the file they came from. A base without either is taken as it is."""
+    """Compare weights, or the file they came from. A base classifier of which neither is known is accepted."""
     if "weights" in description:
-        same = weights_digest(given) == description["weights"]
+        # Older files have a digest without the buffers that a state_dict leaves out.
+        known = (weights_digest(given), weights_digest(given, persistent_only=True))
+        same = description["weights"] in known
     else:
         same = "sha256" not in description or _describe_base(given, None) == description
     if not same:
@@ -162,30 +185,23 @@ def _check_given(role: str, description: Mapping[str, Any], given: nn.Module) ->
 
 
 def _by_name(role: str, description: Mapping[str, Any], device: torch.device | str) -> nn.Module:
-    name, wanted = description["name"], description.get("sha256")
+    name, expected = description["name"], description.get("sha256")
     card = zoo.find_card(name)
     found = card.sha256 if card is not None else None
-    if wanted and found and wanted != found:
+    if expected and found and expected != found:
         raise ValueError(
-            f"expected {name} with sha256 {wanted[:12]} as the {role} classifier, got one with {found[:12]}: "
+            f"expected {name} with sha256 {expected[:12]} as the {role} classifier, got one with {found[:12]}: "
             "the mixture was made for other weights of that name"
         )
     return zoo.load(name, device=device)
 
 
-def weights_digest(model: nn.Module) -> str:
-    """sha256 over all weights and statistics, by name."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 # --- alpha --------------------------------------------------------------------------------------------------------
 
 
-def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> Any:
+def _describe_alpha(alpha: float | Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
+    if isinstance(alpha, float):
+        return alpha
     if isinstance(alpha, Tensor):
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
@@ -196,22 +212,23 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> Any:
             "save its weights yourself, and mix again"
         )
     sha256, _ = zoo.write_weights(alpha, folder / WEIGHTS)
-    kind = "second-ending" if isinstance(alpha, FineTunedTail) else "network"
+    kind = TAIL if isinstance(alpha, FineTunedTail) else NETWORK
     return {"kind": kind, "options": alpha.options, "sha256": sha256}
 
 
-def _restore_alpha(description: Any, robust: nn.Module, folder: Path) -> float | Mixer:
-    if not isinstance(description, Mapping):
+def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folder: Path) -> float | Mixer:
+    if not isinstance(description, dict):
         return float(description)
+    options = _tuples(description["options"])
     mixer: Mixer
-    if description["kind"] == "second-ending":
-        mixer = FineTunedTail.of(inner(robust), **_tuples(description["options"]))
+    if description["kind"] == TAIL:
+        mixer = FineTunedTail.of(without_transform(robust), **options)
     else:
-        mixer = MixingNetwork(**_tuples(description["options"]))
+        mixer = MixingNetwork(**options)
     mixer.load_state_dict(zoo.read_weights(folder / WEIGHTS, description["sha256"]))
     return mixer.eval().requires_grad_(False)
 
 
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists only."""
+    """Return the options with tuples in place of lists: JSON has lists only."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

@@ -1,7 +1,7 @@
-"""The part of a classifier after one of its layers, as a network of its own: features -> pooled features -> logits.
+"""The part of a classifier after one of its layers, as a separate network: features -> pooled features -> logits.
 
-Most networks are a chain of layers with a pooling somewhere, but say so only in code. A tail is guessed from the order
-of the layers, or else traced, and believed when it gives the classifier's own logits.
+Most networks are a chain of layers with a pooling operation that only their code shows. The tail is guessed from the
+order of the layers, or traced, and accepted if it reproduces the logits of the classifier.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from adaptive_smoothing.models.features import FeatureTaps, dry_run, find_layer
-from adaptive_smoothing.models.resnet import full
+from adaptive_smoothing.models.resnet import without_autocast
 
-# Ways to make one row of numbers of what the last linear layer is given.
+# Ways to turn features into one vector per image, the input of the last linear layer.
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "flatten": lambda features: features.flatten(1),
     "mean": lambda features: features.mean((2, 3) if features.dim() == 4 else 1),
@@ -26,43 +26,43 @@ POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Tail(nn.Module):
-    """Layers in a row, a pooling where the layers have none, and the last linear layer."""
+    """A chain of layers, a pooling, and the last linear layer."""
 
     def __init__(self, layers: list[nn.Module], head: nn.Linear, pooling: str) -> None:
         super().__init__()
         self.layers, self.head, self.pooling = nn.ModuleList(layers), head, pooling
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and the row of numbers that they are made of: [N, C] and [N, F]."""
+        """Return the logits [N, C] and the pooled features [N, F] that the last layer computes them from."""
         for layer in self.layers:
             features = layer(features)
         pooled = POOLINGS[self.pooling](features.to(self.head.weight.dtype))
-        return full(self.head, pooled), pooled
+        return without_autocast(self.head, pooled), pooled
 
 
 def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 32, 32)) -> Tail:
-    """A copy of what `model` does after `layer`; its logits are compared with the model's on random images."""
+    """Return a copy of the part of `model` after `layer`, checked against the logits of `model` on random images."""
     find_layer(model, layer)
     if not _layers_after(model, layer):
         raise ValueError(
             f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: choose an earlier one"
         )
     logits, features = dry_run(FeatureTaps(model, [layer]), model, shape, 2)
-    for way in (_layers_after, _traced_after):
-        layers = way(model, layer)
+    for find in (_layers_after, _traced_after):
+        layers = find(model, layer)
         for pooling in POOLINGS if layers else ():
             tail = Tail(layers[:-1], cast(nn.Linear, layers[-1]), pooling)
             if _agrees(tail, features[layer], logits):
                 return copy.deepcopy(tail)
     raise ValueError(
-        f"expected {type(model).__name__} to make its logits of what {layer!r} gives it and of nothing else, and it "
-        "does not, or not in a way that can be traced: choose a later layer, or the paper's network, which needs none "
-        "of that (ads.MixingNetwork.between(g, h), or mix --set mixer.kind=network)"
+        f"expected {type(model).__name__} to compute its logits from the output of {layer!r} alone, in a way that can "
+        "be traced, got a model that does not: choose a later layer, or a mixing network that needs no tail "
+        "(ads.MixingNetwork.between(g, h), or mix --set mixer.kind=network)"
     )
 
 
 def _layers_after(model: nn.Module, layer: str) -> list[nn.Module]:
-    """Whatever comes after `layer` in the order in which the model holds its layers, up to the last linear one."""
+    """Return the layers after `layer`, in the order in which the model registers them, up to the last linear one."""
     layers: list[nn.Module] = []
     path = layer.split(".")
     for depth in range(len(path), 0, -1):
@@ -76,12 +76,13 @@ def _layers_after(model: nn.Module, layer: str) -> list[nn.Module]:
 
 
 def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
-    """What the model's own code does between `layer` and the last linear layer, as one module, and that layer; nothing
-    where the code cannot be traced, or uses more than the layer's output.
+    """Return the traced code between `layer` and the last linear layer as one module, and that linear layer.
+
+    The list is empty if the code cannot be traced, or uses more than the output of the layer.
     """
     try:
         graph = _Tracer(layer).trace(model)
-    except Exception:  # whatever a forward does that a tracer cannot follow; what it wraps may be traced
+    except Exception:  # a forward can do anything that a tracer cannot follow; try the module inside
         outer, _, rest = layer.partition(".")
         return _traced_after(model.get_submodule(outer), rest) if rest else []
     cut, known, pooled, head = fx.Graph(), {}, None, None
@@ -105,7 +106,7 @@ def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
 
 
 class _Tracer(fx.Tracer):
-    """One that does not look into the layer after which it will be cut."""
+    """A tracer that treats the layer after which the graph is cut as a leaf."""
 
     def __init__(self, layer: str) -> None:
         super().__init__()
@@ -119,6 +120,6 @@ def _agrees(tail: Tail, features: Tensor, logits: Tensor) -> bool:
     try:
         with torch.no_grad():
             found, _ = tail(features)
-    except (RuntimeError, IndexError, TypeError):  # shapes that do not fit: another pooling
+    except (RuntimeError, IndexError, TypeError):  # the shapes do not fit this pooling
         return False
     return found.shape == logits.shape and torch.allclose(found, logits, rtol=1e-3, atol=1e-4)

@@ -1,9 +1,9 @@
-"""Classifiers made of another one's logits: certain of its prediction, or surer where it is sure."""
+"""Classifiers made from the logits of another one: `Hardmax` and the nonlinear transform of MixedNUTS."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,12 @@ class LogitTransform(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def options(self) -> dict[str, Any]:
-        """What it was made with, beside the model."""
+    def options(self) -> dict[str, float]:
+        """Return the arguments of the constructor, without the model."""
 
     @abstractmethod
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
-        """The new logits, from the old ones; with a gradient for the images, if they are given."""
+        """Return the transformed logits, which have a gradient with respect to `images` if these are given."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -46,8 +46,8 @@ class LogitTransform(nn.Module, ABC):
         return self
 
 
-def inner(model: nn.Module) -> nn.Module:
-    """The network that a transform is of, or the model itself."""
+def without_transform(model: nn.Module) -> nn.Module:
+    """Return the network inside a `LogitTransform`, or the model itself."""
     return model.model if isinstance(model, LogitTransform) else model
 
 
@@ -78,10 +78,10 @@ class Claiming(nn.Module):
 
 
 class Hardmax(LogitTransform):
-    """A classifier that is certain of its prediction: logit `scale` for that class and 0 for the others.
+    """The prediction of `model` with certainty: logit `scale` for the predicted class and 0 for the others.
 
-    Finite, and yet its softmax is one-hot to the last bit. On a tie the prediction is argmax's. The gradient is zero,
-    so attack what it is part of, never this alone.
+    The logits are finite, and their softmax is one-hot to the last bit. Ties are resolved as argmax does. The gradient
+    is zero: an attack needs a view without this transform (`MixedClassifier.smooth`).
     """
 
     def __init__(self, model: nn.Module, scale: float = 1e4) -> None:
@@ -94,23 +94,23 @@ class Hardmax(LogitTransform):
         self.scale = scale
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, float]:
         return {"scale": self.scale}
 
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         hard = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), self.scale)
-        # argmax would make a confident prediction of a NaN.
+        # argmax would turn a NaN into a confident prediction.
         hard = hard.masked_fill(logits.isnan().any(1, keepdim=True), torch.nan)
         return hard if images is None else with_zero_gradient(hard, images)
 
 
 class Nonlinear(LogitTransform):
-    """h with margins that grow where they are large already (MixedNUTS): s sign(z) |z|^p of z = GELU(LN(h) + c).
+    """The transform of MixedNUTS: s sign(z) |z|^p with z = GELU(LN(h) + c), which enlarges large margins of h.
 
-    LN takes the mean from the `top` largest logits and divides by their standard deviation, so that the scale of h is
-    nothing. A mixture needs a robust classifier that is sure when it is right under attack, and unsure when it
-    is wrong without one; this widens the difference without training. The prediction is that of `model`, unless its
-    logits are so low that GELU turns their order around.
+    LN subtracts the mean of the `top` largest logits and divides by their standard deviation, so that the scale of h
+    does not matter. A mixture needs a robust classifier that is confident where it is correct under attack and not
+    confident where it is incorrect on clean images. The transform widens this difference without training. It keeps
+    the prediction of `model`, except for logits so low that GELU reverses their order.
     """
 
     def __init__(self, model: nn.Module, *, scale: float, power: float, shift: float, top: int = 250) -> None:
@@ -120,7 +120,7 @@ class Nonlinear(LogitTransform):
         self.scale, self.power, self.shift, self.top = scale, power, shift, top
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, float]:
         return {"scale": self.scale, "power": self.power, "shift": self.shift, "top": self.top}
 
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
@@ -131,10 +131,10 @@ class Nonlinear(LogitTransform):
 
 
 def nonlinear(logits: Tensor, scale: float, power: float, shift: float, top: int = 250) -> Tensor:
-    """The transform of `Nonlinear` alone, for logits at hand."""
+    """Return the transform of `Nonlinear` for given logits."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest = logits.topk(min(top, logits.shape[1])).values
-    spread = largest.std(1, keepdim=True).clamp_min(torch.finfo(logits.dtype).eps)
-    risen = F.gelu((logits - largest.mean(1, keepdim=True)) / spread + shift)
+    deviation = largest.std(1, keepdim=True).clamp_min(torch.finfo(logits.dtype).eps)
+    z = F.gelu((logits - largest.mean(1, keepdim=True)) / deviation + shift)
     # |z|^p has no second derivative, and for p < 1 no first one, at zero.
-    return scale * risen.sign() * risen.abs().clamp_min(1e-12) ** power
+    return scale * z.sign() * z.abs().clamp_min(1e-12) ** power

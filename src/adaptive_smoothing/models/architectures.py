@@ -1,4 +1,4 @@
-"""Architectures by name, so that a recipe or a weights file can say what it is in one word and a few numbers."""
+"""Architectures by name, for recipes and model cards."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def preact_resnet50(width: int = 64, **options: Any) -> PreActResNet:
 
 
 def wide_resnet(depth: int = 28, width: int = 10, **options: Any) -> PreActResNet:
-    """WRN-depth-width: three stages of (depth - 4) / 6 blocks, 16, 32 and 64 channels times `width`."""
+    """Return WRN-depth-width: three stages of (depth - 4) / 6 blocks with 16, 32 and 64 channels times `width`."""
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"expected a depth of 6n + 4 (10, 16, 22, 28, 34, ...), got {depth}")
     widths = [round(channels * width) for channels in (16, 32, 64)]
@@ -39,8 +39,10 @@ def lipschitz_net(
     size: int = 32,
     num_classes: int = 10,
 ) -> LipschitzNet:
-    """1-Lipschitz but for `scale`: stages of so many residual convolutions, each of twice the width and half the
-    size."""
+    """Return a network with Lipschitz constant `scale`: stages of residual convolutions.
+
+    Each stage has twice the width and half the image size of the stage before.
+    """
     widths = [width * 2**i for i in range(len(blocks))]
     return LipschitzNet(widths, blocks, hidden=hidden, scale=scale, size=size, num_classes=num_classes)
 
@@ -56,7 +58,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(arch: str, **options: Any) -> nn.Module:
-    """A fresh model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
+    """Return an untrained model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"expected an architecture among {sorted(ARCHITECTURES)}, got {arch!r}")
     for option in options:
@@ -68,10 +70,10 @@ def build(arch: str, **options: Any) -> nn.Module:
 
 
 def _options(arch: str) -> list[str]:
-    """Its own, and those that it hands on to the network."""
+    """Return the options of an architecture, with those that it passes on to the network."""
     own = signature(ARCHITECTURES[arch]).parameters.values()
     names = [part.name for part in own if part.kind != Parameter.VAR_KEYWORD]
     if len(names) == len(own):
         return names
-    decided = ("blocks", "widths", "stem", "block")
-    return names + [name for name in signature(PreActResNet).parameters if name not in decided]
+    fixed = ("blocks", "widths", "stem", "block")
+    return names + [name for name in signature(PreActResNet).parameters if name not in fixed]

@@ -1,4 +1,4 @@
-"""What is known of a stored model: its card, as JSON for programs and as Markdown for people."""
+"""The card of a stored model: JSON for programs, Markdown for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a stored model without reading its weights. `path` is the weights file."""
+    """Facts about a stored model, without its weights. `path` is the weights file."""
 
     name: str
     path: Path
@@ -27,13 +27,14 @@ class Card:
 
     @property
     def architecture(self) -> str:
-        """The architecture in words: `preact_resnet18 (width 40, silu)`."""
+        """Return the architecture and its options: `preact_resnet18 (width 40, silu)`."""
         chosen = {key: value for key, value in self.options.items() if key != "num_classes"}
         words = ", ".join(str(value) if isinstance(value, str) else f"{key} {value}" for key, value in chosen.items())
         return f"{self.arch} ({words})" if words else self.arch
 
 
-def manifest_card(folder: Path, name: str, entry: Any) -> Card:
+def manifest_card(folder: Path, name: str, entry: object) -> Card:
+    """Return the card of a model in a folder, with the sha256 of the manifest."""
     card = read_card(folder / f"{name}.safetensors")
     if not isinstance(entry, Mapping) or "sha256" not in entry:
         raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
@@ -41,10 +42,11 @@ def manifest_card(folder: Path, name: str, entry: Any) -> Card:
 
 
 def read_card(weights: Path) -> Card:
+    """Return the card in the JSON file next to a weights file."""
     path = weights.with_suffix(".json")
     if not path.is_file():
         raise FileNotFoundError(
-            f'expected {path} beside the weights, got no file: write {{"arch": ..., "options": {{}}}} to it'
+            f'expected {path} next to the weights, got no file: write {{"arch": ..., "options": {{}}}} to it'
         )
     content = _read_json(path)
     if "arch" not in content:
@@ -63,6 +65,7 @@ def read_card(weights: Path) -> Card:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the entries of `manifest.json` by model name."""
     models = _read_json(folder / MANIFEST).get("models")
     if not isinstance(models, dict):
         raise ValueError(f'expected {{"models": {{NAME: {{"sha256": ...}}}}}} in {folder / MANIFEST}')
@@ -79,11 +82,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- Markdown -------------------------------------------------------------------------------------
 
 
 def markdown(card: Card, parameters: int, size: int) -> str:
-    """The model card that stands beside the weights. Everything in it comes from the card's JSON."""
+    """Return the model card, made from the JSON card alone."""
     facts, recipe = card.card, card.card.get("recipe", {})
     lines = [f"# {card.name}", "", _purpose(recipe), "", "| | |", "|---|---|"]
     options = ", ".join(f"{key} {value}" for key, value in card.options.items())
@@ -106,13 +109,13 @@ def _purpose(recipe: Mapping[str, Any]) -> str:
     method = recipe.get("method", {})
     name = method.get("name")
     if recipe.get("model", {}).get("arch") == "lipschitz_net":
-        return "A robust classifier with a proven L2 Lipschitz constant: an h whose certificates take no samples."
+        return "A robust classifier h with a proven L2 Lipschitz constant, whose certificates need no samples."
     if name == "standard":
-        return "An accurate classifier, trained on clean images: a g. It has no robustness of its own."
+        return "An accurate standard classifier g, trained on clean images. It is not robust."
     if name == "gaussian":
-        return f"A base for randomized smoothing, trained on images with Gaussian noise of sigma {method['sigma']:g}."
+        return f"A base classifier for randomized smoothing, trained with Gaussian noise of sigma {method['sigma']:g}."
     if name:
-        return f"A robust classifier, trained with {name.upper()} against {method['norm']} attacks: an h."
+        return f"A robust classifier h, trained with {name.upper()} against {method['norm']} attacks."
     return "A classifier."
 
 
@@ -130,8 +133,8 @@ def recipe_line(recipe: Mapping[str, Any]) -> str:
         return ""
     optimizer = recipe["optimizer"]
     return (
-        f"`{recipe['name']}`, in full in the JSON beside this: "
-        f"{optimizer['epochs']} epochs of {optimizer['batch_size']}, "
+        f"`{recipe['name']}` (complete in the JSON file): "
+        f"{optimizer['epochs']} epochs, batch size {optimizer['batch_size']}, "
         f"lr {optimizer['lr']:g} {optimizer['schedule']}, seed {recipe['seed']}"
     )
 
@@ -154,7 +157,7 @@ def figures_table(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _number(value: Any) -> str:
-    """Counts as they are, shares in percent."""
+    """Return counts unchanged and shares in percent."""
     if value is None:
         return "–"
     if isinstance(value, float):

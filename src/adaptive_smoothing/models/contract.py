@@ -1,8 +1,8 @@
-"""What a classifier is: a module from NCHW images in [0, 1] to logits. All of the library relies on it.
+"""The contract of a classifier: a module from NCHW images in [0, 1] to logits.
 
-Checks come in two prices. The form of a tensor (type, dtype, shape) is known without looking at its values
-and is checked in every forward pass. Values (range, NaN) cost a wait for the device, so they are checked
-where images enter the library, and in a forward pass only where that is possible and cheap.
+The form of a tensor (type, dtype, shape) is checked in every forward pass: this costs nothing. Its values (range, NaN)
+are checked where images enter the library, because reading them waits for the device. A forward pass checks values only
+where that is possible and cheap.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TRUSTED: ContextVar[bool] = ContextVar("adaptive_smoothing_images_trusted", def
 
 
 def check_images(images: Tensor) -> None:
-    """Form and values: for entry points, once for each batch a user hands over."""
+    """Check form and values of images: for entry points, once per batch."""
     check_image_form(images)
     check_image_values(images)
 
 
 def check_image_form(images: Tensor) -> None:
-    """A floating-point NCHW tensor. Looks at no value, so it is free on any device and in a graph."""
+    """Check that images are a floating-point NCHW tensor, without reading values."""
     if not isinstance(images, Tensor):
         raise TypeError(
             f"expected images as a tensor, got {type(images).__name__}: "
@@ -59,38 +59,38 @@ def check_image_form(images: Tensor) -> None:
 
 
 def check_image_values(images: Tensor) -> None:
-    """Finite and within [0, 1]. Waits for the device."""
+    """Check that images are finite and in [0, 1]. Waits for the device."""
     _check_range(*_value_range(images))
 
 
 def guard_images(images: Tensor) -> None:
-    """For the top of a forward pass: the form always, the values where they can be read without harm.
+    """Check images at the start of a forward pass: always the form, and the values if they can be read.
 
-    Images that require a gradient are inside an attack, which must not wait for the device at every step and
-    checked its images when it began; compiled graphs, CUDA graphs, vmap and fake tensors have no values yet.
+    Values are not read of images that require a gradient: an attack checks its images when it starts and must not wait
+    for the device at every step. Compiled graphs, CUDA graphs, vmap and fake tensors have no values to read.
     """
     check_image_form(images)
-    if values_are_at_hand(images):
+    if can_read_values(images):
         check_image_values(images)
 
 
-def values_are_at_hand(images: Tensor) -> bool:
-    """Whether a forward pass of these images may look at values; see `guard_images`."""
+def can_read_values(images: Tensor) -> bool:
+    """Return whether a forward pass may read the values of these images; see `guard_images`."""
     if torch.compiler.is_compiling() or images.requires_grad or _TRUSTED.get():
         return False
-    # Reading a value while a CUDA graph is recorded would not only fail, it would ruin the recording.
+    # Reading a value would invalidate the CUDA graph that is being captured.
     if images.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     try:
         images.detach().flatten()[:1].tolist()
-    except RuntimeError:  # vmap, fake and meta tensors: torch has no public way to ask beforehand
+    except RuntimeError:  # vmap, fake and meta tensors: torch has no public way to ask
         return False
     return True
 
 
 def trusted_images() -> AbstractContextManager[None]:
-    """No value checks inside: for images that were checked already, or that leave [0, 1] on purpose."""
-    # A context variable cannot be set inside a compiled graph, and no guard reads values there.
+    """Return a context without value checks, for images that were checked before or leave [0, 1] on purpose."""
+    # A context variable cannot be set in a compiled graph, where no guard reads values anyway.
     return nullcontext() if torch.compiler.is_compiling() else _trusted()
 
 
@@ -114,12 +114,12 @@ def _check_range(low: float, high: float) -> None:
     if low >= -SLACK and high <= 1 + SLACK:
         return
     if math.isnan(low) or math.isnan(high):
-        raise ValueError("expected images in [0, 1], got NaN: look for the step of the data pipeline that made it")
-    hint = "this model's normalisation belongs inside it; see ads.wrap"
+        raise ValueError("expected images in [0, 1], got NaN: find the step of the data pipeline that produces it")
+    hint = "normalisation belongs inside the model; see ads.wrap"
     if low >= 0 and 2 < high <= 255:
         hint = "they look like bytes; divide them by 255"
     if math.isinf(low) or math.isinf(high):
-        hint = "look for the step of the data pipeline that made an infinity"
+        hint = "find the step of the data pipeline that produces an infinite value"
     raise ValueError(f"expected images in [0, 1], got [{low:.7g}, {high:.7g}]: {hint}")
 
 
@@ -127,7 +127,7 @@ def _check_range(low: float, high: float) -> None:
 
 
 def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None) -> None:
-    """One integer class in [0, num_classes) per image; without `num_classes` only the lower end is checked.
+    """Check for one integer label in [0, num_classes) per image; without `num_classes` only for labels >= 0.
 
     Waits for the device.
     """
@@ -158,7 +158,7 @@ def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None)
 
 
 def check_logits(logits: Tensor, images: Tensor) -> None:
-    """One row of finite floats per image. Waits for the device."""
+    """Check for one row of finite floats per image. Waits for the device."""
     check_logit_form(logits, images)
     finite = logits.detach().isfinite().all(1)
     if not finite.all():
@@ -171,7 +171,7 @@ def check_logits(logits: Tensor, images: Tensor) -> None:
 
 
 def check_logit_form(logits: Tensor, images: Tensor) -> None:
-    """A floating-point tensor with a row per image. Looks at no value."""
+    """Check for a floating-point tensor with one row per image, without reading values."""
     if not isinstance(logits, Tensor):
         raise TypeError(_structured_message(logits, images))
     if not logits.is_floating_point():
@@ -179,7 +179,7 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
     if logits.dim() != 2 or logits.shape[0] != images.shape[0]:
         raise ValueError(
             f"expected logits of shape ({images.shape[0]}, classes) for {images.shape[0]} images, "
-            f"got {tuple(logits.shape)}: a classifier gives one row of scores per image; "
+            f"got {tuple(logits.shape)}: a classifier returns one row of scores per image; "
             "to reshape or select them, pass output=<function> to ads.wrap"
         )
 
@@ -194,7 +194,7 @@ def check_two_classes(logits: Tensor) -> None:
 
 @contextmanager
 def precision_explained(model: nn.Module) -> Iterator[None]:
-    """Around a call of a model with float32 images: what torch says of weights in another precision explains little."""
+    """Replace the error that torch raises for float32 images and weights in another precision by an explanation."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -210,7 +210,7 @@ def precision_explained(model: nn.Module) -> Iterator[None]:
 
 
 def check_not_probabilities(outputs: Tensor) -> None:
-    """Waits for the device."""
+    """Raise an error for rows that are probabilities. Waits for the device."""
     if outputs.numel() and (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():
         raise ValueError(
             "expected logits, got probabilities (non-negative rows that sum to 1): remove the final softmax, "
@@ -219,7 +219,7 @@ def check_not_probabilities(outputs: Tensor) -> None:
 
 
 def with_zero_gradient(logits: Tensor, images: Tensor) -> Tensor:
-    """The same logits, whose gradient for the images is zero instead of missing: autograd refuses a missing one."""
+    """Return the logits with a gradient of zero for the images: autograd raises an error where there is none."""
     anchor = images.flatten(1)[:, :1].to(logits.dtype)
     return torch.where(torch.ones_like(logits, dtype=torch.bool), logits, anchor)
 
@@ -262,23 +262,23 @@ def _describe(value: object) -> str:
 
 
 def freeze(model: Module) -> Module:
-    """Eval mode, no gradient for the weights: attacks need that of images only, at half the cost."""
+    """Put a model in eval mode without gradients of its weights, which attacks do not need. Returns the model."""
     return model.eval().requires_grad_(False)
 
 
 def check_eval(model: nn.Module) -> None:
-    """Refuse a model with a layer in train mode that acts differently there: batch norm, dropout, ..."""
+    """Raise an error for a model with a layer in train mode that depends on the mode: batch norm, dropout, ..."""
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"expected a torch module, got {type(model).__name__}: load a model by name with ads.load_model, or put a "
-            "function in a module"
+            f"expected a torch module, got {type(model).__name__}: load a model by name with ads.load_model, or put "
+            "the function in a module"
         )
     for name, module in model.named_modules():
         if module.training and _depends_on_mode(module):
             where = f"its layer {name!r} ({type(module).__name__})" if name else type(module).__name__
             raise ValueError(
                 f"expected a model in eval mode, got {where} in train mode: call model.eval() first, "
-                "or its answers depend on chance or on the rest of the batch"
+                "otherwise predictions depend on chance or on the rest of the batch"
             )
 
 
@@ -288,7 +288,7 @@ def _depends_on_mode(module: nn.Module) -> bool:
 
 
 def _reads_training(kind: type[nn.Module]) -> bool:
-    """Whether a forward method mentions `self.training`: finds custom layers that no list could name."""
+    """Return whether a forward method reads `self.training`, which also finds custom layers."""
     classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
     methods = [method for cls in classes for name, method in vars(cls).items() if "forward" in name]
     return any(isinstance(method, FunctionType) and "training" in method.__code__.co_names for method in methods)

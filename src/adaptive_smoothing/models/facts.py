@@ -1,4 +1,4 @@
-"""What a result file says about the models it is about."""
+"""Facts about models for result files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adaptive_smoothing.models.architectures import build
 
 
 def model_facts(name: str) -> dict[str, Any]:
-    """A model's name, and what its card says where it has one."""
+    """Return the name of a model and, if it is stored, its architecture, options, sha256 and parameter count."""
     card = zoo.find_card(name)
     if card is None:
         return {"name": name}
@@ -21,7 +21,7 @@ def model_facts(name: str) -> dict[str, Any]:
 
 
 def parameters(card: zoo.Card) -> int:
-    """Counted on the architecture without its weights, which would take time to read."""
+    """Return the number of parameters of the architecture, without reading the weights."""
     with torch.device("meta"):
         return sum(tensor.numel() for tensor in build(card.arch, **card.options).parameters())
 

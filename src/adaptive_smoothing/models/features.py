@@ -1,4 +1,4 @@
-"""Intermediate features of any model, by layer name, in the same forward pass as its logits."""
+"""Intermediate features of any model, by layer name, from the same forward pass as its logits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from adaptive_smoothing.noise import generator
 class FeatureTaps:
     """`FeatureTaps(model, ["layer1", "layer2"])(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
 
-    Names are those of `model.named_modules()`. A model with a `with_features` method of its own is asked for its
-    `stages` that way. On others, hooks are put during the call only; inside `attached()`, which is what a compiled
-    graph needs, they stay on from call to call.
+    Names are those of `model.named_modules()`. If the model has a method `with_features` that returns these layers
+    (its `stages`), this method is called. Otherwise hooks are registered during the call. Inside `attached()` they stay
+    registered, which a compiled graph needs.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
@@ -32,12 +32,12 @@ class FeatureTaps:
         self.model = model
         self.layers = tuple(layers)
         self._modules = {name: find_layer(model, name) for name in layers}
-        self._asks = set(layers) <= set(getattr(model, "stages", ())) and hasattr(model, "with_features")
+        self._has_features = set(layers) <= set(getattr(model, "stages", ())) and hasattr(model, "with_features")
         self._outputs: dict[str, list[Any]] = {}
         self._attached = False
 
     def __call__(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        if self._asks:
+        if self._has_features:
             logits, features = self.model.with_features(images)  # type: ignore[operator]
             return logits, {name: features[name] for name in self.layers}
         if self._attached:
@@ -47,7 +47,7 @@ class FeatureTaps:
 
     @contextmanager
     def attached(self) -> Iterator[FeatureTaps]:
-        """Keep the hooks on: `with taps.attached(): torch.compile(taps)(images)`."""
+        """Keep the hooks registered: `with taps.attached(): torch.compile(taps)(images)`."""
         if self._attached:
             yield self
             return
@@ -76,7 +76,7 @@ class FeatureTaps:
             logits = self.model(images)
             return logits, {name: self._feature(name) for name in self.layers}
         finally:
-            self._outputs = {}  # otherwise the graph of the last batch would live as long as the taps
+            self._outputs = {}  # frees the graph of the batch
 
     def _feature(self, name: str) -> Tensor:
         outputs = self._outputs.get(name, [])
@@ -94,7 +94,7 @@ class FeatureTaps:
 
 
 def find_layer(model: nn.Module, name: str) -> nn.Module:
-    """The submodule called `name`; for a wrong name, an error with the nearest ones."""
+    """Return the submodule called `name`, or raise an error that suggests similar names."""
     modules = dict(model.named_modules(remove_duplicate=False))
     if name and name in modules:
         return modules[name]
@@ -107,12 +107,12 @@ def find_layer(model: nn.Module, name: str) -> nn.Module:
     )
 
 
-# --- finding places to tap ------------------------------------------------------------------------
+# --- suggestions ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Output:
-    """What one layer returned in a dry run."""
+    """The output of one layer in a dry run."""
 
     name: str
     resolution: int
@@ -124,8 +124,10 @@ class _Output:
 
 
 def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), count: int = 2) -> list[str]:
-    """Names of `count` early layers at successive resolutions: the ends of the first stages of a
-    convolutional network, or blocks at even distances in the first half of a transformer.
+    """Return the names of `count` early layers at successive resolutions.
+
+    These are the ends of the first stages of a convolutional network, or evenly spaced blocks in the first half of a
+    transformer.
     """
     families = _families(_outputs(model, shape))
     for ends in _stage_ends(families):
@@ -135,8 +137,9 @@ def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), co
 
 
 def suggest_branch(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> str:
-    """The layer after which a second ending could grow: the end of the last stage but one, or of the third quarter of a
-    network that keeps its resolution.
+    """Return the layer after which a tail starts: the end of the last stage but one.
+
+    In a network that keeps its resolution, this is the end of its third quarter.
     """
     families = _families(_outputs(model, shape))
     if ends := next((ends for ends in _stage_ends(families) if len(ends) >= 2), None):
@@ -146,19 +149,17 @@ def suggest_branch(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) 
 
 
 def _stage_ends(families: list[list[_Output]]) -> tuple[list[str], list[str]]:
-    """The last layer at each resolution, of blocks and of any layers."""
+    """Return the last block at each resolution, and the last layer of any kind at each resolution."""
     trunk = max(families, key=lambda family: len({output.resolution for output in family}), default=[])
     stages = [list(group) for _, group in groupby(trunk, lambda output: output.resolution)]
-    # A stem has no blocks, and a tap there would see little more than the image.
+    # A stem has no blocks, and its features are little more than the image.
     blocks = [[output for output in stage if output.is_block] for stage in stages]
     ends = ([stage[-1].name for stage in candidates if stage] for candidates in (blocks, stages))
     return next(ends), next(ends)
 
 
 def _families(outputs: list[_Output]) -> list[list[_Output]]:
-    """Layers side by side under one parent, for each parent that holds at least half of the network: what
-    lies deeper is the inside of a block.
-    """
+    """Return the layers of each parent that holds at least half of the network; smaller parents are blocks."""
     families: dict[str, list[_Output]] = {}
     for output in outputs:
         families.setdefault(output.parent, []).append(output)
@@ -167,15 +168,15 @@ def _families(outputs: list[_Output]) -> list[list[_Output]]:
 
 
 def _evenly_spaced(families: list[list[_Output]], count: int) -> list[str]:
-    """For networks that keep their resolution."""
+    """Return evenly spaced layers of a network that keeps its resolution."""
     row = _longest_row(families, count)
-    # Half of a row of blocks is already deep; half of a few bare convolutions is hardly past the image.
+    # Half of a row of blocks is deep enough; half of a few plain convolutions is not.
     span = max(count, (len(row) + 1) // 2) if row[0].is_block else len(row)
     return [row[span * (number + 1) // count - 1].name for number in range(count)]
 
 
 def _longest_row(families: list[list[_Output]], count: int) -> list[_Output]:
-    """Members of the largest family, of blocks if there are `count` of them."""
+    """Return the largest family, of blocks only if it has `count` of them."""
     blocks = [[output for output in family if output.is_block] for family in families]
     largest = [max(kind, key=len, default=[]) for kind in (blocks, families)]
     chosen = next((family for family in largest if len(family) >= count), None)
@@ -183,13 +184,13 @@ def _longest_row(families: list[list[_Output]], count: int) -> list[_Output]:
         found = [output.name for output in largest[-1]]
         raise ValueError(
             f"expected a model with at least {count} layers to tap, found {found}: "
-            "name the layers yourself, or ask for fewer"
+            "name the layers yourself, or request fewer"
         )
     return chosen
 
 
 def dry_run(run: Callable[[Tensor], Any], model: nn.Module, shape: tuple[int, int, int], count: int = 1) -> Any:
-    """What `run` makes of random images that `model` should be able to take."""
+    """Return `run(images)` for random images of `shape`, or raise an error if `model` does not accept them."""
     images = torch.rand(count, *shape, generator=generator(0, "probe", *shape))
     weight = next(model.parameters(), images)
     try:
@@ -198,13 +199,13 @@ def dry_run(run: Callable[[Tensor], Any], model: nn.Module, shape: tuple[int, in
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(
-            f"expected {type(model).__name__} to take images of {' x '.join(map(str, shape))}, and it does not ({why}):"
-            " pass shape=(channels, height, width) of images that it takes"
+            f"expected {type(model).__name__} to accept images of {' x '.join(map(str, shape))}, got an error ({why}): "
+            "pass shape=(channels, height, width) of images that it accepts"
         ) from error
 
 
 def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
-    """Layers that ran once and returned a feature map or tokens, in the order in which they finished."""
+    """Return the layers that ran once and returned a feature map or tokens, in the order in which they finished."""
     finished: list[tuple[str, nn.Module, Any]] = []
     handles = [
         module.register_forward_hook(lambda module, _, out, name=name: finished.append((name, module, out)))
@@ -224,7 +225,7 @@ def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
 
 def _features(finished: list[tuple[str, nn.Module, Any]]) -> list[_Output]:
     runs = Counter(name for name, _, _ in finished)
-    # Before the first weights there are only resizing and normalisation.
+    # Layers before the first weights resize and normalise.
     start = next((i for i, (_, module, _) in enumerate(finished) if _has_weights(module)), len(finished))
     return [
         _Output(name, resolution, _is_block(module))
@@ -234,7 +235,7 @@ def _features(finished: list[tuple[str, nn.Module, Any]]) -> list[_Output]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """More than one convolution or linear map."""
+    """Return whether a module has more than one convolution or linear map."""
     return sum(weight.dim() >= 2 for weight in module.parameters()) > 1
 
 
@@ -243,8 +244,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def as_map(features: Tensor) -> Tensor:
-    """Features of any form as (N, C, H, W): tokens become the square they stand for, without a class token, and rows of
-    numbers one place."""
+    """Return features as (N, C, H, W): tokens as a square without the class token, vectors as one pixel."""
     if features.dim() == 2:
         return features[:, :, None, None]
     if features.dim() == 3:
@@ -259,9 +259,9 @@ def _channels_last(features: Tensor) -> bool:
 
 
 def _resolution(output: Any) -> int:
-    """Number of places in a feature map (N, C, H, W), (N, H, W, C) or in tokens (N, T, C); 0 for others.
+    """Return the number of pixels of a feature map (N, C, H, W) or (N, H, W, C), or of tokens (N, T, C); else 0.
 
-    Tokens count as the square below them: a class token beside 14 x 14 patches is not another resolution.
+    Tokens count as the largest square of at most their number: a class token does not change the resolution.
     """
     if not isinstance(output, Tensor) or output.dim() not in (3, 4):
         return 0

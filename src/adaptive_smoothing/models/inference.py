@@ -1,4 +1,4 @@
-"""Whether an image fools a model: read in full precision from the model itself, inside the ball and the box."""
+"""Inference in full precision, with checked images and logits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes, precision_explained
 
-# Images in one pass of full precision, and values of a pixel in all of them.
+# The largest number of images, and of pixel values, in one pass.
 CHUNK, PIXELS = 512, 2048 * 3 * 32 * 32
 
 
 def full_precision() -> AbstractContextManager[None]:
-    """Verdicts are given in fp32; attacks may use faster arithmetic and can only lose by it."""
+    """Return a context in which a GPU computes float32 in full precision."""
     return float32_as("ieee")
 
 
 @contextmanager
 def float32_as(kind: str) -> Iterator[None]:
-    """What a GPU makes of float32: "ieee" is all of it, "tf32" ten of its binary digits, several times as fast."""
-    cudnn: Any = torch.backends.cudnn  # its parts are not in torch's type stubs
+    """Set how a GPU computes float32: "ieee" in full, "tf32" with 10 bits of mantissa, several times as fast."""
+    cudnn: Any = torch.backends.cudnn  # torch has no type stubs for its attributes
     settings = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
@@ -36,7 +36,7 @@ def float32_as(kind: str) -> Iterator[None]:
 
 
 def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """The logits a verdict is read from: in full precision, checked to be numbers, of images that are images."""
+    """Return the logits of checked images in full precision, or raise an error if they are not finite logits."""
     check_images(images)
     with (
         torch.no_grad(),
@@ -51,13 +51,13 @@ def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def fp32_logits_chunked(model: nn.Module, images: Tensor) -> Tensor:
-    """The same for any number of images, some at a time."""
+    """Return `fp32_logits` of any number of images, computed in chunks."""
     size = max(1, min(CHUNK, PIXELS // images[0].numel())) if len(images) else CHUNK
     return torch.cat([fp32_logits(model, part) for part in images.split(size)])
 
 
 class NotFiniteError(ValueError):
-    """An attack was led to where there are no numbers."""
+    """The gradient of the model is not finite."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,16 +1,15 @@
-"""A residual network that is 1-Lipschitz in L2 by construction, whatever its weights are.
+"""A residual network that is 1-Lipschitz in L2 by construction, for any weights.
 
 Every layer is rescaled by a bound on its norm that needs no iteration: the norm of a symmetric matrix is at most its
-largest row sum of magnitudes. Convolutions are residual layers of the form x - 2 W T^-1 relu(W^T x + b) with a
-diagonal T >= W^T W (Araujo et al. 2023), layers that change the number of channels divide each row by the root of its
-row sum of |W W^T| (Prach and Lampert 2022), images get smaller by moving pixels into channels, which changes no length.
+largest absolute row sum. Convolutions are residual layers x - 2 W T^-1 relu(W^T x + b) with a diagonal T >= W^T W
+(Araujo et al. 2023). Layers that change the number of channels divide each row by the root of its row sum of |W W^T|
+(Prach and Lampert 2022). Images get smaller by moving pixels into channels, which keeps all norms.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,38 +23,37 @@ TINY = 1e-12
 
 
 class LipschitzLayer(nn.Module, ABC):
-    """A layer with a bound on its L2 Lipschitz constant, which is 1 but for rounding."""
+    """A layer with a bound on its L2 Lipschitz constant, which is 1 up to rounding."""
 
     @abstractmethod
     def lipschitz(self) -> float:
-        """The bound of the layer as it is computed in float32, found in float64."""
+        """Return a bound for the layer as it is computed in float32; the bound itself is computed in float64."""
 
-    def kept(self, compute: Callable[..., Tensor], *weights: Tensor) -> Tensor:
-        """What is made of the weights: once, as long as they stay as they are and need no gradient.
+    def cached(self, compute: Callable[..., Tensor], *weights: Tensor) -> Tensor:
+        """Return compute(*weights), computed once as long as the weights do not change and need no gradient.
 
-        A bound by `lipschitz` is about what is kept, and so about the layer as it computes, whatever became of the
-        weights meanwhile.
+        `forward` and `lipschitz` use the same cached value, so that the bound holds for the layer as it computes.
         """
         learning = self.training or (torch.is_grad_enabled() and any(each.requires_grad for each in weights))
         if learning or torch.compiler.is_compiling() or any(each.is_inference() for each in weights):
             return compute(*weights)
         state = [(each.data_ptr(), each._version, each.dtype) for each in weights]
-        if self not in _KEPT or _KEPT[self][0] != state:
-            # In float64, so that it is the same in any mode that a device has for float32.
+        if self not in _CACHE or _CACHE[self][0] != state:
+            # In float64, so that the value does not depend on how a device computes float32.
             with torch.inference_mode(False), torch.no_grad():
-                _KEPT[self] = state, compute(*(each.double() for each in weights)).to(weights[0].dtype)
-        return _KEPT[self][1]
+                _CACHE[self] = state, compute(*(each.double() for each in weights)).to(weights[0].dtype)
+        return _CACHE[self][1]
 
 
-# Not in the layer itself, whose copies have weights of their own.
-_KEPT: WeakKeyDictionary[nn.Module, tuple[list[Any], Tensor]] = WeakKeyDictionary()
+# Outside of the layer: a copy of the layer has other weights.
+_CACHE: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int, torch.dtype]], Tensor]] = WeakKeyDictionary()
 
 
 class ResidualConv(LipschitzLayer):
     """x - 2 W T^-1 relu(W^T x + b), where W^T is a convolution and T_i is the i-th row sum of |W^T W|, weighted by q.
 
-    If T were too small by a factor t > 1, the layer would be (1 - t) x + t (a 1-Lipschitz function of x): its constant
-    is at most 2 t - 1.
+    If rounding makes T too small by a factor t > 1, the layer is (1 - t) x + t (a 1-Lipschitz function of x), and its
+    constant is at most 2 t - 1.
     """
 
     def __init__(self, channels: int, kernel: int = 3) -> None:
@@ -72,7 +70,7 @@ class ResidualConv(LipschitzLayer):
         return features - F.conv_transpose2d(hidden * scale.view(1, -1, 1, 1), self.weight, padding=padding)
 
     def _row_sums(self) -> Tensor:
-        return self.kept(weighted_row_sums, self.weight, self.log_q)
+        return self.cached(weighted_row_sums, self.weight, self.log_q)
 
     def lipschitz(self) -> float:
         exact = weighted_row_sums(self.weight.double(), self.log_q.double())
@@ -81,8 +79,11 @@ class ResidualConv(LipschitzLayer):
 
 
 class Contraction(LipschitzLayer):
-    """A linear map of the channels of every pixel, or of a vector: W with rows, or with columns if those are fewer,
-    divided by the roots of the row sums of |W W^T|, or of |W^T W|."""
+    """A linear map of the channels of every pixel, or of a vector.
+
+    The rows of W are divided by the roots of the row sums of |W W^T|; if W has fewer columns than rows, its columns by
+    those of |W^T W|.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -97,8 +98,8 @@ class Contraction(LipschitzLayer):
         return F.linear(features, weight, self.bias)
 
     def contracted(self) -> Tensor:
-        """The weights that are used."""
-        return self.kept(self._contract, self.weight)
+        """Return the rescaled weights, which the layer uses."""
+        return self.cached(self._contract, self.weight)
 
     def _contract(self, weight: Tensor) -> Tensor:
         with torch.autocast(weight.device.type, enabled=False):
@@ -106,12 +107,12 @@ class Contraction(LipschitzLayer):
             return self._by_row(rows * _row_sums(rows).rsqrt())
 
     def _by_row(self, weight: Tensor) -> Tensor:
-        """Transposed where columns are fewer than rows; twice is not at all."""
+        """Return the weight, transposed if it has fewer columns than rows. Applied twice, it changes nothing."""
         outputs, inputs = self.weight.shape
         return weight if outputs <= inputs else weight.T
 
     def lipschitz(self) -> float:
-        """Row sums weighted by what the rows were divided by, which would all be 1 without rounding."""
+        """Return a bound from row sums, weighted by the divisors of the rows; without rounding it is 1."""
         used = self._by_row(self.contracted()).double()
         q = _row_sums(self._by_row(self.weight).double()).sqrt().squeeze(1)
         return (((used @ used.T).abs() @ q) / q).max().sqrt().item()
@@ -122,7 +123,7 @@ def _row_sums(rows: Tensor) -> Tensor:
 
 
 class PixelsToChannels(LipschitzLayer):
-    """Each square of pixels becomes one pixel of so many times the channels: nothing is lost, no length changes."""
+    """Moves each square of pixels into the channels of one pixel, which keeps all norms."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -136,6 +137,8 @@ class PixelsToChannels(LipschitzLayer):
 
 
 class Flatten(LipschitzLayer):
+    """Turns a feature map into a vector."""
+
     def forward(self, features: Tensor) -> Tensor:
         return features.flatten(1)
 
@@ -144,7 +147,7 @@ class Flatten(LipschitzLayer):
 
 
 class FoldedMax(LipschitzLayer):
-    """Sorts pairs of channels: an activation that keeps every length (Anil et al. 2019)."""
+    """Sorts pairs of channels: an activation that keeps all norms (Anil et al. 2019)."""
 
     def forward(self, features: Tensor) -> Tensor:
         one, other = features.chunk(2, 1)
@@ -157,7 +160,7 @@ class FoldedMax(LipschitzLayer):
 class LipschitzNet(nn.Module):
     """Images in [0, 1] -> `scale` times the logits of a network that is 1-Lipschitz in L2.
 
-    `scale` is a part of the logits and so of the Lipschitz constant: see `pairwise_lipschitz`.
+    `pairwise_lipschitz` returns the constant of the logits, which includes `scale`.
     """
 
     mean: Tensor
@@ -188,7 +191,7 @@ class LipschitzNet(nn.Module):
         layers: list[LipschitzLayer] = []
         channels = len(mean)
         for width, count in zip(widths, blocks, strict=True):
-            # An image has few channels: more are gained from its pixels than a narrow layer would keep.
+            # Pixels become channels first: an image has too few channels for a wide layer.
             layers += [PixelsToChannels(2), Contraction(4 * channels, width)]
             layers += [ResidualConv(width) for _ in range(count)]
             channels = width
@@ -205,7 +208,7 @@ class LipschitzNet(nn.Module):
 
     @torch.no_grad()
     def pairwise_lipschitz(self) -> Tensor:
-        """[C, C] in float64: a bound on the L2 Lipschitz constant of logit i minus logit j."""
+        """Return bounds on the L2 Lipschitz constants of logit i minus logit j, [C, C] in float64."""
         constant = self.scale
         for layer in self.layers:
             assert isinstance(layer, LipschitzLayer)
@@ -215,7 +218,7 @@ class LipschitzNet(nn.Module):
 
 
 def weighted_row_sums(weight: Tensor, log_q: Tensor) -> Tensor:
-    """sum_j |W^T W|_ij q_j / q_i of a convolution, over channels j and all shifts at which kernels overlap."""
+    """Return sum_j |W^T W|_ij q_j / q_i of a convolution, over channels j and all shifts where kernels overlap."""
     with torch.autocast(weight.device.type, enabled=False):
         overlaps = F.conv2d(weight, weight, padding=weight.shape[-1] - 1).abs().sum((2, 3))
         q = log_q.exp()

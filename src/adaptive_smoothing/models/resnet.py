@@ -1,7 +1,7 @@
 """Pre-activation residual networks for small images: ResNet-18/34/50 and Wide ResNets.
 
-One network serves both families; they differ in how many stages there are, how wide they are and which block
-fills them. Normalisation is the first layer, so that the input is an image in [0, 1].
+Both families are one class with different numbers of stages, widths and blocks. Normalisation is the first layer, so
+that the input is an image in [0, 1].
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from adaptive_smoothing.models.contract import check_image_form, guard_images
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU}
 
-# Asked once: asked in a network that is compiled, the question breaks its graph in two (torch 2.11).
+# Determined once: inside a compiled network the call would break the graph (torch 2.11).
 AUTOCAST_DEVICES = tuple(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class Normalize(nn.Module):
-    """(images - mean) / std, channel by channel."""
+    """(images - mean) / std per channel."""
 
     mean: Tensor
     std: Tensor
@@ -36,8 +36,9 @@ class Normalize(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """Batch norm and activation before each convolution; the shortcut starts after the first activation
-    where it has to change shape.
+    """A block with batch norm and activation before each convolution.
+
+    A shortcut that changes the shape starts after the first activation.
     """
 
     expansion = 1
@@ -69,7 +70,7 @@ class PreActBlock(nn.Module):
 
 
 class PreActBottleneck(PreActBlock):
-    """1x1, 3x3, 1x1 with four times as many channels out."""
+    """A block of 1x1, 3x3 and 1x1 convolutions with four times as many output channels."""
 
     expansion = 4
 
@@ -82,7 +83,7 @@ class PreActBottleneck(PreActBlock):
 
 
 class PreActResNet(nn.Module):
-    """Images in [0, 1] -> logits. Stages are named stage1, stage2, ...: the taps of a mixing network."""
+    """A residual network from images in [0, 1] to logits, with stages named stage1, stage2, ..."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class PreActResNet(nn.Module):
         return self.with_features(images)[0]
 
     def with_features(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The logits, and what each stage gave on the way to them."""
+        """Return the logits and the output of each stage."""
         self._check(images)
         features = self.stem(self.normalize(images))
         stages: dict[str, Tensor] = {}
@@ -131,10 +132,10 @@ class PreActResNet(nn.Module):
         return self._logits(self.activation(self.norm(features))), stages
 
     def _logits(self, features: Tensor) -> Tensor:
-        return full(self.head, features.mean((2, 3), dtype=self.norm.weight.dtype))
+        return without_autocast(self.head, features.mean((2, 3), dtype=self.norm.weight.dtype))
 
     def _check(self, images: Tensor) -> None:
-        # Training may add noise on purpose, and its steps must not wait for the device.
+        # Training may add noise, and its steps must not wait for the device.
         (check_image_form if self.training else guard_images)(images)
         if images.shape[1] != self.stem.in_channels:
             raise ValueError(
@@ -143,14 +144,15 @@ class PreActResNet(nn.Module):
             )
 
 
-def full(head: nn.Module, features: Tensor) -> Tensor:
-    """The last layer, outside of autocast: eight binary digits would hide small changes from whoever compares."""
-    device, weight = features.device.type, next(head.parameters())
+def without_autocast(layer: nn.Module, features: Tensor) -> Tensor:
+    """Return `layer(features)` in the precision of its weights: the eight bits of bfloat16 hide small differences."""
+    device, weight = features.device.type, next(layer.parameters())
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
-        return head(features.to(weight.dtype))
+        return layer(features.to(weight.dtype))
 
 
 def initialize(model: nn.Module) -> None:
+    """Draw the weights of convolutions (Kaiming) and set the biases of linear layers to zero."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

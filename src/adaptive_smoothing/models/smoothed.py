@@ -1,12 +1,13 @@
-"""Randomized smoothing (Cohen et al., 2019): the average of a classifier's answers under Gaussian noise.
+"""Randomized smoothing (Cohen et al., 2019): the average prediction of a classifier under Gaussian noise.
 
-This is the classifier that one trains, attacks and mixes. Radii with a guarantee come from `certification`,
-which draws fresh noise for each image.
+This classifier is for training, attacks and mixing. `certification` computes certified radii, with fresh noise for each
+image.
 """
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +24,18 @@ from adaptive_smoothing.noise import generator
 
 
 class SmoothedClassifier(nn.Module):
-    """Images -> log of the mean, over `samples` draws of N(0, sigma^2), of `base`'s softmax or of its votes.
+    """The log of the mean softmax of `base` over `samples` draws of N(0, sigma^2), or of the share of its votes.
 
-    The draws are fixed by `seed`, the same for every image, batch and device, so that this is an ordinary
-    deterministic classifier. `hard` counts votes for the top class instead of averaging softmax; its
-    gradient is zero. About `batch` noisy images go through `base` at once; gradients recompute each such chunk
-    instead of keeping it, so that memory does not grow with `samples`.
+    It is deterministic: `seed` fixes the draws, which are the same for every image, batch and device.
+
+    Args:
+        hard: count votes for the predicted class instead of averaging softmax; the gradient is zero.
+        batch: noisy images per pass of `base`, about. Gradients recompute each pass, so that memory does not grow with
+            `samples`.
     """
 
-    # What the settings make anew: no part of what this classifier is.
-    ONLY_KEPT = frozenset({"_bank"})
+    # Computed from the settings.
+    NOT_IN_DIGEST: ClassVar = frozenset({"_noise"})
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class SmoothedClassifier(nn.Module):
         self.seed = seed
         self.hard = hard
         self.batch = batch
-        self._bank: tuple[object, Tensor] | None = None
+        self._noise: tuple[object, Tensor] | None = None
 
     @property
     def num_classes(self) -> int | None:
@@ -70,14 +73,14 @@ class SmoothedClassifier(nn.Module):
         return self.logits(images)
 
     def logits(self, images: Tensor) -> Tensor:
-        """The same without the guard on the values of images."""
-        noise = self._noise(images).split(max(1, self.batch // max(1, images.shape[0])))
+        """Return the logits without checking the values of images."""
+        noise = self._draws(images).split(max(1, self.batch // max(1, images.shape[0])))
         if self.hard:
             return with_zero_gradient(self._votes(images, noise), images)
         return self._mean(images, noise)
 
     def _mean(self, images: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
-        """log mean softmax, summed in the log domain, where a probability of 1e-40 keeps its gradient."""
+        """Return the log of the mean softmax, summed in the log domain, where a probability of 1e-40 has a gradient."""
         recompute = len(noise) > 1 and torch.is_grad_enabled() and _checkpoints_work()
         total: Tensor | None = None
         for draws in noise:
@@ -90,7 +93,7 @@ class SmoothedClassifier(nn.Module):
         return total - math.log(self.samples)
 
     def _chunk(self, images: Tensor, draws: Tensor) -> Tensor:
-        """log of the sum of softmax over these draws, one row per image."""
+        """Return the log of the sum of softmax over these draws, one row per image."""
         return self._base_logits(images, draws).log_softmax(-1).logsumexp(0)
 
     @torch.no_grad()
@@ -102,32 +105,33 @@ class SmoothedClassifier(nn.Module):
             votes = part if votes is None else votes + part
         assert votes is not None
         share = votes / self.samples
-        # A class without votes would have the logit -inf, and the next loss a NaN gradient.
+        # A class without votes would have the logit -inf, and a loss a NaN gradient.
         return share.clamp_min(torch.finfo(share.dtype).tiny).log()
 
     def _base_logits(self, images: Tensor, draws: Tensor) -> Tensor:
-        """(draws, images, classes). Noisy images leave [0, 1], and clipping them would void the theory."""
+        """Return logits (draws, images, classes). Noisy images are not clipped: the theory needs Gaussian noise."""
         noisy = (images.unsqueeze(0) + self.sigma * draws.unsqueeze(1)).flatten(0, 1)
         with trusted_images():
             logits = self.base(noisy)
         check_logit_form(logits, noisy)
-        # Sums of a hundred softmax values need more digits than half precision has.
+        # Sums of a hundred softmax values need more than half precision.
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return precise.unflatten(0, (draws.shape[0], images.shape[0]))
 
-    def _noise(self, images: Tensor) -> Tensor:
-        """(samples, C, H, W) standard normal numbers, kept because an attack asks for them at every step."""
+    def _draws(self, images: Tensor) -> Tensor:
+        """Return standard normal numbers (samples, C, H, W), cached because an attack needs them at every step."""
         key = (self.seed, self.samples, tuple(images.shape[1:]), images.device, images.dtype)
-        if self._bank is None or self._bank[0] != key:
-            # A decorator would do the same, and import torch._dynamo (1.5 s) for those who never compile.
+        if self._noise is None or self._noise[0] != key:
+            # As a decorator, `disable` would import torch._dynamo (1.5 s) even if nothing is compiled.
             draw = torch.compiler.disable(_draw) if torch.compiler.is_compiling() else _draw
-            self._bank = (key, draw(self.seed, self.samples, images))
-        return self._bank[1]
+            self._noise = (key, draw(self.seed, self.samples, images))
+        return self._noise[1]
 
 
 def _draw(seed: int, samples: int, images: Tensor) -> Tensor:
-    """On the CPU, so that every device smooths alike; outside of vmap and inference mode, so that the numbers
-    can be kept for calls of any kind.
+    """Return numbers drawn on the CPU, so that all devices use the same.
+
+    They are drawn outside of vmap and inference mode, so that the cached numbers serve calls of any kind.
     """
     with torch._C._DisableFuncTorch(), torch.inference_mode(False):
         draws = torch.randn(samples, *images.shape[1:], generator=generator(seed, "smoothing"))
@@ -135,5 +139,5 @@ def _draw(seed: int, samples: int, images: Tensor) -> Tensor:
 
 
 def _checkpoints_work() -> bool:
-    """torch.func transforms do not allow the saved-tensor hooks that checkpoints are made of."""
+    """Return whether checkpoints can be used: torch.func transforms do not allow their saved-tensor hooks."""
     return not torch._C._are_functorch_transforms_active()

@@ -1,4 +1,4 @@
-"""Models of other libraries, by name. None of them is imported unless it is asked for."""
+"""Models of other libraries, by name. A library is imported only if one of its models is loaded."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _load_hf(text: str) -> nn.Module:
 
 
 def _hf_size(processor: Any) -> tuple[int, int]:
-    """What the network sees: the crop where there is one, else the resized image."""
+    """Return the size of the network's input: of the crop if there is one, else of the resized image."""
     crops = getattr(processor, "do_center_crop", False)
     size = processor.crop_size if crops else processor.size
     if isinstance(size, int):
@@ -99,7 +99,7 @@ SOURCES: dict[str, Callable[[str], nn.Module]] = {
 
 
 def _parse(text: str, defaults: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """`NAME?key=value&key=value` -> the name and the options, defaults filled in."""
+    """Return the name and the options in `NAME?key=value&key=value`, with defaults filled in."""
     name, _, query = text.partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
     for key in given:

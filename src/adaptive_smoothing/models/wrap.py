@@ -1,7 +1,4 @@
-"""Making a classifier of somebody else's model.
-
-`wrap` puts the missing layers in front, tries the model out, and says what is wrong if it is not a classifier.
-"""
+"""`wrap` turns a third-party model into a classifier: it adds the missing first layers and checks the model."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ Channels = float | Sequence[float]
 
 
 class Resize(nn.Module):
-    """Bilinear with antialiasing, as image libraries do it, and differentiable."""
+    """Differentiable bilinear resizing with antialiasing, as in image libraries."""
 
     def __init__(self, size: int | tuple[int, int]) -> None:
         super().__init__()
@@ -57,7 +54,7 @@ def _height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 class Classifier(nn.Module):
-    """[0, 1] NCHW images -> logits: resizing and normalisation, then `model`. `wrap` makes and checks it."""
+    """A classifier made by `wrap`: resizing and normalisation of NCHW images in [0, 1], then `model`."""
 
     def __init__(self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None) -> None:
         super().__init__()
@@ -71,7 +68,7 @@ class Classifier(nn.Module):
         return self.logits(images)
 
     def logits(self, images: Tensor) -> Tensor:
-        """The same without the guard, for inputs that leave [0, 1] on purpose, such as noisy ones."""
+        """Return the logits without checking the values of images, for images that leave [0, 1] on purpose."""
         with trusted_images():
             output = self.model(self.first(images))
         logits = pick_logits(output, self.output)
@@ -89,11 +86,14 @@ def wrap(
     images: Tensor | None = None,
     shape: tuple[int, int, int] = (3, 32, 32),
 ) -> Classifier:
-    """Make a classifier of a timm, torchvision, Hugging Face, RobustBench or own model, or say why not.
+    """Return a classifier made from any model, or raise an error that explains why that is not possible.
 
-    `mean` and `std` are those of the model's training pipeline, for images in [0, 1]; `size` resizes images
-    to what the model takes; `output` picks the logits from a structured output by name, key or function.
-    The model is put in eval mode and frozen, in place, then tried on `images` or on random ones of `shape`.
+    The model is put in eval mode and frozen in place, then tested on `images` or on random ones of `shape`.
+
+    Args:
+        mean, std: normalisation in the model's training, for images in [0, 1].
+        size: size of the images that the model accepts.
+        output: selects the logits of a structured output by name, index or function.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module")
@@ -112,7 +112,7 @@ def wrap(
 
 
 def pick_logits(output: Any, choice: Output | None) -> Any:
-    """The logits of a structured output: what `choice` names; without it, a field called `logits`."""
+    """Return the logits of a structured output: the field `choice`, by default the field `logits`."""
     if choice is None:
         return output if isinstance(output, Tensor) else output_fields(output).get("logits", output)
     if callable(choice):
@@ -130,7 +130,7 @@ def pick_logits(output: Any, choice: Output | None) -> Any:
 
 
 def num_classes(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> int:
-    """What the model says of itself, or the width of its logits on a few images of `shape`."""
+    """Return the number of classes that the model declares, or of its logits for images of `shape`."""
     declared = getattr(model, "num_classes", None)
     if isinstance(declared, int) and declared > 0:
         return declared
@@ -172,7 +172,7 @@ def _warn_about_declared_normalisation(model: nn.Module) -> None:
         )
 
 
-# --- trying a classifier out ----------------------------------------------------------------------
+# --- tests of a classifier ------------------------------------------------------------------------
 
 
 def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
@@ -180,13 +180,13 @@ def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int
         images = torch.rand(PROBES, *shape, generator=generator(0, "probe", *shape))
     check_images(images)
     if len(images) == 0:
-        raise ValueError("expected at least one image to try the model on, got an empty batch: leave images= out")
+        raise ValueError("expected at least one image to test the model, got an empty batch: leave images= out")
     weights = next((weight for weight in model.parameters() if weight.is_floating_point()), images)
     return images[:PROBES].detach().to(weights.device, weights.dtype)
 
 
 def _probe(classifier: Classifier, images: Tensor) -> int:
-    """Number of classes of a working classifier; an error that says what is wrong with any other."""
+    """Return the number of classes of a valid classifier, or raise an error that explains what is invalid."""
     logits = pick_logits(_attempt(lambda x: classifier.model(classifier.first(x)), images), classifier.output)
     check_logits(logits, images)
     check_two_classes(logits)
@@ -203,8 +203,8 @@ def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:
             return model(images)
     except Exception as error:
         raise ValueError(
-            f"expected a model that takes images of shape {tuple(images.shape)} in [0, 1], "
-            f"got {type(error).__name__}: {error}; pass ads.wrap the images= or shape= it takes, "
+            f"expected a model that accepts images of shape {tuple(images.shape)} in [0, 1], "
+            f"got {type(error).__name__}: {error}; pass ads.wrap the images= or shape= it accepts, "
             "or size= to resize them"
         ) from error
 
@@ -213,16 +213,16 @@ def _check_deterministic(logits: Tensor, again: Tensor) -> None:
     if not _agree(logits, again, 1e-4):
         raise ValueError(
             "expected the same logits for the same images, got different ones in two calls: the model draws "
-            "random numbers (dropout or noise called in eval mode?); remove them, or fix their seed as "
+            "random numbers (dropout or noise in eval mode?); remove them, or fix their seed as "
             "ads.SmoothedClassifier does"
         )
 
 
 def _check_independent(logits: Tensor, half: Tensor) -> None:
-    # Kernels for another batch size round differently, hence a looser bound than for a repeated call.
+    # Looser than for a repeated call: kernels for another batch size round differently.
     if not _agree(logits[: len(half)], half, 1e-2):
         raise ValueError(
-            "expected an image's logits not to depend on the other images of the batch, got others in a "
+            "expected an image's logits not to depend on the other images of the batch, got different ones in a "
             "smaller batch: use batch norm with running statistics (track_running_stats=True)"
         )
 

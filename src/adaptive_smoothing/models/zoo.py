@@ -1,7 +1,7 @@
-"""Models by name: those of the package, of the repository's `zoo/`, of other libraries, and local files.
+"""Models by name: of the package, of the repository's `zoo/`, of other libraries, and from local files.
 
-A folder of models holds `NAME.safetensors` and `NAME.json` for each, and `manifest.json` with their sha256
-sums. Nothing but tensors is ever unpickled, and a file that does not match its sum is not loaded.
+A folder of models holds `NAME.safetensors` and `NAME.json` for each model, and `manifest.json` with their sha256 sums.
+Only tensors are unpickled. A file whose sha256 differs from the manifest is not loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import atomic, write_json
 
 BUILTIN = Path(__file__).parent / "weights"
-MIXTURE = "mixture.json"  # in the folder of one: `mixing.artifact`
+MIXTURE = "mixture.json"  # in the folder of a mixture: see `mixing.pretrained`
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
 NESTED_KEYS = ("state_dict", "model", "net", "ema")
 PREFIXES = ("module.", "_orig_mod.")
@@ -40,28 +40,29 @@ PREFIXES = ("module.", "_orig_mod.")
 
 
 def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
-    """A model in eval mode with frozen weights: [0, 1] images -> logits.
+    """Return a model in eval mode with frozen weights: [0, 1] images -> logits.
 
-    `NAME` of the package or of the zoo (see `names`), `timm:NAME`, `torchvision:NAME`, `hf:REPO`,
-    `robustbench:NAME`, or a path to `.safetensors`, `.pt` or `.pth` with a `.json` beside it that says
-    `{"arch": ..., "options": {...}}`. Options of a source follow a question mark:
-    `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
+    Args:
+        name: a model of the package or of the zoo (see `names`), `timm:NAME`, `torchvision:NAME`, `hf:REPO`,
+            `robustbench:NAME`, or a path to a `.safetensors`, `.pt` or `.pth` file. Next to the file, a `.json` file of
+            the same name holds `{"arch": ..., "options": {...}}`. Options of a library follow a question mark:
+            `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
     """
     model = _find(str(name)).to(device)
     _remember_origin(model, str(name))
     if torch.device(device).type == "cuda":
-        # Twice as fast there, and slower on CPUs.
+        # Twice as fast on GPUs, and slower on CPUs.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
 def origin(model: nn.Module) -> dict[str, Any] | None:
-    """Where `load` found a model: its name, and for stored ones sha256, architecture and options."""
+    """Return the name by which `load` found a model and, if it is stored, its sha256, architecture and options."""
     return getattr(model, "_origin", None)
 
 
 def is_as_stored(model: nn.Module) -> bool:
-    """Whether a model that `load` found still has the weights it was found with; True of those that are not files."""
+    """Return whether a model still has the weights that `load` read; True for models of other libraries."""
     found = origin(model)
     card = None if found is None else find_card(found["name"])
     if card is None:
@@ -87,13 +88,13 @@ def _find(name: str) -> nn.Module:
 
 
 def find_card(name: str) -> Card | None:
-    """What is known of a model that `load` takes, without reading its weights; None if another library has it."""
+    """Return the card of a model that `load` accepts, or None if another library has it."""
     source, colon, _ = name.partition(":")
     if colon and source in SOURCES:
         return None
     if Path(name).suffix in (".safetensors", ".pt", ".pth"):
         return read_card(Path(name))
-    # The package's own come first: a broken zoo somewhere above the working folder is no concern of theirs.
+    # Models of the package come first, so that they load also with a broken zoo above the working folder.
     stored = _cards(BUILTIN)
     if name not in stored:
         stored = names()
@@ -103,7 +104,7 @@ def find_card(name: str) -> Card | None:
 
 
 def names() -> dict[str, Card]:
-    """Cards of the models of the package and of the zoo, by name; the package's win."""
+    """Return the cards of the models of the package and of the zoo, by name; those of the package come first."""
     return dict(sorted((_cards(zoo_folder()) | _cards(BUILTIN)).items()))
 
 
@@ -114,12 +115,12 @@ def _cards(folder: Path | None) -> dict[str, Card]:
 
 
 def is_builtin(path: Path) -> bool:
-    """Whether the weights, or the mixture, at this path came with the package."""
+    """Return whether the weights or the mixture at this path are part of the package."""
     return path.parent == BUILTIN
 
 
 def zoo_folder() -> Path | None:
-    """$ADAPTIVE_SMOOTHING_ZOO, else the nearest `zoo/` upward from here, else the source checkout's."""
+    """Return $ADAPTIVE_SMOOTHING_ZOO, the nearest `zoo/` above the working folder, or that of the source checkout."""
     if named := os.environ.get(ZOO_VARIABLE):
         if not (Path(named) / MANIFEST).is_file():
             raise FileNotFoundError(
@@ -141,27 +142,27 @@ def _unknown_name(name: str, known: list[str]) -> str:
 
 
 def _restore(card: Card) -> nn.Module:
-    """Build the architecture and fill it; weights stored in half precision become float32 on the way."""
+    """Return the architecture with its weights, which are converted from half precision to float32."""
     model = build(card.arch, **card.options)
     weights = _read_weights(card)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(
-            f"expected weights for {card.arch} with {card.options}, got others in {card.path}: {_complaint(error)}"
+            f"expected weights for {card.arch} with {card.options}, got others in {card.path}: {_first_line(error)}"
         ) from error
     return model
 
 
-def _complaint(error: RuntimeError) -> str:
-    """The first thing that load_state_dict complains of: it would list every layer."""
+def _first_line(error: RuntimeError) -> str:
+    """Return the first problem that load_state_dict reports: it lists every layer."""
     first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
     more = f" (and {len(others)} more)" if others else ""
     return textwrap.shorten(first, 200, placeholder=" ...") + more
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Tensors by name from a `.safetensors` file that is what it should be."""
+    """Return tensors by name from a `.safetensors` file with this sha256."""
     check_weights_file(path, sha256)
     try:
         return safetensors.torch.load_file(path)
@@ -177,7 +178,7 @@ def _read_weights(card: Card) -> dict[str, Tensor]:
 
 
 def check_weights_file(path: Path, sha256: str | None = None) -> None:
-    """Name what often lies where weights should be, then compare the sum."""
+    """Raise an error for files that are not weights (LFS pointers, web pages) or have another sha256."""
     if not path.is_file():
         raise FileNotFoundError(f"expected weights at {path}, got no file: download it, or correct the path")
     with path.open("rb") as file:
@@ -188,7 +189,7 @@ def check_weights_file(path: Path, sha256: str | None = None) -> None:
     elif start.startswith(b"version https://git-lfs"):
         what = "a Git LFS pointer: run `git lfs pull`"
     elif start.startswith((b"<!doctype", b"<html", b"<?xml")):
-        what = "a web page: the download met a login or a quota; download it by hand"
+        what = "a web page: the download needs a login or exceeded a quota; download it by hand"
     if what:
         raise ValueError(f"expected weights in {path}, got {what}")
     if sha256 and (found := file_sha256(path)) != sha256:
@@ -203,7 +204,7 @@ def file_sha256(path: Path) -> str:
 def _unpickle_tensors(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise nearly anything
+    except Exception as error:  # a damaged pickle can raise nearly any error
         refused = re.search(r"GLOBAL (\S+)", str(error))
         found = f"one that also holds {refused[1]}" if refused else "something else, or a damaged one"
         raise ValueError(
@@ -213,12 +214,12 @@ def _unpickle_tensors(path: Path) -> Any:
 
 
 def _state_dict(checkpoint: Any, card: Card) -> dict[str, Tensor]:
-    """The weights of a foreign checkpoint, wherever it nests them, without the prefixes of wrappers."""
+    """Return the weights of a checkpoint, also if they are nested, without the prefixes of wrappers."""
     nested = [key for key in NESTED_KEYS if isinstance(checkpoint, Mapping) and key in checkpoint]
     nested = [card.key] if card.key else [key for key in nested if isinstance(checkpoint[key], Mapping)]
     if len(nested) > 1:
         raise ValueError(
-            f"expected one set of weights in {card.path}, got {nested}: say which in "
+            f"expected one set of weights in {card.path}, got {nested}: choose one in "
             f'{card.path.with_suffix(".json").name} with "key"'
         )
     if nested and nested[0] not in checkpoint:
@@ -243,11 +244,13 @@ def _without_prefixes(key: str) -> str:
 
 
 def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any]) -> Path:
-    """Write NAME.safetensors in half precision, NAME.json, NAME.md and the manifest, each at once or not at all.
+    """Write NAME.safetensors in half precision, NAME.json, NAME.md and the manifest; each file is written atomically.
 
-    `card` says `arch` and `options` for `architectures.build`, unless the model has attributes so named; the
-    rest (accuracy, recipe, licence, ...) is kept as it is. What is written is rebuilt first and compared
-    with `model`.
+    Before that, the stored weights are loaded into a new model, whose logits are compared with those of `model`.
+
+    Args:
+        card: `arch` and `options` for `architectures.build`, unless the model has these attributes, and other facts to
+            store, such as accuracy, recipe or licence.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -273,7 +276,7 @@ def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any
 
 
 def write_weights(model: nn.Module, path: Path) -> tuple[str, int]:
-    """The weights in half precision as one file, at once or not at all; returns its sha256 and size."""
+    """Write the weights in half precision, atomically. Returns the sha256 and the size of the file."""
     content = safetensors.torch.save(compact_weights(model), metadata={"format": "pt"})
     with atomic(path) as partial:
         partial.write_bytes(content)
@@ -281,6 +284,7 @@ def write_weights(model: nn.Module, path: Path) -> tuple[str, int]:
 
 
 def compact_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state_dict with weights in half precision, as it is stored."""
     parameters = dict(model.named_parameters())
     return {key: _compact(key, value, parameters) for key, value in model.state_dict().items()}
 
@@ -291,13 +295,13 @@ def _identity(model: nn.Module, card: Mapping[str, Any]) -> tuple[str, dict[str,
     if not isinstance(arch, str) or not isinstance(options, Mapping):
         raise ValueError(
             f"expected arch (a name) and options (a table) in the card, got {arch!r} and {options!r}: "
-            "they are what architectures.build was called with"
+            "pass the arguments of architectures.build"
         )
     return arch, dict(options)
 
 
 def _compact(key: str, value: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Weights as float16; buffers as they are: a running variance may be tiny, and errors there multiply."""
+    """Return weights in float16 and buffers unchanged: a running variance may be tiny, and errors there multiply."""
     value = value.detach().cpu().contiguous().clone()
     if key not in parameters or not value.is_floating_point():
         return value
@@ -305,7 +309,7 @@ def _compact(key: str, value: Tensor, parameters: Mapping[str, Tensor]) -> Tenso
     if not half.isfinite().all():
         worst = value.abs().max().item()
         raise ValueError(f"expected weights that half precision can hold, got {worst:.4g} in {key!r} (limit 65504)")
-    # Tiny weights lose digits or vanish in half precision: such a tensor stays as it is.
+    # Tiny weights lose digits or vanish in half precision: such a tensor is not converted.
     exact_enough = (half.to(value.dtype) - value).norm() <= 1e-3 * value.norm()
     return half if exact_enough else value
 
@@ -316,7 +320,7 @@ def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any], ten
         rebuilt.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(
-            f"expected weights of {arch} with options {dict(options)}, got others: {_complaint(error)}"
+            f"expected weights of {arch} with options {dict(options)}, got others: {_first_line(error)}"
         ) from error
     images = torch.rand(4, 3, 32, 32, generator=generator(0, "zoo"))
     with torch.no_grad():

@@ -19,7 +19,7 @@ from adaptive_smoothing.attacks.objectives import LowerAlpha, Objective, cross_e
 from adaptive_smoothing.attacks.pgd import STEP_FACTOR, pgd_step
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, Victim, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.transforms import inner
+from adaptive_smoothing.mixing.transforms import without_transform
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.batch import TrainingBatch
@@ -210,7 +210,7 @@ def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.
     random, gray_box = RandomSettings(settings), settings.setting == "A"
     model = FastModel(mixed.gray_box() if gray_box else mixed, device, compiled=compiled)
     if settings.setting == "flip-standard":
-        return TargetedPGD(model, FastModel(inner(mixed.robust), device), random, flip_standard)
+        return TargetedPGD(model, FastModel(without_transform(mixed.robust), device), random, flip_standard)
     if settings.setting == "C":
         return RandomAPGD(model, random)
     # A gray-box attacker has no gradient of alpha.
@@ -219,7 +219,7 @@ def make_attack(mixed: MixedClassifier, settings: AttackSettings, device: torch.
 
 def attack_through_robust(mixed: MixedClassifier, settings: AttackSettings, device: torch.device) -> Attack:
     """Return PGD on h alone, which hardly changes g."""
-    return UntargetedPGD(FastModel(inner(mixed.robust), device), RandomSettings(settings), fool)
+    return UntargetedPGD(FastModel(without_transform(mixed.robust), device), RandomSettings(settings), fool)
 
 
 def fool(state: State) -> Objective:

@@ -17,8 +17,8 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.mixing.pretrained import weights_digest
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.training.averaging import learns_statistics, measure_statistics, statistics_kept
 from adaptive_smoothing.training.batch import TrainingBatch
 from adaptive_smoothing.training.loop import Loop, ParameterGroup
@@ -123,7 +123,7 @@ class MixingTrainer(Loop):
 
     def _loss(self, examples: MixerBatch) -> tuple[Tensor, Tensor]:
         with self._arithmetic():
-            mixed = self.mixed.weigh(examples.base_outputs, examples.images)
+            mixed = self.mixed.combine(examples.base_outputs, examples.images)
         losses = composite_loss(self.recipe.loss, mixed.logits, mixed.alpha, examples.labels, examples.pseudo_labels)
         weights = examples.weights
         if self.recipe.loss.balanced:

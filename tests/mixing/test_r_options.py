@@ -1,11 +1,11 @@
-"""R_i(x) against gradients taken one image and one class at a time."""
+"""R_i(x) compared with gradients of one image and one class at a time."""
 
 import pytest
 import torch
 from smooth_networks import CLASSES, images, network
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.trust import TRUSTS, class_gradient_norms, gradient_ratio, predicted_gradient
+from adaptive_smoothing.mixing.r_options import R_OPTIONS, class_gradient_norms, gradient_ratio, predicted_gradient
 from adaptive_smoothing.threat import L2, Linf, Threat
 
 
@@ -38,9 +38,9 @@ def test_the_four_options(norm):
         "predicted_gradient": of_g.gather(1, g(batch).argmax(1, keepdim=True)),
         "gradient_ratio": of_g / of_h,
     }
-    assert set(TRUSTS) == set(expected)
-    for name, trust in TRUSTS.items():
-        torch.testing.assert_close(trust(g, h, batch, norm), expected[name])
+    assert set(R_OPTIONS) == set(expected)
+    for name, option in R_OPTIONS.items():
+        torch.testing.assert_close(option(g, h, batch, norm), expected[name])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -51,10 +51,10 @@ def test_the_mode_of_the_caller_changes_nothing(mode):
 
 
 @pytest.mark.parametrize("name", ["standard_gradient", "predicted_gradient", "gradient_ratio"])
-def test_an_attack_sees_the_gradient_of_the_trust(name):
+def test_gradients_include_that_of_r(name):
     """Double backward against finite differences."""
     batch = images(2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: TRUSTS[name](network(0), network(1), x, L2), (batch,))
+    assert torch.autograd.gradcheck(lambda x: R_OPTIONS[name](network(0), network(1), x, L2), (batch,))
 
 
 class Flat(nn.Module):
@@ -74,6 +74,6 @@ def test_a_flat_classifier_leaves_the_ratio_finite(norm):
 
 def test_compiles():
     g, h, batch = network(0), network(1), images()
-    for trust in (predicted_gradient, gradient_ratio):
-        compiled = torch.compile(lambda x, trust=trust: trust(g, h, x, Linf), backend="aot_eager")
-        torch.testing.assert_close(compiled(batch), trust(g, h, batch, Linf))
+    for option in (predicted_gradient, gradient_ratio):
+        compiled = torch.compile(lambda x, option=option: option(g, h, x, Linf), backend="aot_eager")
+        torch.testing.assert_close(compiled(batch), option(g, h, batch, Linf))

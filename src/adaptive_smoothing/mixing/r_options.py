@@ -1,8 +1,8 @@
-"""The four options for R_i(x) in eq. adap_sm_3: how far to trust the robust classifier over the standard.
+"""The four options for R_i(x) in eq. adap_sm_3, which estimates how trustworthy the base classifiers are at x.
 
-Each takes the two score functions (images -> [N, C] logits or probabilities, whichever is mixed), the images
-and the norm of the threat, and returns R, [N, C] or [N, 1]. All can be differentiated once more, so that a
-white-box attack on the mixture sees how R itself changes with the image.
+Each takes the two score functions (images -> [N, C] logits or probabilities, whichever are mixed), the images and the
+norm of the threat, and returns R, [N, C] or [N, 1]. Each can be differentiated again, so that a white-box attack on the
+mixture includes the change of R with the image.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from torch import Tensor
 from adaptive_smoothing.threat import Threat
 
 Scores = Callable[[Tensor], Tensor]
-Trust = Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]
-TrustName = Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"]
+ROption = Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]
+ROptionName = Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"]
 
 CLASSES_AT_ONCE = 16
 
 
 def one(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
-    """R_i = 1: the paper's choice, and the only one without a backward pass inside the forward pass."""
+    """Return R_i = 1, the choice of the paper and the only option without a backward pass in the forward pass."""
     return torch.ones(images.shape[0], 1, dtype=images.dtype, device=images.device)
 
 
 def standard_gradient(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
-    """R_i = ||grad g_i||_{p*}, which turns eq. adap_sm_3 into eq. adap_sm_2."""
+    """Return R_i = ||grad g_i||_{p*}, which turns eq. adap_sm_3 into eq. adap_sm_2."""
     return class_gradient_norms(standard, images, norm)
 
 
 def predicted_gradient(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
-    """R_i = ||grad max_j g_j||_{p*}, one backward pass for all classes."""
+    """Return R_i = ||grad max_j g_j||_{p*}: one backward pass for all classes."""
     _, gradient = value_and_gradient(lambda batch: standard(batch).max(1).values, images)
     return norm(0.0).dual_norm(gradient)[:, None]
 
 
 def gradient_ratio(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
-    """R_i = ||grad g_i||_{p*} / ||grad h_i||_{p*}.
+    """Return R_i = ||grad g_i||_{p*} / ||grad h_i||_{p*}.
 
-    Both norms are raised by a speck: where h is flat the ratio is large but finite, where both are it is 1.
+    A tiny number is added to both norms: where h is flat the ratio is large but finite, where both are flat it is 1.
     """
     g = class_gradient_norms(standard, images, norm)
     h = class_gradient_norms(robust, images, norm)
     # Its square is still a normal number, so the derivative of the ratio cannot overflow.
-    speck = torch.finfo(g.dtype).tiny ** (1 / 3)
-    return (g + speck) / (h + speck)
+    tiny = torch.finfo(g.dtype).tiny ** (1 / 3)
+    return (g + tiny) / (h + tiny)
 
 
-TRUSTS: dict[str, Trust] = {
+R_OPTIONS: dict[str, ROption] = {
     function.__name__: function for function in (one, standard_gradient, predicted_gradient, gradient_ratio)
 }
 
 
 def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
-    """The norm of a threat, whatever its radius."""
+    """Return the norm of a threat: its class."""
     kind = norm if isinstance(norm, type) else type(norm)
     if not issubclass(kind, Threat):
         raise TypeError(f"expected norm as a threat, got {norm!r}: pass ads.Linf or ads.L2, the class itself")
@@ -64,9 +64,9 @@ def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
 
 
 def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
-    """A score per image [N] and its gradient with respect to that image.
+    """Return a score per image [N] and its gradient with respect to that image.
 
-    By torch.func, so that it works under no_grad, inference_mode and torch.compile, and inside an attack.
+    torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
     """
     value, pull_back, *_ = torch.func.vjp(score, images)
     return value, pull_back(torch.ones_like(value))[0]
@@ -75,9 +75,10 @@ def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
 def class_gradient_norms(
     scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = CLASSES_AT_ONCE
 ) -> Tensor:
-    """Dual norm of the gradient of every class's score, [N, C].
+    """Return the dual norm of the gradient of the score of every class, [N, C].
 
-    The Jacobian is C images per image: `classes_at_once` of them are held at a time, unless a graph is kept.
+    Args:
+        classes_at_once: gradients that are held at a time, each as large as the images; with a graph, all are held.
     """
     values, pull_back, *_ = torch.func.vjp(scores, images)
     classes = values.shape[1]

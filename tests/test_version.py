@@ -1,0 +1,63 @@
+"""The version of the code changes with the code that computes results, and with nothing else."""
+
+import re
+
+import pytest
+
+from adaptive_smoothing.version import VERSION, code_digest, code_version
+
+CODE = '''"""A module."""
+
+RATE = 0.5
+
+
+def step(x):
+    """Return the next point."""
+    return x - RATE * x  # downhill
+'''
+
+
+@pytest.fixture
+def package(tmp_path):
+    for name in ("models", "cli"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "steps.py").write_text(CODE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Return the next point.", "Return another point."),
+        ('"""A module."""\n', ""),
+        ("# downhill", "# towards zero"),
+        ("x - RATE * x  #", "(x\n        - RATE * x)  #"),
+    ],
+)
+def test_docstrings_comments_and_layout_do_not_count(package, old, new):
+    before = code_digest(package)
+    (package / "models" / "steps.py").write_text(CODE.replace(old, new))
+    assert old in CODE and code_digest(package) == before
+
+
+@pytest.mark.parametrize(("old", "new"), [("0.5", "0.25"), ("x - RATE", "x + RATE"), ("step", "move")])
+def test_code_counts(package, old, new):
+    before = code_digest(package)
+    (package / "models" / "steps.py").write_text(CODE.replace(old, new))
+    assert code_digest(package) != before
+
+
+def test_the_name_of_a_module_counts(package):
+    before = code_digest(package)
+    (package / "models" / "steps.py").rename(package / "models" / "moves.py")
+    assert code_digest(package) != before
+
+
+def test_packages_that_compute_no_result_do_not_count(package):
+    before = code_digest(package)
+    (package / "cli" / "steps.py").write_text(CODE.replace("0.5", "0.25"))
+    assert code_digest(package) == before
+
+
+def test_the_version_has_ten_digits_of_the_digest():
+    assert re.fullmatch(re.escape(VERSION) + r"\+[0-9a-f]{10}", code_version())
