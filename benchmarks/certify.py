@@ -1,12 +1,12 @@
-"""Certification by stopping early against Cohen's procedure, written plainly.
+"""Time of certification with early stopping, compared with a plain implementation of Cohen's procedure.
 
     python benchmarks/certify.py gaussian-050 --sigma 0.5 --radius 0.5 --images 500 --plain-images 20 --device cuda \
         --data cifar10 --out benchmarks/results/certify.json
 
 Cohen et al. 2019: for one image after the other, n0 = 100 samples choose a class, n = 100,000 others bound its
-probability by Clopper-Pearson (scipy), a failure probability of 0.001. Ours decides one radius and samples no more.
-Time and samples are of the same images where both are run; the certified accuracy of Cohen's test on all images comes
-from our batches, as one image after the other would take hours.
+probability by Clopper-Pearson (scipy), with a failure probability of 0.001. Early stopping samples an image until one
+radius is decided. The certified accuracy of Cohen's test on all images is computed in our batches, because one image
+after the other would take hours.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.certify import certify
+from adaptive_smoothing.certification.options import SmoothingOptions
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models import zoo
@@ -40,6 +41,7 @@ N0, N, CHANCE, BATCH = 100, 100_000, 0.001, 1000
 
 @torch.no_grad()
 def votes(base: nn.Module, image: Tensor, sigma: float, count: int, classes: int, batch: int = BATCH) -> np.ndarray:
+    """Return the votes of `count` noisy samples of one image."""
     found = np.zeros(classes, dtype=int)
     while count > 0:
         size = min(count, batch)
@@ -52,14 +54,15 @@ def votes(base: nn.Module, image: Tensor, sigma: float, count: int, classes: int
 
 
 def cohen(base: nn.Module, image: Tensor, sigma: float, classes: int, n: int) -> tuple[int, float]:
-    """The class and the radius, or -1 and 0."""
+    """Return the class and its radius, or -1 and 0 if nothing is certified."""
     chosen = int(votes(base, image, sigma, N0, classes).argmax())
-    right = int(votes(base, image, sigma, n, classes)[chosen])
-    lower = float(beta.ppf(CHANCE, right, n - right + 1))
+    agreeing = int(votes(base, image, sigma, n, classes)[chosen])
+    lower = float(beta.ppf(CHANCE, agreeing, n - agreeing + 1))
     return (chosen, sigma * float(norm.ppf(lower))) if lower >= 0.5 else (-1, 0.0)
 
 
 def plainly(base: nn.Module, data: ImageData, sigma: float, radius: float, device: str, n: int) -> dict[str, Any]:
+    """Return the row of Cohen's procedure."""
     images, labels = data.to(device).floats(), data.labels
     cohen(base, images[:1], sigma, data.num_classes, min(n, 5000))  # the first pass is slower
     began = time.perf_counter()
@@ -69,14 +72,18 @@ def plainly(base: nn.Module, data: ImageData, sigma: float, radius: float, devic
     return _row(len(data), seconds, (N0 + n) * len(data), float(np.mean(right)))
 
 
-# --- ours -------------------------------------------------------------------------------------------------
+# --- ours --------------------------------------------------------------------------------------------
 
 
-def ours(base: nn.Module, data: ImageData, sigma: float, device: str, **options: Any) -> tuple[Certificates, float]:
+def ours(
+    base: nn.Module, data: ImageData, sigma: float, device: str, options: SmoothingOptions
+) -> tuple[Certificates, float]:
+    """Return the certificates and the seconds that they took."""
     smooth = SmoothedClassifier(base, sigma, hard=True)
-    certify(smooth, data.take(slice(2)), device=device, samples=200, precision=options.get("precision", "float32"))
+    warm_up = SmoothingOptions(samples=200, precision=options.precision)
+    certify(smooth, data.take(slice(2)), device=device, options=warm_up)
     began = time.perf_counter()
-    found = certify(smooth, data, device=device, **options)
+    found = certify(smooth, data, device=device, options=options)
     return found, time.perf_counter() - began
 
 
@@ -121,18 +128,19 @@ def main() -> None:
     keep("Cohen, plainly", plainly(base, few, args.sigma, args.radius, args.device, args.samples))
     stopped: dict[str, Certificates] = {}
     for precision in args.precisions:
-        options = {"radius": args.radius, "samples": args.samples, "precision": precision}
-        stopped[precision], seconds = ours(base, data, args.sigma, args.device, **options)
+        options = SmoothingOptions(radius=args.radius, samples=args.samples, precision=precision)
+        stopped[precision], seconds = ours(base, data, args.sigma, args.device, options)
         spent = int(stopped[precision].rows["samples"].sum())
         accuracy = stopped[precision].accuracy(args.radius)
         keep(f"stopping early, {precision}", _row(len(data), seconds, spent, accuracy))
     precision = args.precisions[-1]
-    full, seconds = ours(base, data, args.sigma, args.device, samples=args.samples, selection=N0, precision=precision)
-    spent, right = int(full.rows["samples"].sum()), full.correct & (full.rows["radius"] >= args.radius)
-    row = _row(len(data), seconds, spent, float(right.mean()))
+    options = SmoothingOptions(samples=args.samples, selection=N0, precision=precision)
+    full, seconds = ours(base, data, args.sigma, args.device, options)
+    spent, reached = int(full.rows["samples"].sum()), full.correct & (full.rows["radius"] >= args.radius)
+    row = _row(len(data), seconds, spent, float(reached.mean()))
     for name, found in stopped.items():
         early = found.correct & (found.rows["radius"] >= args.radius)
-        row[f"{name}: behind by"], row[f"{name}: give or take"] = difference(right, early)
+        row[f"{name}: behind by"], row[f"{name}: give or take"] = difference(reached, early)
     keep(f"Cohen's test in our batches, {precision}", row)
 
 

@@ -1,9 +1,9 @@
-"""Noisy answers a second: the network as it is and compiled, in batches of several sizes, and where the time goes.
+"""Noisy samples per second of a network, compiled or not, in several batch sizes and precisions.
 
     python benchmarks/sampling.py gaussian-050 --sigma 0.5 --device cuda --precisions bfloat16 \
         --out benchmarks/results/sampling-cuda.json
 
-Of the samples that `certify` draws; "network alone" leaves out the noise and the counting.
+The samples are those that `certify` draws; "network alone" leaves out the noise and the counting.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from adaptive_smoothing.runs.environment import environment
 
 
 def measure(sampler: Sampler, images: Tensor, classes: int, samples: int) -> dict[str, Any]:
-    """Of so many samples of each image, after a first pass that is longer than the others."""
+    """Return the row of one sampler, measured after a first pass, which is slower."""
     index, size, drawn = torch.arange(len(images)), sampler.batch_size, samples * len(images)
-    assert size is not None  # every row says which
+    assert size is not None  # stored in the row
     noisy, batches = images[:1].repeat(size, 1, 1, 1), max(1, drawn // size)
 
     def everything(count: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from certified_tables import CERTIFIED, margins_of, matched
+from margins import held_share
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from adaptive_smoothing.certification.margins import held_share
 from adaptive_smoothing.report.certified import frontier_panel
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel

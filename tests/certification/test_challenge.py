@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from adaptive_smoothing.certification.challenge import challenge
 from half_spaces import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certificates import Certificates
-from adaptive_smoothing.certification.challenge import challenge
 
 
 @pytest.fixture(scope="module")

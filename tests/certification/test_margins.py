@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-
 from adaptive_smoothing.certification.margins import held_share, margin_figures
 
 RIGHT = np.array([True, True, True, False])

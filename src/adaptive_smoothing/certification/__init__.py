@@ -1,1 +1,1 @@
-"""Radii that hold: a certificate is a theorem with a probability on it, anything else is called an estimate."""
+"""Certified radii: a certificate is a theorem plus a failure probability; anything weaker is called an estimate."""

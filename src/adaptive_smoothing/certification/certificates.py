@@ -1,4 +1,4 @@
-"""What a certification says of every image, and the curve it makes."""
+"""The result of a certification: one row per image, from which curves and tables are computed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import numpy as np
 
 from adaptive_smoothing.results import interval
 
-# Of the tables; curves have a step wherever an image ends.
+# Radii of the table in result.json.
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """One entry per image in each of `rows`, and how they came about in `settings`.
+    """The result of `certify`.
 
-    Rows: index, label, prediction, certified, radius (0 where nothing is certified), estimate (the radius if what was
-    sampled were the truth, or what is only an estimate at all), samples, and what they were computed from. Where an
-    image is certified its prediction is that of the certificate. A certificate of a method with samples is wrong with
-    at most `settings["failure probability"]`, for each image.
+    The certificate of an image is wrong with at most the probability `settings["failure probability"]`.
+
+    Args:
+        rows: columns with one entry per image: index, label, prediction (of certified images, that of the
+            certificate), certified, radius (0 where nothing is certified), estimate (the radius if the sampled means
+            were exact, or of a method that only estimates), samples, and the numbers that they were computed from.
+        settings: everything the result depends on.
     """
 
     rows: dict[str, np.ndarray]
@@ -33,7 +36,7 @@ class Certificates:
 
     @property
     def clean(self) -> float:
-        """Accuracy of the predictions, certified or not."""
+        """The accuracy of all predictions, certified or not."""
         return float(self.correct.mean())
 
     @property
@@ -41,7 +44,7 @@ class Certificates:
         return self.rows["certified"]
 
     def accuracy(self, radius: float, *, estimated: bool = False) -> float:
-        """The share of images that are right and have at least this radius: certified, or only estimated."""
+        """Return the share of images that are correct with at least this radius, certified or only estimated."""
         return float((self.correct & self._reaches(radius, estimated)).mean())
 
     def _reaches(self, radius: float, estimated: bool) -> np.ndarray:
@@ -50,13 +53,14 @@ class Certificates:
         return self.certified & (self.rows["radius"] >= radius)
 
     def curve(self, *, estimated: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Radii at which the certified accuracy falls, from 0 on, and what it is up to each of them."""
+        """Return the radii at which the certified accuracy falls, from 0 on, and the accuracy up to each of them."""
         found = self.rows["estimate" if estimated else "radius"]
         reached = np.sort(found[self.correct & self._reaches(0.0, estimated)])
         left = np.arange(len(reached), -1, -1) / len(self.correct)
         return np.concatenate([[0.0], reached]), left
 
     def table(self, radii: Sequence[float] = RADII) -> list[dict[str, float]]:
+        """Return the certified accuracy at each radius, its 95 % interval, and the estimated accuracy."""
         rows = []
         for radius in radii:
             share = self.accuracy(radius)
@@ -73,14 +77,14 @@ class Certificates:
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """What `result.json` holds."""
-        right = self.certified & self.correct
+        """Return the content of result.json."""
+        correct = self.certified & self.correct
         return {
             "images": len(self.correct),
             "clean": {"accuracy": self.clean, "interval": interval(int(self.correct.sum()), len(self.correct))},
-            "certified": {"images": int(self.certified.sum()), "right": int(right.sum())},
+            "certified": {"images": int(self.certified.sum()), "right": int(correct.sum())},
             "radius": {
-                "mean": float(np.where(right, self.rows["radius"], 0.0).mean()),
+                "mean": float(np.where(correct, self.rows["radius"], 0.0).mean()),
                 "largest": float(self.rows["radius"].max()),
             },
             "accuracy": self.table(),

@@ -1,31 +1,36 @@
-"""The methods of certification by name, each for the classifiers it is about."""
+"""The methods of certification, and the classifiers that each of them can certify."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
+from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.lipschitz import Lipschitz, LipschitzLogits
 from adaptive_smoothing.certification.local_lipschitz import LocalEstimate
-from adaptive_smoothing.certification.sampling import Sampler
+from adaptive_smoothing.certification.options import (
+    METHODS,
+    CertifyOptions,
+    LipschitzOptions,
+    LocalOptions,
+    SmoothingOptions,
+    check_method,
+    method_of,
+)
 from adaptive_smoothing.certification.smoothing import Smoothing
 from adaptive_smoothing.certification.target import CertificationTarget, NotCertifiableError
-from adaptive_smoothing.certification.telling import Tell, nothing
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 from adaptive_smoothing.threat import NORMS
-
-# More than float64 is off by where a radius is multiplied by a root, and what is taken from it when it is divided.
-ROUNDING = 3e-9
 
 
 class Certifier(Protocol):
-    """Finds a radius in `norm` for each image."""
+    """A method of certification: finds a radius in `norm` for each image."""
 
     @property
     def name(self) -> str: ...
@@ -35,85 +40,98 @@ class Certifier(Protocol):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """How it goes about it, as plain data."""
+        """The settings of the method, as plain data for result.json."""
 
-    def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
-        """Columns of one entry per image: robust_class (what h says), lower and upper (bounds on the probability of
-        that and of any other class), radius, estimate, samples, probabilities."""
+    def certify(
+        self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress
+    ) -> dict[str, np.ndarray]:
+        """Return columns with one entry per image.
+
+        They are: robust_class (that h predicts), lower (bound on its probability), upper (bound on the probability of
+        any other class), radius, estimate, samples, probabilities.
+        """
 
 
-def make_certifier(
-    parts: CertificationTarget, kind: str | None, norm: str | None, options: Mapping[str, Any], *, pixels: int = 1
-) -> Certifier:
-    """The method of this name, or the one that h is made for. A wanted `radius` in Linf is so much longer in L2 as an
-    image of so many `pixels` makes it."""
-    if norm is not None and norm not in NORMS:
-        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}")
-    kind = kind or natural_method(parts.robust)
-    if kind not in METHODS:
-        raise ValueError(f"expected a method among {', '.join(METHODS)}, got {kind!r}")
-    options = dict(options)
-    if norm == "Linf" and options.get("radius") is not None and kind == "smoothing":
-        options["radius"] = options["radius"] * math.sqrt(pixels) * (1 + ROUNDING)
-    return METHODS[kind](parts, norm, options)
+def choose_options(robust: nn.Module, method: str | None, options: CertifyOptions | None) -> CertifyOptions:
+    """Return the given options, or the defaults of the method; without a method, of the one that h is made for."""
+    if method is not None:
+        check_method(method)
+    if options is None:
+        return METHODS[method or natural_method(robust)]()
+    if method not in (None, method_of(options)):
+        raise TypeError(
+            f"expected {METHODS[method].__name__} for the method {method!r}, got {type(options).__name__}: pass "
+            "options of that method, or leave the method out"
+        )
+    return options
 
 
 def natural_method(robust: nn.Module) -> str:
+    """Return the method that certifies this h."""
     if isinstance(robust, SmoothedClassifier):
         return "smoothing"
     if isinstance(robust, LipschitzLogits):
         return "lipschitz"
     raise NotCertifiableError(
         f"expected a smoothed classifier or a network with a proven Lipschitz constant as h, got a "
-        f"{type(robust).__name__}: smooth it with ads.SmoothedClassifier(h, sigma), or have an estimate: method='local'"
+        f"{type(robust).__name__}: smooth it with ads.SmoothedClassifier(h, sigma), or estimate with method='local'"
     )
 
 
-def _smoothing(parts: CertificationTarget, norm: str | None, options: dict[str, Any]) -> Smoothing:
-    h = parts.robust
+def make_certifier(
+    target: CertificationTarget, options: CertifyOptions, norm: str | None = None, *, pixels: int = 1
+) -> Certifier:
+    """Return the certifier for a target, or raise `NotCertifiableError` if the method does not cover its h.
+
+    Args:
+        norm: norm of the radii; default L2, or Linf for a local estimate.
+        pixels: dimension of an image, which converts a wanted Linf radius to L2.
+    """
+    if norm is not None and norm not in NORMS:
+        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}")
+    if isinstance(options, SmoothingOptions):
+        if norm == "Linf" and options.radius is not None:
+            options = replace(options, radius=options.radius * math.sqrt(pixels) * (1 + rounding.LINF_TO_L2))
+        return _smoothing(target, options)
+    if isinstance(options, LipschitzOptions):
+        return _lipschitz(target, options)
+    return _local(target, options, norm or "Linf")
+
+
+def _smoothing(target: CertificationTarget, options: SmoothingOptions) -> Smoothing:
+    h = target.robust
     if not isinstance(h, SmoothedClassifier):
         raise NotCertifiableError(
             f"expected a smoothed classifier as h, got a {type(h).__name__}: ads.SmoothedClassifier(h, sigma=0.5)"
         )
-    if parts.scale != 1:
+    if target.scale != 1:
         raise NotCertifiableError(
-            f"expected logits of h as they are, got them times {parts.scale:g}: a mean of probabilities that is scaled "
-            "afterwards is no mean any more; scale the logits of the base inside of the SmoothedClassifier"
+            f"expected unscaled logits of h, got them times {target.scale:g}: the theorem is about a mean of "
+            "probabilities, not about its power; scale the logits of the base inside the SmoothedClassifier"
         )
-    known = {field.name for field in fields(Sampler)} - {"base", "sigma", "hard"}
-    sampler = Sampler(h.base, h.sigma, h.hard, **{name: options.pop(name) for name in known & set(options)})
-    return Smoothing(sampler=sampler, alpha=parts.alpha, **_known(Smoothing, options, known))
+    return Smoothing(robust=h, alpha=target.alpha, options=options)
 
 
-def _lipschitz(parts: CertificationTarget, norm: str | None, options: dict[str, Any]) -> Lipschitz:
-    if not isinstance(parts.robust, LipschitzLogits):
+def _lipschitz(target: CertificationTarget, options: LipschitzOptions) -> Lipschitz:
+    if not isinstance(target.robust, LipschitzLogits):
         raise NotCertifiableError(
-            f"expected a network that proves its Lipschitz constant as h, got a {type(parts.robust).__name__}: it "
+            f"expected a network that proves its Lipschitz constant as h, got a {type(target.robust).__name__}: it "
             "needs a method pairwise_lipschitz, as the architecture lipschitz_net has; method='local' gives an estimate"
         )
-    return Lipschitz(robust=parts.robust, alpha=parts.alpha, scale=parts.scale, **_known(Lipschitz, options))
+    return Lipschitz(robust=target.robust, alpha=target.alpha, scale=target.scale, theorem=options.theorem)
 
 
-def _local(parts: CertificationTarget, norm: str | None, options: dict[str, Any]) -> LocalEstimate:
-    if isinstance(parts.robust, Hardmax) or (isinstance(parts.robust, SmoothedClassifier) and parts.robust.hard):
+def _local(target: CertificationTarget, options: LocalOptions, norm: str) -> LocalEstimate:
+    h = target.robust
+    if isinstance(h, Hardmax) or (isinstance(h, SmoothedClassifier) and h.hard):
         raise NotCertifiableError(
-            "expected an h with a gradient to climb, got votes, which have none: estimate with soft ones, hard=False"
+            "expected an h with a gradient, got hard votes, which have none: estimate with soft votes, hard=False"
         )
-    threat = NORMS[norm or "Linf"](options.pop("eps", 8 / 255))
-    known = _known(LocalEstimate, options, {"eps"})
-    return LocalEstimate(robust=parts.robust, threat=threat, alpha=parts.alpha, scale=parts.scale, **known)
-
-
-def _known(method: type, options: dict[str, Any], more: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
-    """The options, if the method has them."""
-    own = {field.name for field in fields(method)} - {"robust", "sampler", "alpha", "scale", "threat"} | more
-    for name in set(options) - own:
-        raise TypeError(f"expected an option of the method, got {name!r}: it takes {', '.join(sorted(own))}")
-    return options
-
-
-METHODS: dict[str, Callable[[CertificationTarget, str | None, dict[str, Any]], Any]] = {
-    "smoothing": _smoothing,
-    "lipschitz": _lipschitz,
-    "local": _local,
-}
+    return LocalEstimate(
+        robust=h,
+        threat=NORMS[norm](options.eps),
+        alpha=target.alpha,
+        scale=target.scale,
+        steps=options.steps,
+        batch_size=options.batch_size,
+    )

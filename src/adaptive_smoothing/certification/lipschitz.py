@@ -1,4 +1,4 @@
-"""Certificates without chance: from a Lipschitz constant that the robust classifier proves of itself."""
+"""Deterministic certification, from Lipschitz constants that the robust classifier proves."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.certification import radius
-from adaptive_smoothing.certification.telling import Tell, nothing
+from adaptive_smoothing.certification import radius, rounding
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
-
-# The theorem is about exact logits, and what is certified are those of float64, which are exact enough. Whoever runs
-# the network in float32 gets others: each lead is taken to be smaller by so many times what the two differ by at the
-# image.
-ROUNDING = 100.0
+from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 
 
 @runtime_checkable
 class LipschitzLogits(Protocol):
-    """A classifier with a proof: [C, C] bounds on the L2 Lipschitz constants of the differences of its logits.
+    """A classifier that proves Lipschitz constants of its logits."""
 
-    Everything that multiplies the logits is in them.
-    """
-
-    def pairwise_lipschitz(self) -> Tensor: ...
+    def pairwise_lipschitz(self) -> Tensor:
+        """Return [C, C] bounds on the L2 Lipschitz constants of the differences of its logits, as it returns them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lipschitz:
-    """The radius of h, or of a mixture with it, from the constants of h's logits; `scale` multiplies these."""
+    """Certifies a Lipschitz h, or a mixture with it.
+
+    The logits are computed in float64. A user runs the network in float32, so each lead is reduced by a multiple of the
+    difference between the two (`rounding.LOGIT_ERRORS`).
+
+    Args:
+        scale: factor of the logits of h in the mixture.
+    """
 
     name: ClassVar[str] = "lipschitz"
     norm: ClassVar[str] = "L2"
@@ -45,8 +45,6 @@ class Lipschitz:
 
     def __post_init__(self) -> None:
         radius.needed_margin(self.alpha)
-        if self.theorem not in THEOREMS:
-            raise ValueError(f"expected a theorem among {', '.join(THEOREMS)}, got {self.theorem!r}")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -60,14 +58,15 @@ class Lipschitz:
 
     @cached_property
     def constants(self) -> Tensor:
-        """[C, C] of the differences of logits as they are mixed."""
+        """The [C, C] constants of the differences of the scaled logits."""
         with full_precision():
             found = [each.pairwise_lipschitz().cpu().double() for each in (self.robust, self._exact)]
         larger = self.scale * torch.maximum(*found)
         others = larger[~torch.eye(len(larger), dtype=torch.bool)]
         if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not (others.isfinite() & (others > 0)).all():
             raise ValueError(
-                "expected [C, C] positive, finite constants from pairwise_lipschitz, got others: one for each pair"
+                "expected [C, C] positive, finite constants from pairwise_lipschitz, one for each pair of classes, got "
+                f"a tensor of shape {list(larger.shape)} with values from {larger.min():g} to {larger.max():g}"
             )
         return larger
 
@@ -75,25 +74,29 @@ class Lipschitz:
     def _exact(self) -> Any:
         return copy.deepcopy(self.robust).double()
 
-    def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
-        """See `Method`. Without chance; the columns `doubt`, `constant` and `alone` (the radius of h) are what any
-        other alpha needs."""
-        # The copy may have come with the method from another process, and another device.
+    def certify(
+        self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress
+    ) -> dict[str, np.ndarray]:
+        """Return the columns that `Certifier` lists, and those from which `frontier` computes any other alpha.
+
+        These are `doubt` (1 - gap), `constant` (M) and `alone` (the radius of h alone).
+        """
+        # The float64 copy may come from a process on another device.
         logits = self.scale * fp32_logits_chunked(self._exact.to(images.device), images.double()).cpu()
         rounded = self.scale * fp32_logits_chunked(self.robust, images).cpu().double()
         leads, pairs = _leads(logits, self.constants, (logits - rounded).abs().amax(1))
         shares = _probabilities(leads)
         alone = radius.logit_radius(leads.numpy(), pairs.numpy())
-        doubt, constant = _doubt(leads), pairs.amax(1).numpy()
+        complement, constant = _gap_complement(leads), pairs.amax(1).numpy()
         if self.theorem == "paper":
             found = _by_probabilities(logits, shares, self.constants, self.alpha)
         else:
-            found = alone if self.alpha == 1 else radius.lipschitz_margin_radius(doubt, constant, self.alpha)
+            found = alone if self.alpha == 1 else radius.lipschitz_margin_radius(complement, constant, self.alpha)
         return {
             "robust_class": logits.argmax(1).numpy(),
             "lower": shares[:, 0].numpy(),
             "upper": shares[:, 1].numpy(),
-            "doubt": doubt,
+            "doubt": complement,
             "constant": constant,
             "alone": alone,
             "radius": found,
@@ -104,27 +107,30 @@ class Lipschitz:
 
 
 def _by_probabilities(logits: Tensor, shares: Tensor, constants: Tensor, alpha: float) -> np.ndarray:
-    """thm:certified_radius. Of a softmax, p_i has the gradient p_i sum_k p_k (z_i - z_k): L_i = max_k M_ik / 4."""
+    """Return the radius of thm:certified_radius with L_i = max_k M_ik / 4.
+
+    The gradient of a softmax probability p_i is p_i sum_k p_k (z_i - z_k)', and p_i (1 - p_i) <= 1/4.
+    """
     each = (constants.amax(1) / 4)[_ranking(logits)].numpy()
     ranked = shares.numpy()
     return radius.lipschitz_radius(ranked[:, 0], ranked[:, 1:], each[:, 0], each[:, 1:], alpha)
 
 
-def _leads(logits: Tensor, constants: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the first class over each other, less what rounding may add, and the constants of these differences."""
+def _leads(logits: Tensor, constants: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lead of the first class over each other, less the allowance for rounding, and their constants."""
     order = _ranking(logits)
     ranked = logits.gather(1, order)
-    leads = ranked[:, :1] - ranked[:, 1:] - 2 * ROUNDING * rounding[:, None]
+    leads = ranked[:, :1] - ranked[:, 1:] - 2 * rounding.LOGIT_ERRORS * errors[:, None]
     return leads, constants[order[:, :1], order[:, 1:]]
 
 
 def _probabilities(leads: Tensor) -> Tensor:
-    """From the first class down, if all others are as close as rounding allows."""
+    """Return the probabilities for these leads, in decreasing order."""
     return torch.cat([torch.zeros_like(leads[:, :1]), -leads], 1).softmax(1)
 
 
-def _doubt(leads: Tensor) -> np.ndarray:
-    """1 minus the gap to the second class, to all digits: (sum + largest) / (1 + sum) of exp(-lead)."""
+def _gap_complement(leads: Tensor) -> np.ndarray:
+    """Return 1 - gap without cancellation: (sum + largest) / (1 + sum) of exp(-lead)."""
     others = (-leads.clamp(-700, 700)).exp()
     total = others.sum(1)
     return ((total + others.amax(1)) / (1 + total)).clamp_max(2.0).numpy()
@@ -132,6 +138,3 @@ def _doubt(leads: Tensor) -> np.ndarray:
 
 def _ranking(logits: Tensor) -> Tensor:
     return logits.argsort(dim=1, descending=True, stable=True)
-
-
-THEOREMS = ("margin", "paper")

@@ -1,15 +1,17 @@
-"""How fast probabilities change near an image, as far as PGD can tell: an estimate, and no certificate.
+"""Local Lipschitz constants of the probabilities of h, estimated by PGD. This is an estimate, not a certificate.
 
-eq. est_lipschitz of the paper adds a rise of the predicted class and subtracts the rises of the others, where its text
-asks for what thm:certified_radius needs: how far the predicted class can fall and how far any other can rise. Here all
-of them count as they hurt, L_y = max (h_y(x) - h_y(x + delta)) / eps and L_i = max (h_i(x + delta) - h_i(x)) / eps,
-each class with a perturbation of its own, each at least 0. The estimate of the paper is their mean over the classes.
+thm:certified_radius needs how far the probability of the predicted class can fall, and how far any other can rise:
+
+    L_y = max (h_y(x) - h_y(x + delta)) / eps,    L_i = max (h_i(x + delta) - h_i(x)) / eps,
+
+where each class has a perturbation of its own, and each constant is at least 0. eq:est_lipschitz of the paper has the
+opposite signs, against its own text; the text is followed here. The paper reports the mean over the classes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,20 +20,21 @@ from torch import Tensor, nn
 from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.pgd import Active, Model, ascend
 from adaptive_smoothing.certification import radius
-from adaptive_smoothing.certification.telling import Tell, nothing
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
-from adaptive_smoothing.runs.sharded import check_size
+from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 from adaptive_smoothing.threat import Threat
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEstimate:
-    """Estimated local constants of h, per class and one-sided, and whether they let a mixture stand at radius eps.
+    """Estimates one-sided local Lipschitz constants of h, and whether a mixture is robust at radius eps.
 
-    The constants are about the whole ball, so the radius they give is one of two: eps, if thm:certified_radius reaches
-    it, or none.
+    The constants belong to the whole ball. So the estimated radius is eps where thm:certified_radius reaches it,
+    and 0 elsewhere.
     """
+
+    name: ClassVar[str] = "local"
 
     robust: nn.Module
     threat: Threat
@@ -42,15 +45,6 @@ class LocalEstimate:
 
     def __post_init__(self) -> None:
         radius.needed_margin(self.alpha)
-        check_size("batch_size", self.batch_size)
-        if self.steps < 1:
-            raise ValueError(f"expected at least 1 step, got {self.steps}")
-        if not float(self.threat.eps) > 0:
-            raise ValueError("expected eps above 0 for a slope, got 0: 8/255 is usual in Linf")
-
-    @property
-    def name(self) -> str:
-        return "local"
 
     @property
     def norm(self) -> str:
@@ -66,8 +60,10 @@ class LocalEstimate:
             "precision": "float32",
         }
 
-    def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
-        """See `Method`: nothing is certified; the column `constants` is [N, C]."""
+    def certify(
+        self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress
+    ) -> dict[str, np.ndarray]:
+        """Return the columns that `Certifier` lists, with every radius 0, and `constants` [N, C]."""
         eps = float(self.threat.eps)
         probabilities = (self.scale * fp32_logits_chunked(self.robust, images).double()).softmax(1).cpu().numpy()
         constants = self.largest_changes(images, probabilities.argmax(1)) / eps
@@ -84,7 +80,7 @@ class LocalEstimate:
         }
 
     def largest_changes(self, images: Tensor, predicted: np.ndarray) -> np.ndarray:
-        """[N, C]: how far the predicted class falls and every other rises inside the ball, as far as PGD finds."""
+        """Return [N, C]: how far PGD lowers the predicted class and raises every other inside the ball."""
         size = self.batch_size or (4096 if images.is_cuda else 128)
         classes = self._num_classes(images)
         found = [
@@ -101,7 +97,7 @@ class LocalEstimate:
         return fp32_logits_chunked(self.robust, images[:1]).shape[1]
 
     def _climb(self, images: Tensor, predicted: Tensor, classes: int) -> Tensor:
-        """Every image with every class at once: the paper's PGD, from the image itself."""
+        """Return the largest changes [N, C], by the paper's PGD on all classes at once, started at the image."""
         start = images.repeat_interleave(classes, 0)
         which = torch.arange(classes, device=images.device).repeat(len(images))
         sign = torch.where(which == predicted, -1.0, 1.0)
@@ -120,17 +116,17 @@ class LocalEstimate:
         return best.double().unflatten(0, (len(images), classes))
 
     def _chosen(self, images: Tensor, which: Tensor) -> Tensor:
-        """The probability of one class for each image."""
+        """Return the probability of one class for each image."""
         with trusted_images():
             logits = self.robust(images)
         return (self.scale * logits.float()).softmax(1).gather(1, which[:, None]).squeeze(1)
 
 
 def estimated_radius(probabilities: np.ndarray, constants: np.ndarray, eps: float, alpha: float) -> np.ndarray:
-    """eps, where thm:certified_radius with these constants reaches it, and 0 elsewhere."""
+    """Return eps where thm:certified_radius with these constants reaches it, and 0 elsewhere."""
     order = np.argsort(-probabilities, axis=1, kind="stable")
     ranked, each = (np.take_along_axis(array.astype(np.float64), order, 1) for array in (probabilities, constants))
-    # A class that does not move at all still has a constant above 0.
+    # The theorem needs constants above 0.
     each = np.maximum(each, 1e-12)
     reach = radius.lipschitz_radius(ranked[:, 0], ranked[:, 1:], each[:, 0], each[:, 1:], alpha)
     return np.where(reach >= eps, eps, 0.0)

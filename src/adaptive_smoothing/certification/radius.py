@@ -1,188 +1,213 @@
-"""The radius in which a mixture (1 - alpha) g + alpha h cannot change its answer, whatever g is: one function a
-theorem.
+"""Certified radii of a mixture (1 - alpha) g + alpha h for any g: one function per theorem.
 
-Probabilities are those of h, after its softmax. They may be numbers or arrays. Whoever knows them only between bounds
-passes the lower bound of the first class and upper bounds of the others, since every radius here grows with the one and
-shrinks with the others. Everything is float64 and rounded down; where nothing can be promised the radius is 0.
+Every function returns the radius inside which the mixture predicts y, the class that h predicts at x. `alpha = 1` gives
+the radius of h alone. Arguments are numbers or arrays, which are broadcast.
+
+Probabilities are those of h, after its softmax. If only bounds are known, pass a lower bound on the probability of y
+and upper bounds on the others: every radius grows with the former and shrinks with the latter. Results are float64,
+rounded down, and 0 where nothing can be certified.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-Numbers = Any  # a float or an array of them
+from adaptive_smoothing.certification import rounding
 
-# More than float64 and its special functions are off by, and less than anybody would miss of a radius.
-ROUNDING = 1e-9
-# Halvings of an interval of a few sigma, down to what float64 can tell apart.
-HALVINGS = 60
+# Bisection steps on an interval of a few sigma, down to the resolution of float64.
+BISECTIONS = 60
 
 
-def needed_margin(alpha: Numbers) -> np.ndarray:
-    """(1 - alpha) / alpha: what h has to be ahead by (lem:certified_radius).
+def needed_margin(alpha: ArrayLike) -> np.ndarray:
+    """Return (1 - alpha) / alpha, the margin with which h has to be robust (lem:certified_radius).
 
-    If for all delta of norm at most r, h_y(x + delta) >= h_i(x + delta) + (1 - alpha) / alpha for all i != y, then the
-    mixture with alpha in [1/2, 1] says y at all x + delta: g can take at most 1 - alpha from y's lead, of which
-    alpha (1 - alpha) / alpha is left. A learned alpha(x) needs what the lower end of its range does.
+    Guarantee: if h_y(x + delta) >= h_i(x + delta) + (1 - alpha) / alpha for all i != y and all delta of norm at most r,
+    then the mixture with alpha in [1/2, 1] predicts y at all x + delta. The reason: g can take at most 1 - alpha from
+    the lead of y, and alpha h contributes at least alpha (1 - alpha) / alpha. For a learned alpha(x), pass the lower
+    end of its range.
     """
-    alpha = _checked(alpha, "alpha")
+    alpha = _numbers(alpha, "alpha")
     if not ((alpha >= 0.5) & (alpha <= 1)).all():
         raise ValueError(
-            f"expected alpha in [1/2, 1], got {_range(alpha)}: below 1/2 the weight of g outvotes the surest h, and "
+            f"expected alpha in [1/2, 1], got {_range(alpha)}: below 1/2 the weight of g exceeds that of h, and "
             "nothing can be certified"
         )
     return (1 - alpha) / alpha
 
 
-def needed_alpha(margin: Numbers) -> np.ndarray:
-    """1 / (1 + margin): the smallest alpha for an h that is robust with this margin (lem:certified_radius)."""
-    margin = _checked(margin, "margin")
+def needed_alpha(margin: ArrayLike) -> np.ndarray:
+    """Return 1 / (1 + margin), the smallest alpha for an h that is robust with this margin (lem:certified_radius)."""
+    margin = _numbers(margin, "margin")
     if not ((margin >= 0) & (margin <= 1)).all():
         raise ValueError(f"expected margins of probabilities, in [0, 1], got {_range(margin)}")
     return 1 / (1 + margin)
 
 
 def lipschitz_radius(
-    top: Numbers, others: Numbers, top_constant: Numbers, other_constants: Numbers, alpha: Numbers = 1.0
+    top: ArrayLike, others: ArrayLike, top_constant: ArrayLike, other_constants: ArrayLike, alpha: ArrayLike = 1.0
 ) -> np.ndarray:
-    """min_i (alpha (h_y - h_i) + alpha - 1) / (alpha (L_y + L_i)), in the norm of the constants (thm:certified_radius).
+    """Return min_i (alpha (h_y - h_i) + alpha - 1) / (alpha (L_y + L_i)) (thm:certified_radius).
 
-    L_i is the Lipschitz constant of the *probability* h_i, with the softmax and whatever scales the logits in it. It
-    may be global, or local: then the statement is about perturbations inside the region of the constants only. At
-    alpha = 1 it is the classical Lipschitz radius, below 1 / (1 + h_y - h_i) it is 0. Classes are the last axis of
-    `others` and `other_constants`.
+    Guarantee: if every probability h_i is L_i-Lipschitz in some norm, the mixture predicts y inside this radius in that
+    norm. With local constants the guarantee covers perturbations inside their region only. At alpha = 1 this is the
+    classical Lipschitz radius; below alpha = 1 / (1 + h_y - h_i) it is 0.
+
+    Args:
+        others: probabilities of the other classes, on the last axis.
+        top_constant: L_y, the constant of the probability: it includes the softmax and any scale of the logits.
+        other_constants: L_i, in the order of `others`.
     """
     margin = needed_margin(alpha)
     top, others = _probabilities(top, "top"), _probabilities(others, "others")
     if not others.ndim or not others.shape[-1]:
         raise ValueError("expected the probabilities of at least one other class, got none: one class has no rival")
     lead = top[..., None] - others - margin[..., None]
-    return _down((lead / (_constants(top_constant)[..., None] + _constants(other_constants))).min(-1))
+    return _rounded_down((lead / (_constants(top_constant)[..., None] + _constants(other_constants))).min(-1))
 
 
-def lipschitz_margin_radius(doubt: Numbers, logit_constant: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
-    """(2 / M) (artanh(gap) - artanh((1 - alpha) / alpha)), for h that is the softmax of Lipschitz logits z.
+def lipschitz_margin_radius(gap_complement: ArrayLike, logit_constant: ArrayLike, alpha: ArrayLike = 1.0) -> np.ndarray:
+    """Return (2 / M) (artanh(gap) - artanh((1 - alpha) / alpha)) (not in the paper; implies its bound).
 
-    `doubt` is 1 - gap = 1 - (h_y - max_i h_i), and every z_y - z_k is M-Lipschitz. Not in the paper; with one constant
-    for all pairs never below its bound. For d = h_y - h_i the gradient of d in z is a combination of z_y - z_k with
-    weights of sum h_y (1 - d) <= (1 - d^2) / 2, so artanh(d) is M/2-Lipschitz wherever d >= 0. The mixture only costs a
-    constant that is the same for all x. Of a gap near 1 float64 keeps no digits, of the doubt all.
+    Guarantee: if h is the softmax of logits z and every z_y - z_k is M-Lipschitz, the mixture predicts y inside this
+    radius. It is never smaller than thm:certified_radius with one constant for all pairs.
+
+    Proof: let d = h_y - h_i. The gradient of d in z is a combination of the z_y - z_k with weights of sum
+    h_y (1 - d) <= (1 - d^2) / 2. So artanh(d) is M/2-Lipschitz wherever d >= 0, and lem:certified_radius needs
+    d >= (1 - alpha) / alpha. Mixing costs a constant that is the same for all x.
+
+    Args:
+        gap_complement: 1 - gap = 1 - (h_y - max_i h_i). Near a gap of 1, float64 resolves it and not the gap.
+        logit_constant: M.
     """
     needed_margin(alpha)
-    doubt, constant = _checked(doubt, "doubt"), _constants(logit_constant)
-    if not ((doubt >= 0) & (doubt <= 2)).all():
-        raise ValueError(f"expected doubts 1 - gap in [0, 2], got {_range(doubt)}")
-    doubt = np.maximum(doubt, np.finfo(np.float64).tiny)
+    complement, constant = _numbers(gap_complement, "gap_complement"), _constants(logit_constant)
+    if not ((complement >= 0) & (complement <= 2)).all():
+        raise ValueError(f"expected 1 - gap in [0, 2], got {_range(complement)}")
+    complement = np.maximum(complement, np.finfo(np.float64).tiny)
     with np.errstate(divide="ignore"):
-        # 2 artanh(1 - doubt) and -2 artanh((1 - alpha) / alpha); at alpha = 1/2 nothing is enough.
-        ahead = np.log((2 - doubt) / doubt) + np.log(2 * np.asarray(alpha, dtype=np.float64) - 1)
-    return _down(ahead / constant)
+        # 2 artanh(gap) - 2 artanh((1 - alpha) / alpha); at alpha = 1/2 no gap is large enough.
+        ahead = np.log((2 - complement) / complement) + np.log(2 * np.asarray(alpha, dtype=np.float64) - 1)
+    return _rounded_down(ahead / constant)
 
 
-def logit_radius(lead: Numbers, logit_constants: Numbers) -> np.ndarray:
-    """min_i (z_y - z_i) / M_yi: the classical radius of h alone, whose z_y - z_i is M_yi-Lipschitz; i is the last
-    axis."""
-    lead, constants = _checked(lead, "lead"), _constants(logit_constants)
+def logit_radius(lead: ArrayLike, logit_constants: ArrayLike) -> np.ndarray:
+    """Return min_i (z_y - z_i) / M_yi, the classical radius of h alone; i is the last axis.
+
+    Guarantee: if every difference of logits z_y - z_i is M_yi-Lipschitz, h predicts y inside this radius.
+    """
+    lead, constants = _numbers(lead, "lead"), _constants(logit_constants)
     if not lead.shape[-1:] or not lead.shape[-1]:
         raise ValueError("expected the lead over at least one other class, got none: one class has no rival")
-    return _down((lead / constants).min(-1))
+    return _rounded_down((lead / constants).min(-1))
 
 
-def smoothing_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
-    """sigma / 2 (Phi^-1(alpha h_y) - Phi^-1(alpha h_y' + 1 - alpha)), in L2 (thm:randomized_smoothing).
+def smoothing_radius(top: ArrayLike, runner_up: ArrayLike, sigma: ArrayLike, alpha: ArrayLike = 1.0) -> np.ndarray:
+    """Return sigma / 2 (Phi^-1(alpha h_y) - Phi^-1(alpha h_y' + 1 - alpha)) (thm:randomized_smoothing).
 
-    h is the mean of a classifier's probabilities, or votes, under noise N(0, sigma^2). At alpha = 1 it is the radius of
-    Cohen et al. 2019. It never exceeds sigma Phi^-1(alpha), however sure h is; see `smoothing_margin_radius`.
+    Guarantee: if h is the mean, under noise N(0, sigma^2), of probabilities or votes of a classifier, the mixture
+    predicts y inside this L2 radius. At alpha = 1 it is the radius of Cohen et al. 2019. It never exceeds
+    sigma Phi^-1(alpha), however confident h is; `smoothing_margin_radius` does.
     """
     needed_margin(alpha)
     alpha = np.asarray(alpha, dtype=np.float64)
     top, runner_up, sigma = _smoothed(top, runner_up, sigma)
-    return _down(sigma / 2 * (ndtri(alpha * top) - ndtri(alpha * runner_up + (1 - alpha))))
+    return _rounded_down(sigma / 2 * (ndtri(alpha * top) - ndtri(alpha * runner_up + (1 - alpha))))
 
 
-def smoothing_margin_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
-    """The largest r with Phi(Phi^-1(h_y) - r / sigma) - Phi(Phi^-1(h_y') + r / sigma) >= (1 - alpha) / alpha, in L2.
+def smoothing_margin_radius(
+    top: ArrayLike, runner_up: ArrayLike, sigma: ArrayLike, alpha: ArrayLike = 1.0
+) -> np.ndarray:
+    """Return the largest r with Phi(Phi^-1(h_y) - r / sigma) - Phi(Phi^-1(h_y') + r / sigma) >= (1 - alpha) / alpha.
 
-    Not in the paper, and never below its bound, which asks the same of functions with values in [0, alpha] as if they
-    had them in [0, 1]. Lemma 2 of Salman et al. 2019 holds for h_y and h_i themselves, and then the lemma about
-    margins says the rest. Where h_y' is only known to be at most 1 - h_y it is sigma (Phi^-1(h_y) - Phi^-1(1 / (2
-    alpha))): mixing costs a constant that is the same for all x.
+    Guarantee: that of `smoothing_radius`, which is never larger (not in the paper; implies its bound).
+
+    Proof: lemma 2 of Salman et al. 2019 holds for h_y and h_i themselves: inside r, h_y is at least the first term and
+    every h_i at most the second. lem:certified_radius does the rest. The paper's proof applies the lemma to functions
+    with values in [0, alpha] as if their values filled [0, 1]. If only h_y' <= 1 - h_y is known, the radius is
+    sigma (Phi^-1(h_y) - Phi^-1(1 / (2 alpha))): mixing costs a constant that is the same for all x.
     """
     margin = needed_margin(alpha)
     top, runner_up, sigma = _smoothed(top, runner_up, sigma)
     first, second, margin = np.broadcast_arrays(ndtri(top), ndtri(runner_up), margin)
     low, high = np.zeros(first.shape), np.maximum((first - second) / 2, 0)
-    for _ in range(HALVINGS):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         holds = ndtr(first - middle) - ndtr(second + middle) >= margin
         low, high = np.where(holds, middle, low), np.where(holds, high, middle)
-    return _down(sigma * low)
+    return _rounded_down(sigma * low)
 
 
-def smoothed_lipschitz_radius(top: Numbers, runner_up: Numbers, sigma: Numbers, alpha: Numbers = 1.0) -> np.ndarray:
-    """thm:certified_radius for a smoothed h, with the constant that the paper takes: what its fig:certified_pareto
-    shows."""
+def smoothed_lipschitz_radius(
+    top: ArrayLike, runner_up: ArrayLike, sigma: ArrayLike, alpha: ArrayLike = 1.0
+) -> np.ndarray:
+    """Return the radius of thm:certified_radius for a smoothed h, as fig:certified_pareto of the paper shows it.
+
+    The constant is that of the paper, twice `gaussian_lipschitz`.
+    """
     constant = 2 * gaussian_lipschitz(sigma)
     return lipschitz_radius(top, np.asarray(runner_up)[..., None], constant, constant[..., None], alpha)
 
 
-def gaussian_lipschitz(sigma: Numbers) -> np.ndarray:
-    """1 / (sigma sqrt(2 pi)): the L2 Lipschitz constant of a mean, under noise N(0, sigma^2), of numbers in [0, 1].
+def gaussian_lipschitz(sigma: ArrayLike) -> np.ndarray:
+    """Return 1 / (sigma sqrt(2 pi)), the L2 Lipschitz constant of a mean of values in [0, 1] under noise N(0, sigma^2).
 
-    Phi(Phi^-1(p) - r / sigma) falls the fastest at p = 1/2. The paper takes twice this, as numbers in [-1, 1] need.
+    Phi(Phi^-1(p) - r / sigma) is steepest at p = 1/2. The paper takes twice this, which values in [-1, 1] need.
     """
-    sigma = np.asarray(sigma, dtype=np.float64)
-    _check_sigma(sigma)
-    return 1 / (sigma * np.sqrt(2 * np.pi))
+    return 1 / (_sigma(sigma) * np.sqrt(2 * np.pi))
 
 
-# --- what is a probability --------------------------------------------------------------------------------------------
+SMOOTHING_THEOREMS: dict[str, Callable[..., np.ndarray]] = {
+    "margin": smoothing_margin_radius,
+    "paper": smoothing_radius,
+    "lipschitz": smoothed_lipschitz_radius,
+}
+LIPSCHITZ_THEOREMS = ("margin", "paper")
 
 
-def _smoothed(top: Numbers, runner_up: Numbers, sigma: Numbers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """as:randomized_smoothing: no class is certain or impossible. What float64 rounded to 1 is taken to be less."""
-    sigma = np.asarray(sigma, dtype=np.float64)
-    _check_sigma(sigma)
-    top, runner_up = _probabilities(top, "top"), _probabilities(runner_up, "runner_up")
-    return _below_one(top), np.maximum(runner_up, np.finfo(np.float64).tiny), sigma
+# --- checks of the input ----------------------------------------------------------------------------------------------
 
 
-def _constants(value: Numbers) -> np.ndarray:
-    value = _checked(value, "constants")
+def _smoothed(top: ArrayLike, runner_up: ArrayLike, sigma: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return probabilities inside (0, 1), as as:randomized_smoothing demands, and sigma."""
+    noise = _sigma(sigma)
+    first, second = _probabilities(top, "top"), _probabilities(runner_up, "runner_up")
+    return np.minimum(first, np.nextafter(1.0, 0.0)), np.maximum(second, np.finfo(np.float64).tiny), noise
+
+
+def _constants(value: ArrayLike) -> np.ndarray:
+    value = _numbers(value, "constants")
     if not ((value > 0) & np.isfinite(value)).all():
         raise ValueError(f"expected positive, finite Lipschitz constants, got {_range(value)}")
     return value
 
 
-def _check_sigma(sigma: np.ndarray) -> None:
+def _sigma(sigma: ArrayLike) -> np.ndarray:
+    sigma = np.asarray(sigma, dtype=np.float64)
     if not ((sigma > 0) & np.isfinite(sigma)).all():
-        raise ValueError(f"expected sigma > 0, got {_range(sigma)}: without noise there is nothing to certify with")
+        raise ValueError(f"expected sigma > 0, got {_range(sigma)}: without noise nothing can be certified")
+    return sigma
 
 
-def _probabilities(value: Numbers, name: str) -> np.ndarray:
-    value = _checked(value, name)
+def _probabilities(value: ArrayLike, name: str) -> np.ndarray:
+    value = _numbers(value, name)
     if not ((value >= 0) & (value <= 1)).all():
         raise ValueError(f"expected probabilities in [0, 1] as {name}, got {_range(value)}: pass softmax outputs of h")
     return value
 
 
-def _checked(value: Numbers, name: str) -> np.ndarray:
+def _numbers(value: ArrayLike, name: str) -> np.ndarray:
     value = np.asarray(value, dtype=np.float64)
     if np.isnan(value).any():
         raise ValueError(f"expected numbers as {name}, got NaN: look for the image or the layer that made it")
     return value
 
 
-def _below_one(value: np.ndarray) -> np.ndarray:
-    return np.minimum(value, np.nextafter(1.0, 0.0))
-
-
-def _down(radius: np.ndarray) -> np.ndarray:
-    """Rounded down, and 0 where it is negative."""
-    return np.maximum(radius * (1 - ROUNDING) - ROUNDING, 0.0)
+def _rounded_down(radius: np.ndarray) -> np.ndarray:
+    return np.maximum(radius * (1 - rounding.RADIUS) - rounding.RADIUS, 0.0)
 
 
 def _range(value: np.ndarray) -> str:

@@ -1,8 +1,8 @@
-"""Answers of a classifier under Gaussian noise: batches full of samples of many images, counted image by image.
+"""Outputs of a classifier under Gaussian noise, in batches of samples of many images, counted per image.
 
-Sample number k of an image is the same whatever else is in the batch, however many are asked for at a time and
-wherever a run was stopped. Its noise is drawn on the device, since drawing it elsewhere would take longer than the
-answers: a GPU and a CPU draw other numbers.
+Sample k of an image does not depend on the batch, on the number of samples, or on interruptions. The noise is drawn on
+the device, because drawing it on the host would take longer than the forward passes. So a GPU and a CPU draw different
+noise.
 """
 
 from __future__ import annotations
@@ -16,29 +16,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
 from adaptive_smoothing.models.inference import float32_as
 from adaptive_smoothing.noise import generator, to_device
-from adaptive_smoothing.runs.sharded import check_size
 
-# Samples of an image whose noise is drawn at once.
+# Samples of an image whose noise is drawn in one call.
 BLOCK = 128
+# Samples per forward pass.
 BATCH = {"cuda": 4096, "cpu": 128}
-# Sums of probabilities are kept as whole numbers of this, so that they do not depend on the order of summing.
+# Sums of probabilities are stored as integer multiples of this, so that they do not depend on the order of summation.
 UNIT = 2.0**-32
-# More than float32 is off by in a sum of probabilities, by which doubts are made larger.
-ROUNDING = 1e-5
 PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+def check_sigma(sigma: float) -> None:
+    if not (sigma > 0 and np.isfinite(sigma)):
+        raise ValueError(
+            f"expected sigma > 0, got {sigma}: without noise nothing can be certified; for images in [0, 1] try 0.25, "
+            "0.5 or 1"
+        )
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Noisy answers of `base`: its probabilities or, with `hard`, its votes, computed in `precision`, `compiled` if
-    asked, which pays where there are very many.
-
-    What is certified is the classifier in that precision.
-    """
+    """Outputs of `base` under noise N(0, sigma^2): probabilities or, with `hard`, votes. See `SmoothingOptions`."""
 
     base: nn.Module
     sigma: float
@@ -49,14 +52,7 @@ class Sampler:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_size("batch_size", self.batch_size)
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"expected a precision among {', '.join(PRECISIONS)}, got {self.precision!r}")
-        if not (self.sigma > 0 and np.isfinite(self.sigma)):
-            raise ValueError(
-                f"expected sigma > 0, got {self.sigma}: without noise there is nothing to certify with; for images in "
-                "[0, 1] try 0.25, 0.5 or 1"
-            )
+        check_sigma(self.sigma)
 
     @cached_property
     def _network(self) -> Callable[[Tensor], Tensor]:
@@ -64,13 +60,18 @@ class Sampler:
 
     @property
     def values(self) -> np.ndarray:
-        """What a doubt can be."""
+        """The values that an observed error is rounded up to."""
         return VOTES if self.hard else PROBABILITIES
 
     def draw(
         self, images: Tensor, index: Tensor, stream: str, first: int, last: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples `first` to `last` of every image: which image each is of, and its probabilities [samples, C]."""
+        """Yield samples `first` to `last` of every image in batches: rows of the images, and outputs [samples, C].
+
+        Args:
+            index: number of each image in the data set, which keys its noise.
+            stream: name of the noise: independent samples have different names.
+        """
         size, numbers = self.batch_size or BATCH.get(images.device.type, 1024), index.tolist()
         for jobs in _in_batches(len(images), first, last, size):
             counts = torch.tensor([stop - start for _, start, stop in jobs])
@@ -79,7 +80,7 @@ class Sampler:
             yield rows, self.answers(images[rows] + self.sigma * noise)
 
     def _noise(self, images: Tensor, index: int, stream: str, start: int, stop: int) -> Tensor:
-        """Of samples of one block of an image."""
+        """Return the noise of samples of an image that are in one block."""
         block, offset = divmod(start, BLOCK)
         drawn = torch.randn(
             BLOCK,
@@ -90,7 +91,7 @@ class Sampler:
         return drawn[offset : offset + stop - start]
 
     def answers(self, noisy: Tensor) -> Tensor:
-        """To one batch of noisy images: probabilities, or votes, [samples, C]."""
+        """Return probabilities or votes [samples, C] of a batch of noisy images."""
         with torch.no_grad(), self._arithmetic(noisy.device.type):
             return self._answers(noisy)
 
@@ -104,7 +105,7 @@ class Sampler:
         probabilities = logits.float().softmax(1)
         if not self.hard:
             return probabilities
-        # argmax would make a vote of a NaN.
+        # argmax would turn NaN into a vote.
         votes = torch.zeros_like(probabilities).scatter(1, logits.argmax(1, keepdim=True), 1.0)
         return votes.masked_fill(logits.isnan().any(1, keepdim=True), torch.nan)
 
@@ -116,7 +117,7 @@ class Sampler:
 
 
 def _in_batches(images: int, first: int, last: int, size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """(image, first sample, last sample) of blocks, some hundred of which fill a batch of at most `size` samples."""
+    """Yield batches of at most `size` samples, as (image, first sample, last sample) within one block of noise."""
     batch: list[tuple[int, int, int]] = []
     room = size
     for row in range(images):
@@ -135,45 +136,49 @@ def _in_batches(images: int, first: int, last: int, size: int) -> Iterator[list[
 
 
 class Tally:
-    """What was seen of each image: sums of probabilities, and how often each doubt about its classes was seen.
+    """Counts per image: sums of probabilities, and how often each value of an error was observed.
 
-    `classes` are those that are asked about, [N, K]: the doubt about the first of them is the probability of all
-    others, that about any further one is its own.
+    Args:
+        classes: classes whose errors are counted, [N, K]. The error of the first is the probability of all other
+            classes; the error of any further class is its own probability.
+        values: values that errors are rounded up to, in increasing order.
     """
 
     def __init__(self, classes: Tensor, num_classes: int, values: np.ndarray) -> None:
-        images, asked = classes.shape
+        images, counted = classes.shape
         device = classes.device
         self.classes = classes
         self.values = torch.as_tensor(values, dtype=torch.float32, device=device)
         self.sums = torch.zeros(images, num_classes, dtype=torch.int64, device=device)
-        self.seen = torch.zeros(images, asked, len(values), dtype=torch.int64, device=device)
-        self.broken = torch.zeros((), dtype=torch.bool, device=device)
+        self.histograms = torch.zeros(images, counted, len(values), dtype=torch.int64, device=device)
+        self.has_nan = torch.zeros((), dtype=torch.bool, device=device)
 
     def add(self, rows: Tensor, probabilities: Tensor) -> None:
-        """Samples of the images in these rows."""
-        self.broken |= probabilities.isnan().any()
+        """Add samples [samples, C] of the images in these rows."""
+        self.has_nan |= probabilities.isnan().any()
         self.sums.index_add_(0, rows, (probabilities.double() / UNIT).round().long())
         classes = self.classes[rows]
-        doubts = probabilities.gather(1, classes)
-        # Not 1 minus the first: a doubt of 1e-9 has its digits in the others.
-        doubts[:, 0] = probabilities.scatter(1, classes[:, :1], 0.0).sum(1)
-        # A NaN would have no place, and on a GPU take the process with it: it is refused when the counts are read.
-        bins = torch.bucketize((doubts * (1 + ROUNDING)).nan_to_num(nan=1.0).clamp(0, 1), self.values)
-        _, asked, values = self.seen.shape
-        which = rows[:, None] * asked + torch.arange(asked, device=rows.device)
+        errors = probabilities.gather(1, classes)
+        # The sum of the others, not 1 - p: an error of 1e-9 would be lost in the latter.
+        errors[:, 0] = probabilities.scatter(1, classes[:, :1], 0.0).sum(1)
+        # NaN has no bin, and a bad index aborts the process on a GPU: `counts` reports it.
+        enlarged = (errors * (1 + rounding.PROBABILITY_SUM)).nan_to_num(nan=1.0).clamp(0, 1)
+        bins = torch.bucketize(enlarged, self.values)
+        _, counted, values = self.histograms.shape
+        which = rows[:, None] * counted + torch.arange(counted, device=rows.device)
         places = (which * values + bins).flatten()
-        self.seen.view(-1).index_add_(0, places, torch.ones_like(places))
+        self.histograms.view(-1).index_add_(0, places, torch.ones_like(places))
 
-    def counts(self, asked: int = 0) -> np.ndarray:
-        """[N, values]: how often each doubt about one of the classes was seen."""
-        if self.broken:
+    def counts(self, which: int = 0) -> np.ndarray:
+        """Return [N, values]: how often each value of the error of one of the classes was observed."""
+        if self.has_nan:
             raise ValueError("expected probabilities under noise, got NaN: look for the layer of the base that made it")
-        return self.seen[:, asked].cpu().numpy()
+        return self.histograms[:, which].cpu().numpy()
 
     def samples(self) -> np.ndarray:
+        """Return the number of samples of each image."""
         return self.counts().sum(1)
 
     def mean(self) -> np.ndarray:
-        """[N, C] average probabilities."""
+        """Return the mean probabilities [N, C]."""
         return self.sums.cpu().numpy() * UNIT / np.maximum(self.samples(), 1)[:, None]

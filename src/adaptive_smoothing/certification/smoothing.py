@@ -1,207 +1,205 @@
-"""Randomized smoothing with a guarantee: choose a class, bound its probability on other samples, turn it into a
-radius."""
+"""Certification by randomized smoothing: choose a class, bound its probability on other samples, compute the radius."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.certification import bounds
-from adaptive_smoothing.certification import radius as radii
-from adaptive_smoothing.certification.bounds import Betting
-from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
-from adaptive_smoothing.certification.telling import Tell, nothing
+from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES, Betting, clopper_pearson
+from adaptive_smoothing.certification.options import SmoothingOptions
+from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, needed_margin
+from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally, check_sigma
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 
-THEOREMS: dict[str, Callable[..., np.ndarray]] = {
-    "margin": radii.smoothing_margin_radius,
-    "paper": radii.smoothing_radius,
-    "lipschitz": radii.smoothed_lipschitz_radius,
-}
-BOUNDS = ("clopper-pearson", "betting", "bernstein", "chernoff")
-RUNNERS_UP = ("complement", "split")
-# Halvings of [0, 1/2] in search of the doubt that a radius allows.
-HALVINGS = 60
+# Bisection steps on [0, 1/2] for the largest error with which a radius is certified.
+BISECTIONS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """How images are certified by sampling; what they are certified with is the sampler's.
+    """Certifies a smoothed h, or a mixture with it.
 
-    `selection` samples choose the class that h says, `samples` others bound its probability. `bound` is
-    clopper-pearson for votes and betting, bernstein or chernoff for probabilities. The runner-up is what is left of 1
-    (`complement`, which suits votes), or every class has a bound and an equal part of the failure probability
-    (`split`, which suits probabilities: much of them is on no class in particular). With a `radius`, sampling ends as
-    soon as it is decided, or given up with a chance of `give_up` of being wrong, and after `samples` in any case.
+    `options.selection` samples choose the class that h predicts, `options.samples` others bound its probability: by
+    Clopper-Pearson for hard votes, by betting for soft votes and for early stopping.
     """
 
     name: ClassVar[str] = "smoothing"
     norm: ClassVar[str] = "L2"
 
-    sampler: Sampler
+    robust: SmoothedClassifier
     alpha: float = 1.0
-    samples: int = 10_000
-    selection: int = BLOCK
-    failure_probability: float = 0.001
-    bound: str | None = None
-    runner_up: str | None = None
-    theorem: str = "margin"
-    radius: float | None = None
-    give_up: float = 0.01
+    options: SmoothingOptions = field(default_factory=SmoothingOptions)
 
     def __post_init__(self) -> None:
-        radii.needed_margin(self.alpha)
-        bounds.check_samples(self.samples)
-        bounds.check_samples(self.selection)
-        for chance in (self.failure_probability, self.give_up):
-            bounds.check_failure_probability(chance)
-        for what, value, known in (
-            ("bound", self.bound or BOUNDS[0], BOUNDS),
-            ("runner-up", self.runner_up or RUNNERS_UP[0], RUNNERS_UP),
-            ("theorem", self.theorem, THEOREMS),
-        ):
-            if value not in known:
-                raise ValueError(f"expected a {what} among {', '.join(known)}, got {value!r}")
-        if self.bound == "clopper-pearson" and not self.sampler.hard:
-            raise ValueError(
-                "expected betting, bernstein or chernoff for means of probabilities, got clopper-pearson, which holds "
-                "for votes only: choose another bound, or hard votes"
-            )
-        if self.radius is not None and not (self.radius > 0 and np.isfinite(self.radius)):
-            raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
-        if self.radius is not None and (self._runner_up != "complement" or self.bound not in (None, "betting")):
-            raise ValueError(
-                "expected betting on the complement with a wanted radius: others do not allow to stop early"
-            )
+        needed_margin(self.alpha)
+        check_sigma(self.robust.sigma)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        h, options = self.robust, self.options
+        return Sampler(h.base, h.sigma, h.hard, options.seed, options.precision, options.compiled, options.batch_size)
 
     @property
     def facts(self) -> dict[str, Any]:
+        options = self.options
         return {
             "method": self.name,
-            "sigma": float(self.sampler.sigma),
-            "votes": "hard" if self.sampler.hard else "soft",
-            "theorem": self.theorem,
+            "sigma": float(self.robust.sigma),
+            "votes": "hard" if self.robust.hard else "soft",
+            "theorem": options.theorem,
             "bound": self._bound,
             "runner-up": self._runner_up,
-            "samples": int(self.samples),
-            "selection": int(self.selection),
-            "failure probability": self.failure_probability,
-            "wanted radius": self.radius,
-            "give up": self.give_up,
-            "precision": self.sampler.precision,
-            "compiled": self.sampler.compiled,
-            "seed": self.sampler.seed,
+            "samples": int(options.samples),
+            "selection": int(options.selection),
+            "failure probability": options.failure_probability,
+            "wanted radius": options.radius,
+            "give up": options.give_up,
+            "precision": options.precision,
+            "compiled": options.compiled,
+            "seed": options.seed,
         }
 
     @property
     def _bound(self) -> str:
-        if self.radius is not None:
-            return "betting"
-        return self.bound or ("clopper-pearson" if self.sampler.hard else "betting")
+        return "clopper-pearson" if self.robust.hard and self.options.radius is None else "betting"
 
     @property
     def _runner_up(self) -> str:
-        if self.runner_up is not None:
-            return self.runner_up
-        return "complement" if self.sampler.hard or self.radius is not None else "split"
+        if self.options.runner_up is not None:
+            return self.options.runner_up
+        return "complement" if self.robust.hard or self.options.radius is not None else "split"
 
-    def certify(self, images: Tensor, index: Tensor, tell: Tell = nothing) -> dict[str, np.ndarray]:
-        """See `Method`."""
-        chosen = self._choose(images, index)
-        others = chosen.argsort(descending=True, stable=True)
-        classes = others if self._runner_up == "split" else others[:, :1]
-        tally = Tally(classes, chosen.shape[1], self.sampler.values)
-        if self.radius is None:
+    def certify(
+        self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress
+    ) -> dict[str, np.ndarray]:
+        """Return the columns that `Certifier` lists."""
+        selected = self._select(images, index)
+        order = selected.argsort(descending=True, stable=True)
+        classes = order if self._runner_up == "split" else order[:, :1]
+        tally = Tally(classes, selected.shape[1], self.sampler.values)
+        if self.options.radius is None:
             everything = torch.arange(len(images), device=images.device)
-            self._sample(tally, images, index, everything, 0, self.samples, tell)
-            top_doubt, runner_up = self._bounds(tally)
+            self._sample(tally, images, index, everything, 0, self.options.samples, progress)
+            error, runner_up = self._bounds(tally)
         else:
-            top_doubt = runner_up = self._decide(tally, images, index, tell)
-        # A radius that is out of reach takes no samples but those that chose the class.
-        mean = np.where(tally.samples()[:, None] > 0, tally.mean(), chosen.cpu().numpy() / self.selection)
+            error = runner_up = self._decide(tally, images, index, self.options.radius, progress)
+        # Where the wanted radius is out of reach, the samples that chose the class are the only ones.
+        mean = np.where(tally.samples()[:, None] > 0, tally.mean(), selected.cpu().numpy() / self.options.selection)
         two = -np.sort(-mean, axis=1)[:, :2]
         return {
             "robust_class": classes[:, 0].cpu().numpy(),
-            "lower": 1 - top_doubt,
+            "lower": 1 - error,
             "upper": runner_up,
-            "radius": self._radius(1 - top_doubt, runner_up),
+            "radius": self._radius(1 - error, runner_up),
             "estimate": self._radius(two[:, 0], two[:, 1]),
-            "samples": tally.samples() + self.selection,
+            "samples": tally.samples() + self.options.selection,
             "probabilities": mean.astype(np.float32),
         }
 
-    def _choose(self, images: Tensor, index: Tensor) -> Tensor:
-        """[N, C] sums of probabilities over samples of their own: the guarantee is about a class that was given."""
+    def _select(self, images: Tensor, index: Tensor) -> Tensor:
+        """Return [N, C] sums over samples of their own, since a bound holds only for a class that was chosen before."""
         sums: Tensor | None = None
-        for rows, answers in self.sampler.draw(images, index, "selection", 0, self.selection):
+        for rows, outputs in self.sampler.draw(images, index, "selection", 0, self.options.selection):
             if sums is None:
-                sums = torch.zeros(len(images), answers.shape[1], dtype=torch.float64, device=images.device)
-            sums.index_add_(0, rows, answers.double())
+                sums = torch.zeros(len(images), outputs.shape[1], dtype=torch.float64, device=images.device)
+            sums.index_add_(0, rows, outputs.double())
         assert sums is not None  # there is at least one sample of at least one image
         return sums
 
     def _sample(
-        self, tally: Tally, images: Tensor, index: Tensor, which: Tensor, first: int, last: int, tell: Tell = nothing
+        self,
+        tally: Tally,
+        images: Tensor,
+        index: Tensor,
+        which: Tensor,
+        first: int,
+        last: int,
+        progress: ProgressCallback = ignore_progress,
     ) -> None:
+        """Count samples `first` to `last` of some of the images."""
         done, total = 0, len(which) * (last - first)
-        for rows, answers in self.sampler.draw(images[which], index[which], "estimation", first, last):
-            tally.add(which[rows], answers)
+        for rows, outputs in self.sampler.draw(images[which], index[which], "estimation", first, last):
+            tally.add(which[rows], outputs)
             done += len(rows)
-            tell(done / total)
+            progress(done / total)
 
     def _bounds(self, tally: Tally) -> tuple[np.ndarray, np.ndarray]:
-        """Of the doubt about h's class, and of the probability of the class after it."""
-        asked = tally.classes.shape[1]
-        shares = [self._upper(tally.counts(each), self.failure_probability / asked) for each in range(asked)]
-        runner_up = np.minimum(np.max(shares[1:], axis=0), shares[0]) if asked > 1 else shares[0]
-        return shares[0], runner_up
+        """Return upper bounds on the error of h's class and on the probability of the runner-up."""
+        classes = tally.classes.shape[1]
+        upper = [self._upper(tally.counts(each), self.options.failure_probability / classes) for each in range(classes)]
+        runner_up = np.minimum(np.max(upper[1:], axis=0), upper[0]) if classes > 1 else upper[0]
+        return upper[0], runner_up
 
     def _upper(self, counts: np.ndarray, failure_probability: float) -> np.ndarray:
-        values, samples = self.sampler.values, self.samples
         if self._bound == "clopper-pearson":
-            return bounds.clopper_pearson(counts[:, -1], samples, failure_probability)
-        if self._bound == "betting":
-            return Betting().upper(counts, failure_probability, values)
-        mean = counts @ values / samples
-        if self._bound == "chernoff":
-            return bounds.chernoff(mean, samples, failure_probability)
-        variance = (counts @ values**2 - samples * mean**2) / max(samples - 1, 1)
-        return bounds.empirical_bernstein(mean, np.maximum(variance, 0), samples, failure_probability)
+            return clopper_pearson(counts[:, -1], self.options.samples, failure_probability)
+        return Betting().upper(counts, failure_probability, self.sampler.values)
 
-    def _decide(self, tally: Tally, images: Tensor, index: Tensor, tell: Tell) -> np.ndarray:
-        """Sample every image until its wanted radius is certain or unlikely; returns bounds on the doubts, which hold
-        whenever one stops."""
-        allowed, values = self._allowed_doubt(), self.sampler.values
+    def _decide(
+        self, tally: Tally, images: Tensor, index: Tensor, radius: float, progress: ProgressCallback
+    ) -> np.ndarray:
+        """Sample every image until the radius is certified or unlikely, and return upper bounds on the errors.
+
+        The bounds hold whenever sampling stops.
+        """
+        samples, values, bets = self.options.samples, self.sampler.values, Betting()
+        allowed = self._allowed_error(radius)
         active, done = torch.arange(len(images), device=images.device), 0
         decided = np.zeros(len(images), dtype=bool)
-        while len(active) and done < self.samples and allowed > 0:
-            # To look after a quarter more samples costs a few percent over looking after each.
-            following = min(self.samples, done + max(BLOCK, done // 4))
+        while len(active) and done < samples and allowed > 0:
+            # Checking after a quarter more samples costs a few percent more samples than checking after each.
+            following = min(samples, done + max(BLOCK, done // 4))
             self._sample(tally, images, index, active, done, following)
             done = following
             which = active.cpu().numpy()
             counts = tally.counts()[which]
-            certain = Betting().log_capital(counts, allowed, values) >= -np.log(self.failure_probability)
-            unlikely = Betting().log_capital_above(counts, allowed, values) >= -np.log(self.give_up)
+            certain = bets.log_capital(counts, allowed, values) >= -np.log(self.options.failure_probability)
+            unlikely = bets.log_capital_above(counts, allowed, values) >= -np.log(self.options.give_up)
             decided[which] = certain
             active = active[torch.from_numpy(~(certain | unlikely)).to(active.device)]
-            tell(1 - len(active) / len(images))
-        bound = Betting().upper(tally.counts(), self.failure_probability, values)
-        # A bound is known to four digits, a decision to all.
+            progress(1 - len(active) / len(images))
+        bound = bets.upper(tally.counts(), self.options.failure_probability, values)
+        # A bound is rounded up to a grid, a decision is not.
         return np.where(decided, np.minimum(bound, allowed), bound)
 
-    def _allowed_doubt(self) -> float:
-        """The largest doubt with which h's class has the wanted radius; 0 where none is small enough."""
+    def _allowed_error(self, radius: float) -> float:
+        """Return the largest error of h's class with which it has the radius; 0 if there is none."""
         low, high = 0.0, 0.5
-        for _ in range(HALVINGS):
+        for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            enough = self._radius(np.array(1 - middle), np.array(middle)) >= self.radius
+            enough = self._radius(np.array(1 - middle), np.array(middle)) >= radius
             low, high = (middle, high) if enough else (low, middle)
         return low
 
     def _radius(self, top: np.ndarray, runner_up: np.ndarray) -> np.ndarray:
-        return THEOREMS[self.theorem](top, np.minimum(runner_up, 1), self.sampler.sigma, self.alpha)
+        theorem = SMOOTHING_THEOREMS[self.options.theorem]
+        return theorem(top, np.minimum(runner_up, 1), self.robust.sigma, self.alpha)
+
+
+def reachable_radius(settings: Mapping[str, Any], classes: int) -> float:
+    """Return the L2 radius of an image whose samples all agree: no other can be larger. Infinity without sampling.
+
+    Args:
+        settings: settings of a certification, as stored.
+        classes: number of classes.
+    """
+    if settings["method"] != "smoothing":
+        return float("inf")
+    samples = settings["samples"]
+    chance = settings["failure probability"] / (classes if settings["runner-up"] == "split" else 1)
+    if settings["bound"] == "clopper-pearson":
+        error = clopper_pearson(np.zeros(1), samples, chance)
+    elif settings["bound"] == "betting":
+        values = VOTES if settings["votes"] == "hard" else PROBABILITIES
+        error = Betting().upper(np.array([[samples] + [0] * (len(values) - 1)]), chance, values)
+    else:  # a bound that was removed
+        return float("inf")
+    theorem = SMOOTHING_THEOREMS[settings["theorem"]]
+    return float(theorem(1 - error, error, settings["sigma"], settings["alpha"])[0])

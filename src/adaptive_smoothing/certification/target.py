@@ -1,4 +1,4 @@
-"""A classifier taken apart into what its certificate is about: h, the smallest alpha, and g, which may be anything."""
+"""What a certificate is about: h, the smallest weight that h has in a mixture, and g, which may be anything."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.radius import needed_margin
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import log_probabilities, mix_log_probabilities
@@ -17,19 +18,24 @@ from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 
-# A mixture is computed in float32: by this its alpha could as well be smaller.
-ROUNDING = 1e-6
-# Images whose alpha is asked for at a time.
-TOGETHER = 64
+# Images whose alpha is computed in one batch.
+BATCH = 64
 
 
 class NotCertifiableError(ValueError):
-    """What was asked for cannot be certified, and why."""
+    """A model that no theorem covers; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class CertificationTarget:
-    """h, whose logits are multiplied by `scale`, and the smallest weight it has; alone it has all of it."""
+    """The parts of a model that a theorem needs.
+
+    Args:
+        model: the mixture, or h alone.
+        robust: h.
+        alpha: the smallest weight of h in the mixture; 1 for h alone.
+        scale: factor of the logits of h in the mixture.
+    """
 
     model: nn.Module
     robust: nn.Module
@@ -38,24 +44,24 @@ class CertificationTarget:
 
     @classmethod
     def of(cls, model: nn.Module) -> CertificationTarget:
-        """Refuses what no theorem is about."""
+        """Return the parts of a model, or raise `NotCertifiableError` if no theorem covers it."""
         if isinstance(model, GradientMixedClassifier):
             raise NotCertifiableError(
-                "expected a mixture of probabilities with an alpha, got one with gradients or logits in it: logits are "
+                "expected a mixture of probabilities with an alpha, got a mixture of logits or gradients: logits are "
                 "not bounded, so g can outweigh any h; use MixedClassifier"
             )
         if not isinstance(model, MixedClassifier):
             return cls(model, model)
         if isinstance(model.robust, LogitTransform):
             raise NotCertifiableError(
-                f"expected a robust classifier as it was trained, got its {type(model.robust).__name__}: the transform "
-                "is not in the Lipschitz constant, nor in the mean over the noise; mix the classifier itself"
+                f"expected a robust classifier without a logit transform, got {type(model.robust).__name__}: the "
+                "transform is not in the Lipschitz constant, nor in the mean over the noise; mix the classifier itself"
             )
         return cls(model, model.robust, _smallest_alpha(model), model.robust_scale.item())
 
     @torch.no_grad()
-    def say(self, images: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities of the mixture if these are h's, and those of g: without g, both are h's."""
+    def probabilities(self, images: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities of the mixture and of g, given those of h. Without g, both are those of h."""
         if not isinstance(self.model, MixedClassifier):
             return h, h
         with full_precision():
@@ -64,29 +70,29 @@ class CertificationTarget:
             mixed = mix_log_probabilities(g, log_h, _alphas(self.model, images)).exp()
         if not mixed.isfinite().all():
             raise ValueError(
-                "expected numbers from the mixture, got NaN: look for an alpha outside of [0, 1], or a broken g"
+                "expected finite probabilities of the mixture, got NaN: look for an alpha outside [0, 1], or NaN from g"
             )
         return mixed, g.exp()
 
 
 def _smallest_alpha(model: MixedClassifier) -> float:
-    # Not a child of it either, which may do anything.
+    # A subclass of MixingNetwork may replace the logits of h as well.
     if isinstance(model.alpha, Mixer) and type(model.alpha) is not MixingNetwork:
         raise NotCertifiableError(
-            f"expected an alpha that mixes g with h itself, got a {type(model.alpha).__name__}, which puts logits of "
-            "its own in the place of h's: nothing is known of how these change; certify model.with_alpha(0.9)"
+            f"expected an alpha that mixes g with h itself, got {type(model.alpha).__name__}, which may replace the "
+            "logits of h: nothing is proven about the replacement; certify model.with_alpha(0.9)"
         )
     if isinstance(model.alpha, Mixer) and isinstance(model.robust, SmoothedClassifier):
         raise NotCertifiableError(
-            "expected a fixed alpha, or one that is read off the image, with a smoothed h, got one that is read off "
-            "features of h: under noise these are another set for each sample; certify model.with_alpha(0.9)"
+            "expected a fixed alpha, or one computed from the image, with a smoothed h, got one computed from features "
+            "of h: under noise they differ from sample to sample; certify model.with_alpha(0.9)"
         )
     if isinstance(model.alpha, nn.Module):
         smallest = model.alpha_range[0].item()
         if smallest < 0.5:
             raise NotCertifiableError(
-                f"expected a learned alpha with an enforced range from at least 1/2 on, got one from {smallest:g} on: "
-                "an attack may choose the smallest; certify model.with_alpha_range(0.8, 1)"
+                f"expected a learned alpha with an enforced range above 1/2, got a range from {smallest:g}: an attack "
+                "may choose the smallest; certify model.with_alpha_range(0.8, 1)"
             )
     else:
         smallest = _fixed_alpha(model).min().item()
@@ -96,29 +102,29 @@ def _smallest_alpha(model: MixedClassifier) -> float:
             )
         if smallest < 0.5:
             raise NotCertifiableError(
-                f"expected alpha in [1/2, 1], got {smallest:g}: below 1/2 the weight of g outvotes the surest h, and "
+                f"expected alpha in [1/2, 1], got {smallest:g}: below 1/2 the weight of g exceeds that of h, and "
                 "nothing can be certified"
             )
-    return surely(smallest)
+    return safe_alpha(smallest)
 
 
-def surely(alpha: float) -> float:
-    """An alpha that the mixture has in float32, too: at 1 it is h to the last bit."""
+def safe_alpha(alpha: float) -> float:
+    """Return a lower bound on alpha as float32 computes the mixture; at 1 the mixture is h exactly."""
     needed_margin(alpha)
-    return max(alpha - ROUNDING, 0.5) if alpha < 1 else 1.0
+    return max(alpha - rounding.ALPHA, 0.5) if alpha < 1 else 1.0
 
 
 def _alphas(model: MixedClassifier, images: Tensor) -> Tensor:
-    """One for all images, or one for each, some images at a time."""
+    """Return one alpha for all images, or one per image."""
     if not isinstance(model.alpha, nn.Module):
         return _fixed_alpha(model)
     if not model.learns_alpha:
         return model.alpha_range[0]
-    return torch.cat([model.mix(part).alpha for part in images.split(TOGETHER)])
+    return torch.cat([model.mix(part).alpha for part in images.split(BATCH)])
 
 
 def _fixed_alpha(model: MixedClassifier) -> Tensor:
-    """As the model has it: the range in the precision of alpha, not the other way round."""
+    """Return alpha within its range, in the precision of alpha, as the model computes it."""
     assert isinstance(model.alpha, Tensor)
     alpha = model.alpha.detach().to(torch.promote_types(model.alpha.dtype, torch.float32))
     low, high = model.alpha_range.to(alpha)

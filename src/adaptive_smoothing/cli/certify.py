@@ -1,21 +1,20 @@
-"""`adaptive-smoothing certify MODEL`: how far every image can be moved without another answer, with a proof."""
+"""`adaptive-smoothing certify MODEL`: certified radii of a model, image by image."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from adaptive_smoothing.certification import certify as certification
 from adaptive_smoothing.certification.certificates import Certificates
-from adaptive_smoothing.certification.certifiers import METHODS, make_certifier
+from adaptive_smoothing.certification.certifiers import make_certifier
 from adaptive_smoothing.certification.frontier import Frontier, chosen_alphas, with_alpha
-from adaptive_smoothing.certification.sampling import PRECISIONS
-from adaptive_smoothing.certification.smoothing import BOUNDS, RUNNERS_UP
+from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, check_method
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli.certify_model import CertifiedModel, CertifyPreparation
 from adaptive_smoothing.cli.console import TimeBar, screen
@@ -39,115 +38,117 @@ from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.runs.folder import JOURNAL, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
-from adaptive_smoothing.threat import make_threat
+from adaptive_smoothing.settings import changed
+from adaptive_smoothing.threat import NORMS
 
 VOTES = ("hard", "soft")
-# Options that are of one method alone, and those that make of h what it certifies.
-OPTIONS = {
-    "smoothing": (
-        *("samples", "selection", "failure_probability", "bound", "runner_up", "radius"),
-        *("theorem", "precision", "compiled", "seed", "batch_size"),
-    ),
-    "lipschitz": ("theorem",),
-    "local": ("eps", "steps", "batch_size"),
-}
-PREPARING = {"smoothing": ("sigma", "votes")}
-# Samples of each validation image, which are for its clean accuracy alone.
+# Samples of each validation image, which are used for its clean accuracy only.
 VALIDATION_SAMPLES = 256
+FIELDS = {method: [field.name for field in fields(options)] for method, options in METHODS.items()}
+# Fields that have an option of their own; the others are keys of --set.
+SHOWN = ("samples", "failure_probability", "radius")
+KEYS = dict.fromkeys(name for names in FIELDS.values() for name in names if name not in SHOWN)
 
 
 def certify(
-    context: typer.Context,
-    models: Annotated[list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H")],
-    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, from 1/2 on")] = None,
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H.")
+    ],
+    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, at least 1/2.")] = None,
     clean_accuracy: Annotated[
-        float | None, typer.Option(help="Choose alpha for each H on val, and the best H for each radius: 0.8, or 80")
+        float | None,
+        typer.Option(help="Choose alpha for each H on val, and the best H at each radius: 0.8, or 80."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; by default what H is made for")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with")] = None,
-    votes: Annotated[str, typer.Option(help=f"What is averaged under noise: {' or '.join(VOTES)} votes")] = "hard",
-    hardmax: Annotated[bool, typer.Option("--hardmax", help="Let G be certain of its prediction")] = False,
-    radius: Annotated[float | None, typer.Option(help="Stop sampling as soon as this radius is decided")] = None,
-    samples: Annotated[int, typer.Option(help="Samples of each image, at most")] = 10_000,
-    selection: Annotated[int, typer.Option(help="Further samples that choose the class")] = 128,
-    failure_probability: Annotated[float, typer.Option(help="Of each certificate, at most")] = 0.001,
-    bound: Annotated[str | None, typer.Option(help=f"{', '.join(BOUNDS)}; by default what suits the votes")] = None,
-    runner_up: Annotated[
-        str | None, typer.Option(help=f"{' or '.join(RUNNERS_UP)}; by default what suits the votes")
-    ] = None,
-    theorem: Annotated[str, typer.Option(help="margin; weaker are the paper's: paper, lipschitz")] = "margin",
-    precision: Annotated[str, typer.Option(help=f"Of smoothing: {', '.join(PRECISIONS)}")] = "float32",
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile H; pays from 2e7 samples")] = False,
-    norm: Annotated[str | None, typer.Option(help="L2, or Linf; local: default Linf")] = None,
-    eps: Annotated[str, typer.Option(help="Radius of a local estimate")] = "8/255",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of PGD in a local estimate")] = 20,
-    data: Annotated[str, typer.Option(help="builtin, cifar10, cifar100, or a path")] = "builtin",
-    split: Annotated[str, typer.Option(help="test, val, or all for images that were never split")] = "test",
-    images: Annotated[int | None, typer.Option(min=1, help="The first so many images; default all")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/certify-MODEL-METHOD")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what another run has left there")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1 or cpu,cpu")] = "auto",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at a time: 4096; on a CPU 128")] = None,
-    shard_size: Annotated[int | None, typer.Option(min=1, help="Images journalled together: 500; CPU 4")] = None,
-    seed: Annotated[int, typer.Option(help="Of all random numbers")] = 0,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data set is")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a data set that is missing")] = False,
+    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; default: what H is made for.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with.")] = None,
+    votes: Annotated[str, typer.Option(help=f"What smoothing averages: {' or '.join(VOTES)} votes.")] = "hard",
+    hardmax: Annotated[bool, typer.Option("--hardmax", help="Replace G by its hardmax.")] = False,
+    radius: Annotated[
+        float | None, typer.Option(help="Stop sampling an image as soon as this radius is decided.")
+    ] = SmoothingOptions.radius,
+    samples: Annotated[int, typer.Option(help="Samples per image, at most.")] = SmoothingOptions.samples,
+    failure_probability: Annotated[
+        float, typer.Option(help="Probability that the certificate of an image is wrong, at most.")
+    ] = SmoothingOptions.failure_probability,
+    norm: Annotated[str | None, typer.Option(help="L2 or Linf; default: L2, of a local estimate Linf.")] = None,
+    data: Annotated[str, typer.Option(help="Data set: builtin, cifar10, cifar100, or a path.")] = "builtin",
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Download the data set if it is missing.")] = False,
+    split: Annotated[str, typer.Option(help="test, val, or all for data without splits.")] = "test",
+    images: Annotated[int | None, typer.Option(min=1, help="Use the first N images only.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/certify-MODEL-METHOD.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the run folder.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1.")] = "auto",
+    changes: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change an option: {', '.join(KEYS)}.")
+    ] = [],  # noqa: B006
 ) -> None:
-    """Certify how far each image can be moved without another answer; goes on where it was stopped."""
-    _check_words(method, votes)
-    threat = make_threat(norm or "Linf", eps)
-    devices = [pick_device(part) for part in device.split(",")]
+    """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
+    if method is not None:
+        check_method(method)
+    if votes not in VOTES:
+        raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {votes!r}")
+    norm = _norm(norm)
     wanted = _wanted(models, alpha, clean_accuracy, split)
-    ways = CertifyPreparation(method, sigma, votes, hardmax)
-    subjects = [CertifiedModel.prepare(pair, 1.0 if wanted else alpha, devices[0], ways) for pair in _pairs(models)]
-    norm = threat.norm if norm else None
+    smoothing = SmoothingOptions(samples=samples, failure_probability=failure_probability, radius=radius)
+    devices = [pick_device(part) for part in device.split(",")]
+    preparation = CertifyPreparation(method, sigma, votes, hardmax)
+    loaded = [
+        CertifiedModel.prepare(pair, 1.0 if wanted else alpha, devices[0], preparation) for pair in _pairs(models)
+    ]
     if wanted is not None:
-        _check_frontier(subjects, radius, norm)
-    options = _options(context, subjects, norm, float(threat.eps))
+        _check_frontier(loaded, radius, norm)
+    options = _options(sorted({each.kind for each in loaded}), smoothing, preparation, changes)
+    for each in loaded:  # raises before anything is sampled
+        make_certifier(CertificationTarget.of(each.model), options[each.kind], norm)
     everything = datasets.load(data, split, root=data_root, download=download)
-    for subject in subjects:
-        check_classes(subject.parts, everything)
+    for each in loaded:
+        check_classes(each.parts, everything)
     chosen = everything.take(slice(images))
-    run = Run(screen(), devices, options, norm, overwrite, shard_size)
+    run = Run(screen(), devices, options, norm, overwrite)
     if wanted is None:
-        run.alone(subjects[0], chosen, out or Path("runs") / f"certify-{subjects[0].short}-{subjects[0].kind}")
+        run.certify_one(loaded[0], chosen, out or Path("runs") / f"certify-{loaded[0].short}-{loaded[0].kind}")
         return
     val = datasets.load(data, "val", root=data_root).take(slice(images))
     folder = out or Path("runs") / f"certify-{short_name(models[0])}-at-{100 * wanted:g}"
-    run.frontier(subjects, val, chosen, folder, wanted, theorem)
+    run.certify_frontier(loaded, val, chosen, folder, wanted)
 
 
-def _check_words(method: str | None, votes: str) -> None:
-    """Before anything is loaded."""
-    if method is not None and method not in METHODS:
-        raise ValueError(f"expected a method among {', '.join(METHODS)}, got {method!r}")
-    if votes not in VOTES:
-        raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {votes!r}")
+def _norm(text: str | None) -> str | None:
+    """Return the name of a norm in its usual spelling."""
+    known = {name.lower(): name for name in NORMS}
+    if text is not None and text.lower() not in known:
+        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {text!r}: for example --norm L2")
+    return None if text is None else known[text.lower()]
 
 
 def _options(
-    context: typer.Context, subjects: list[CertifiedModel], norm: str | None, eps: float
-) -> dict[str, dict[str, Any]]:
-    """Those of each method. What is refused is refused here, before anything is sampled."""
-    _check_meant(context, {subject.kind for subject in subjects})
-    options = {kind: {name: context.params[name] for name in names} for kind, names in OPTIONS.items()}
-    options["local"]["eps"] = eps
-    for subject in subjects:
-        make_certifier(CertificationTarget.of(subject.model), subject.kind, norm, options[subject.kind])
-    return options
-
-
-def _check_meant(context: typer.Context, kinds: set[str]) -> None:
-    """Whoever gives an option means it to count; a seed or a batch size, which decide nothing, may stay."""
-    used = {name for kind in kinds for name in (*OPTIONS[kind], *PREPARING.get(kind, ()))} | {"seed", "batch_size"}
-    written = {each.name: each.opts[0] for each in context.command.params}
-    for name in dict.fromkeys(name for names in (*OPTIONS.values(), *PREPARING.values()) for name in names):
-        source = context.get_parameter_source(name)
-        if name not in used and source is not None and source.name == "COMMANDLINE":
-            raise ValueError(
-                f"expected options of the method {' and '.join(sorted(kinds))}, got {written[name]}, which is of "
-                "another: leave it out, or choose the method with --method"
-            )
+    methods: list[str], smoothing: SmoothingOptions, preparation: CertifyPreparation, changes: list[str]
+) -> dict[str, CertifyOptions]:
+    """Return the options of each method that is used. Raises if an option applies to none of them."""
+    given = {
+        "--sigma": preparation.sigma is not None,
+        "--votes": preparation.votes != VOTES[0],
+        "--radius": smoothing.radius is not None,
+        "--samples": smoothing.samples != SmoothingOptions.samples,
+        "--failure-probability": smoothing.failure_probability != SmoothingOptions.failure_probability,
+    }
+    for name, is_given in given.items():
+        if is_given and "smoothing" not in methods:
+            raise ValueError(f"{name} applies to --method smoothing only: leave it out")
+    keys = [change.partition("=")[0].strip() for change in changes]
+    having = {key: [method for method, names in FIELDS.items() if key in names] for key in keys}
+    for key, owners in having.items():
+        if owners and not set(owners) & set(methods):
+            raise ValueError(f"--set {key} applies to --method {' and '.join(owners)} only: leave it out")
+    # A key that no method has reaches `changed`, whose error suggests the nearest.
+    return {
+        method: changed(
+            smoothing if method == "smoothing" else METHODS[method](),
+            [change for key, change in zip(keys, changes, strict=True) if method in having[key] or not having[key]],
+        )
+        for method in methods
+    }
 
 
 def _pairs(models: list[str]) -> list[tuple[str, ...]]:
@@ -155,13 +156,13 @@ def _pairs(models: list[str]) -> list[tuple[str, ...]]:
 
 
 def _wanted(models: list[str], alpha: float | None, clean_accuracy: float | None, split: str) -> float | None:
-    """The clean accuracy that alpha is to be chosen for, if it is."""
+    """Return the clean accuracy for which alpha is chosen; None if alpha is given."""
     if clean_accuracy is None:
         if len(models) > 2:
-            raise ValueError("expected --clean-accuracy with several H, got none: each has an alpha of its own for it")
+            raise ValueError("expected --clean-accuracy with several H, got none: it determines the alpha of each H")
         return None
     if len(models) < 2 or alpha is not None:
-        raise ValueError("expected G and one or more H without --alpha for --clean-accuracy: alpha is what is chosen")
+        raise ValueError("expected G and one or more H without --alpha: --clean-accuracy chooses alpha")
     if split != "test":
         raise ValueError(f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val")
     return as_share(clean_accuracy)
@@ -169,79 +170,80 @@ def _wanted(models: list[str], alpha: float | None, clean_accuracy: float | None
 
 @dataclass(frozen=True)
 class Run:
-    """What all certifications of one command share."""
+    """A command: what all its certifications have in common. `options` are by method."""
 
     console: Console
     devices: list[str]
-    options: dict[str, dict[str, Any]]
+    options: dict[str, CertifyOptions]
     norm: str | None
     overwrite: bool
-    shard_size: int | None
 
-    def certify(self, subject: CertifiedModel, data: ImageData, folder: Path, **changes: Any) -> Certificates:
-        """One model on some images, into its folder. Its journal stays, for a command that is not at its end."""
+    def certify(self, loaded: CertifiedModel, data: ImageData, folder: Path, options: CertifyOptions) -> Certificates:
+        """Certify a model on some images and write its folder. The journal is kept until the command has finished."""
         folder = resumable_folder(folder, self.overwrite)
-        started = time.perf_counter()
+        start = time.perf_counter()
         with TimeBar(self.console) as bar:
             found = certification.certify(
-                subject.model,
+                loaded.model,
                 data,
-                method=subject.kind,
                 norm=self.norm,
+                options=options,
                 device=self.devices[0],
                 devices=self.devices if len(self.devices) > 1 else (),
                 journal=folder / JOURNAL,
                 overwrite=self.overwrite,
-                watch=Watching(bar, "certified and right"),
-                shard_size=self.shard_size,
-                **{**self.options.get(subject.kind, {}), **changes},
+                progress=Watching(bar, "certified and correct"),
             )
-        facts = {"seconds": round(time.perf_counter() - started, 1), **environment(self.devices[0])}
+        facts = {"seconds": round(time.perf_counter() - start, 1), **environment(self.devices[0])}
         with room_for(folder):
-            write_certificates(folder, found, subject.facts, facts)
+            write_certificates(folder, found, loaded.facts, facts)
         return found
 
-    def alone(self, subject: CertifiedModel, data: ImageData, folder: Path) -> None:
-        found = self.certify(subject, data, folder)
+    def certify_one(self, loaded: CertifiedModel, data: ImageData, folder: Path) -> None:
+        """Certify one model and print the result."""
+        found = self.certify(loaded, data, folder, self.options[loaded.kind])
         Journal(folder / JOURNAL).clear()
         for text in certified_sentences(found):
             self.console.print(f"\n{text}", markup=False)
-        if subject.kind != "local":
+        if loaded.kind != "local":
             self.console.print()
             self.console.print(rich_table(certified_table(found)))
         self.console.print(f"\nIn {folder}: {', '.join(WRITTEN)}", markup=False)
 
-    def frontier(
-        self, subjects: list[CertifiedModel], val: ImageData, test: ImageData, folder: Path, wanted: float, theorem: str
+    def certify_frontier(
+        self, models: list[CertifiedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
     ) -> None:
-        """Every H with the alpha that gives the wanted clean accuracy on val, and the best of them at each radius."""
-        seen, whole = {}, {}
-        for subject in subjects:
-            self.console.print(f"{subject.short}: {len(val):,} validation images", markup=False)
-            few = {"samples": VALIDATION_SAMPLES} if subject.kind == "smoothing" else {}
-            seen[subject.short] = self.certify(subject, val, folder / subject.short / "val", **few)
-        alphas = chosen_alphas(seen, wanted)
-        for name in seen.keys() - alphas.keys():
-            self.console.print(f"{name} is left out: with no alpha from 1/2 on it reaches {100 * wanted:g} %")
-        for subject in [each for each in subjects if each.short in alphas]:
-            self.console.print(f"{subject.short}: {len(test):,} test images", markup=False)
-            whole[subject.short] = self.certify(subject, test, folder / subject.short)
-        found = Frontier({name: with_alpha(each, alphas[name], theorem) for name, each in whole.items()}, wanted)
-        write_frontier(folder, found)
-        for subject in subjects:
-            for part in (folder / subject.short, folder / subject.short / "val"):
+        """Certify every H with the alpha that gives the wanted clean accuracy on val, and print the frontier."""
+        on_val, on_test = {}, {}
+        for each in models:
+            self.console.print(f"{each.short}: {len(val):,} validation images", markup=False)
+            options = self.options[each.kind]
+            if isinstance(options, SmoothingOptions):
+                options = replace(options, samples=VALIDATION_SAMPLES)
+            on_val[each.short] = self.certify(each, val, folder / each.short / "val", options)
+        alphas = chosen_alphas(on_val, wanted)
+        for name in on_val.keys() - alphas.keys():
+            self.console.print(f"{name} is left out: no alpha from 1/2 on reaches {100 * wanted:g} %")
+        for each in [each for each in models if each.short in alphas]:
+            self.console.print(f"{each.short}: {len(test):,} test images", markup=False)
+            on_test[each.short] = self.certify(each, test, folder / each.short, self.options[each.kind])
+        members = {name: with_alpha(each, alphas[name], each.settings["theorem"]) for name, each in on_test.items()}
+        frontier = Frontier(members, wanted)
+        write_frontier(folder, frontier)
+        for each in models:
+            for part in (folder / each.short, folder / each.short / "val"):
                 Journal(part / JOURNAL).clear()
-        self.console.print(rich_table(certified_frontier_table(found)))
+        self.console.print(rich_table(certified_frontier_table(frontier)))
         self.console.print(f"\nIn {folder}: {', '.join(FRONTIER_WRITTEN)}, and a folder for each H", markup=False)
 
 
-def _check_frontier(subjects: list[CertifiedModel], radius: float | None, norm: str | None) -> None:
-    names = [subject.short for subject in subjects]
+def _check_frontier(models: list[CertifiedModel], radius: float | None, norm: str | None) -> None:
+    names = [each.short for each in models]
     if radius is not None or norm == "Linf":
         raise ValueError(
             "expected L2 and all samples with --clean-accuracy, got --norm Linf or --radius: leave them out"
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"expected every H once, and under a name of its own, got {', '.join(names)}: rename a file")
-    if any(subject.kind == "local" for subject in subjects):
+        raise ValueError(f"expected every H once, each with a different name, got {', '.join(names)}: rename a file")
+    if any(each.kind == "local" for each in models):
         raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")

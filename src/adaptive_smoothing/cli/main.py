@@ -22,7 +22,7 @@ VERBS = {
     "mix": "Mix two models into one, with a wanted clean or robust accuracy.",
     "sweep": "Measure the mixture of two models at every alpha, clean and under three attacks.",
     "evaluate": "Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued.",
-    "certify": "Certify how far each image can be moved without another answer; goes on where it was stopped.",
+    "certify": "Certify how far each image can be moved with the same prediction; an interrupted run can be continued.",
     "models": "List the models and mixtures of the package and of the zoo, with the accuracies on their cards.",
 }
 

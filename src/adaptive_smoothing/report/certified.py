@@ -1,4 +1,4 @@
-"""A certification as sentences, a table, a figure, and the files of its run folder."""
+"""Sentences, tables and figures of a certification, and the files of its run folder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.frontier import Frontier
+from adaptive_smoothing.certification.smoothing import reachable_radius
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel
 from adaptive_smoothing.report.style import LIGHT, Style
@@ -29,7 +30,7 @@ FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
 
 
 def write_certificates(folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """rows.npz, a figure, facts.json, and last result.json: the same bytes for the same images, model and method."""
+    """Write rows.npz, the figure, facts.json and, last, result.json. All but facts.json are reproducible."""
     write_rows(folder / ROWS, certificates.rows)
     with atomic(folder / FIGURE) as partial:
         partial.write_bytes(png(certified_figure(certificates)))
@@ -38,85 +39,108 @@ def write_certificates(folder: Path, certificates: Certificates, models: dict[st
 
 
 def read_certificates(folder: Path) -> Certificates:
-    """What `write_certificates` wrote."""
+    """Return the certificates that `write_certificates` wrote."""
     return Certificates(read_rows(folder / ROWS), read_json(folder / RESULT)["settings"])
 
 
 def certified_sentences(certificates: Certificates) -> list[str]:
-    """The result in words."""
+    """Return the result in words."""
     settings, images = certificates.settings, len(certificates.correct)
     found = [
-        f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images, of the model as {_subject(settings)}."
+        f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images. The model is {_subject(settings)}."
     ]
     if settings["method"] == "local":
         holds = certificates.accuracy(settings["eps"], estimated=True)
         mean = certificates.rows["constants"].mean()
         found.append(
-            f"Estimated, not certified: the local Lipschitz constant in {settings['norm']} is {mean:.3f} on average "
-            f"over classes and images, and for {100 * holds:.2f} % of the images it lets the right answer stand at "
-            f"radius {settings['eps']:.4g}."
+            f"Estimated, not certified: the mean local Lipschitz constant in {settings['norm']}, over classes and "
+            f"images, is {mean:.3f}. According to the estimate, {100 * holds:.2f} % of the images are correct and "
+            f"robust at radius {settings['eps']:.4g}."
         )
         return found
     radius = np.where(certificates.correct, certificates.rows["radius"], 0.0)
-    certified, right = certificates.certified.sum(), (certificates.certified & certificates.correct).sum()
+    certified, correct = certificates.certified.sum(), (certificates.certified & certificates.correct).sum()
     found.append(
-        f"{certified:,} images are certified, {right:,} of them right; the mean {settings['norm']} radius, 0 where "
-        f"wrong, is {radius.mean():.3f}. {_guarantee(settings)}"
+        f"{certified:,} images are certified, {correct:,} of them are correct. The mean {settings['norm']} radius is "
+        f"{radius.mean():.3f}, where incorrect predictions count as 0. {_guarantee(settings)}"
     )
     return found
 
 
 def _subject(settings: Mapping[str, Any]) -> str:
-    alpha = "h alone" if settings["alpha"] == 1 else f"a mixture with an alpha of at least {settings['alpha']:.4g}"
+    alpha = "h alone" if settings["alpha"] == 1 else f"a mixture with alpha at least {settings['alpha']:.4g}"
     if settings["method"] != "smoothing":
         return alpha
-    return f"{alpha}, h smoothed with sigma {settings['sigma']:g} ({settings['votes']} votes)"
+    return f"{alpha}; h is smoothed with sigma {settings['sigma']:g} and {settings['votes']} votes"
 
 
 def _guarantee(settings: Mapping[str, Any]) -> str:
     if settings["method"] == "lipschitz":
-        return f"Nothing is left to chance: differences of logits change by at most {settings['constant']:.4g} a unit."
+        return (
+            f"The certificates are deterministic: the Lipschitz constant of the logits is {settings['constant']:.4g}."
+        )
     return (
-        f"Each certificate is wrong with a probability of at most {settings['failure probability']:g}, and about the "
-        f"classifier in {settings['precision']}."
+        f"Each certificate is wrong with a probability of at most {settings['failure probability']:g}. It holds for "
+        f"the classifier in {settings['precision']}."
     )
 
 
 def certified_table(certificates: Certificates) -> Table:
-    """Certified accuracy against the radius, beside what the paper's plug-in estimate would say."""
+    """Return the certified accuracy at several radii and, for smoothing, the plug-in estimate of the paper."""
     norm, estimated = certificates.settings["norm"], certificates.settings["method"] == "smoothing"
-    largest = max(certificates.rows["radius"].max(), certificates.rows["estimate"].max())
+    at = _radii(max(certificates.rows["radius"].max(), certificates.rows["estimate"].max()))
+    reach = _reach(certificates)
     rows = []
-    for row in certificates.table(_radii(largest)):
-        shown = [f"{row['radius']:.4g}", f"{100 * row['certified']:.2f} %"]
-        shown.append(f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
-        rows.append((*shown, *([f"{100 * row['estimate']:.2f} %"] if estimated else [])))
+    for row in certificates.table(at):
+        shown = ("–", "–")
+        if row["radius"] <= reach:
+            shown = (f"{100 * row['certified']:.2f} %", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
+        rows.append((f"{row['radius']:.4g}", *shown, *([f"{100 * row['estimate']:.2f} %"] if estimated else [])))
     columns = (f"{norm} radius", "certified accuracy", "95 % interval", *(["plug-in estimate"] if estimated else []))
-    note = "The plug-in estimate takes what was sampled for the truth: it is no certificate." if estimated else ""
-    return Table("Certified accuracy", columns, tuple(rows), note)
+    note = "The plug-in estimate takes the sampled means for exact; it is not a certificate." if estimated else ""
+    notes = (_reach_note({"": certificates}, at), note)
+    return Table("Certified accuracy", columns, tuple(rows), " ".join(filter(None, notes)))
+
+
+def _reach(certificates: Certificates) -> float:
+    """Return the largest radius that the samples of a certification can reach, in its norm."""
+    settings = certificates.settings
+    reach = reachable_radius(settings, certificates.rows["probabilities"].shape[1])
+    return reach / settings["pixels"] ** 0.5 if "pixels" in settings else reach
+
+
+def _reach_note(members: Mapping[str, Certificates], at: list[float]) -> str:
+    """Return the explanation of the dashes in a table; empty if there is none."""
+    limits = [
+        f"{name and f'{name}: '}{member.settings['samples']:,} samples per image cannot certify a radius above "
+        f"{_reach(member):.4g}"
+        for name, member in members.items()
+        if _reach(member) < at[-1]
+    ]
+    return f"– {'; '.join(limits)}." if limits else ""
 
 
 def _radii(largest: float) -> list[float]:
-    """Eight or so round numbers from 0 to where nothing is certified any more."""
+    """Return about eight round radii, from 0 to one that is not reached."""
     step = next((s for s in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0) if largest / s <= 9), 5.0)
     return [step * k for k in range(int(largest / step) + 2)]
 
 
 def certified_frontier_table(frontier: Frontier) -> Table:
-    """Certified accuracy of each mixture at the same clean accuracy, and whose is the best at each radius."""
+    """Return the certified accuracy of each mixture at several radii, and the name of the best."""
     at, members = _radii(float(frontier.radii.max())), frontier.members
-    _, whose = frontier.best(at)
-    each = zip(*frontier.accuracies(at).values(), strict=True)
+    _, best = frontier.best(at)
+    reach = {name: _reach(member) for name, member in members.items()}
+    accuracies = frontier.accuracies(at)
     rows = [
         ("alpha", *(f"{member.settings['alpha']:.3f}" for member in members.values()), ""),
         ("clean", *(_percent(member.clean) for member in members.values()), ""),
-        *(
-            (f"L2 {radius:.4g}", *map(_percent, shares), name or "–")
-            for radius, shares, name in zip(at, each, whose, strict=True)
-        ),
     ]
+    for k, radius in enumerate(at):
+        cells = (_percent(accuracies[name][k]) if radius <= reach[name] else "–" for name in members)
+        rows.append((f"L2 {radius:.4g}", *cells, best[k] or "–"))
     title = f"Certified accuracy at {100 * frontier.clean_accuracy:g} % clean accuracy on validation images, in %"
-    return Table(title, ("", *members, "best"), tuple(rows))
+    return Table(title, ("", *members, "best"), tuple(rows), _reach_note(members, at))
 
 
 def _percent(share: float) -> str:
@@ -124,17 +148,18 @@ def _percent(share: float) -> str:
 
 
 def write_frontier(folder: Path, frontier: Frontier) -> None:
+    """Write the figure and frontier.json."""
     at = _radii(float(frontier.radii.max()))
-    best, whose = frontier.best(at)
+    best, names = frontier.best(at)
     members = {name: member.summary() for name, member in frontier.members.items()}
     with atomic(folder / FRONTIER_FIGURE) as partial:
         partial.write_bytes(png(side_by_side([frontier_panel(frontier)])))
-    found = {"clean accuracy": frontier.clean_accuracy, "radii": at, "best": best.tolist(), "whose": whose}
+    found = {"clean accuracy": frontier.clean_accuracy, "radii": at, "best": best.tolist(), "whose": names}
     write_json(folder / FRONTIER, {**found, "members": members})
 
 
 def frontier_panel(frontier: Frontier, style: Style = LIGHT, *, title: str = "", estimates: bool = False) -> Panel:
-    """The curves of all mixtures, and around them the best at each radius; `estimates` adds the plug-in ones."""
+    """Draw the curve of each mixture and the best at each radius; with `estimates`, the plug-in estimates as well."""
 
     def draw(axes: Axes) -> None:
         at = frontier.radii
@@ -157,7 +182,7 @@ def frontier_panel(frontier: Frontier, style: Style = LIGHT, *, title: str = "",
 
 
 def _looks(style: Style) -> Iterator[dict[str, Any]]:
-    """One for each curve: when colours are used up, other lines."""
+    """Yield a colour and a line style for each curve."""
     for line in cycle(("-", "--", "-.")):
         for colour in (style.clean, style.mix, style.rob, style.std):
             yield {"color": colour, "linestyle": line}
@@ -168,7 +193,7 @@ def certified_figure(certificates: Certificates, *, style: Style = LIGHT) -> Fig
 
 
 def certified_panel(runs: Mapping[str, Certificates], style: Style = LIGHT) -> Panel:
-    """Certified accuracy against the radius, and thinner the plug-in estimate, of one or several runs."""
+    """Draw the certified accuracy against the radius, and as a thin line the estimate, of one or several runs."""
 
     def draw(axes: Axes) -> None:
         for (name, run), look in zip(runs.items(), _looks(style), strict=False):
@@ -182,7 +207,7 @@ def certified_panel(runs: Mapping[str, Certificates], style: Style = LIGHT) -> P
                 axes.step(*curve, where="pre", color=colour, linewidth=1, linestyle=":", label=f"{label}estimate")
             axes.plot(0, run.clean, "o", color=colour, clip_on=False, label=f"{label}clean accuracy")
         norms = {run.settings["norm"] for run in runs.values()}
-        _label(axes, " or ".join(sorted(norms)), "Right, and certified to stay so")
+        _label(axes, " or ".join(sorted(norms)), "Correct and certified")
 
     return draw
 

@@ -1,0 +1,131 @@
+"""Options of certification, one class per method. They travel unchanged from the command line to the certifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adaptive_smoothing.certification.bounds import check_failure_probability, check_samples
+from adaptive_smoothing.certification.radius import LIPSCHITZ_THEOREMS, SMOOTHING_THEOREMS
+from adaptive_smoothing.certification.sampling import BLOCK, PRECISIONS
+from adaptive_smoothing.runs.sharded import check_size
+
+RUNNERS_UP = ("complement", "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of every method.
+
+    Args:
+        shard_size: images that are processed and journalled together; default 500, on a CPU 4.
+    """
+
+    shard_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothingOptions(RunOptions):
+    """Options of randomized smoothing.
+
+    Args:
+        samples: noisy samples per image that bound the probabilities, at most.
+        selection: further samples per image that choose the class.
+        failure_probability: probability with which the certificate of an image may be wrong, at most.
+        runner_up: "complement" bounds the runner-up by 1 - p of the class, which suits hard votes. "split" bounds every
+            class with an equal part of the failure probability, which suits soft votes. None chooses by the votes.
+        theorem: "margin" (ours), "paper" (thm:randomized_smoothing) or "lipschitz" (thm:certified_radius).
+        radius: stop sampling an image as soon as it is decided whether it has this radius.
+        give_up: with `radius`, probability of giving up on an image that has the radius, at most.
+        precision: arithmetic of the network; the certificate is about the network in this precision.
+        compiled: compile the network, which pays from about 2e7 samples on.
+        seed: seed of the noise.
+        batch_size: samples per batch; default 4,096, on a CPU 128.
+    """
+
+    samples: int = 10_000
+    selection: int = BLOCK
+    failure_probability: float = 0.001
+    runner_up: str | None = None
+    theorem: str = "margin"
+    radius: float | None = None
+    give_up: float = 0.01
+    precision: str = "float32"
+    compiled: bool = False
+    seed: int = 0
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_samples(self.samples)
+        check_samples(self.selection)
+        check_failure_probability(self.failure_probability)
+        check_failure_probability(self.give_up)
+        check_size("batch_size", self.batch_size)
+        _check_name("theorem", self.theorem, tuple(SMOOTHING_THEOREMS))
+        _check_name("precision", self.precision, PRECISIONS)
+        if self.runner_up is not None:
+            _check_name("runner-up", self.runner_up, RUNNERS_UP)
+        if self.radius is None:
+            return
+        if not 0 < self.radius < float("inf"):
+            raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
+        if self.runner_up == "split":
+            raise ValueError("expected runner_up 'complement' with a wanted radius, got 'split': it cannot stop early")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LipschitzOptions(RunOptions):
+    """Options of certification by a proven Lipschitz constant.
+
+    Args:
+        theorem: "margin" (ours) or "paper" (thm:certified_radius).
+    """
+
+    theorem: str = "margin"
+
+    def __post_init__(self) -> None:
+        _check_name("theorem", self.theorem, LIPSCHITZ_THEOREMS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions(RunOptions):
+    """Options of the local estimate, which certifies nothing.
+
+    Args:
+        eps: radius of the ball around each image, in the norm of the certification.
+        steps: steps of PGD.
+        batch_size: images times classes per batch; default 4,096, on a CPU 128.
+    """
+
+    eps: float = 8 / 255
+    steps: int = 20
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_size("batch_size", self.batch_size)
+        if self.steps < 1:
+            raise ValueError(f"expected at least 1 step, got {self.steps}")
+        if not self.eps > 0:
+            raise ValueError(f"expected eps above 0, got {self.eps:g}: 8/255 is usual in Linf")
+
+
+CertifyOptions = SmoothingOptions | LipschitzOptions | LocalOptions
+METHODS: dict[str, type[CertifyOptions]] = {
+    "smoothing": SmoothingOptions,
+    "lipschitz": LipschitzOptions,
+    "local": LocalOptions,
+}
+
+
+def check_method(method: str) -> None:
+    _check_name("method", method, tuple(METHODS))
+
+
+def method_of(options: CertifyOptions) -> str:
+    """Return the name of the method that these are options of."""
+    return next(method for method, cls in METHODS.items() if isinstance(options, cls))
+
+
+def _check_name(what: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ValueError(f"expected a {what} among {', '.join(known)}, got {name!r}")
