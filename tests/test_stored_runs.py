@@ -83,7 +83,7 @@ def test_stored_verdicts_hold_under_a_new_attack():
 
 
 @pytest.mark.parametrize("folder", [STORED, RESULTS / "resnet18"], ids=["compact", "resnet18"])
-def test_the_run_is_of_the_models_that_are_stored(folder):
+def test_a_stored_sweep_agrees_with_the_cards_of_its_models(folder):
     models = load_facts(folder)["models"]
     assert {letter: model_facts(model["name"])["sha256"] for letter, model in models.items()} == {
         letter: model["sha256"] for letter, model in models.items()
@@ -93,30 +93,30 @@ def test_the_run_is_of_the_models_that_are_stored(folder):
         card = zoo.names()[models[letter]["name"]].card["figures"]["test"]
         clean = run.rows[f"clean_{letter}"]
         assert clean.mean() == pytest.approx(card["clean"])
-        # The same attack, other batches: an image or two of 10,000 may differ.
+        # The same attack in other batches: one or two images of 10,000 may differ.
         assert (clean & run.rows[column]).mean() == pytest.approx(card["pgd20"], abs=2e-4)
 
 
-def test_every_stored_model_says_which_code_made_it():
+def test_every_card_names_the_code_version():
     versions = {name: card.card["code"] for name, card in zoo.names().items()}
     assert {"compact-robust", "resnet18-robust"} <= versions.keys()
     for name, version in versions.items():
         assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{10}", version), name
 
 
-def test_the_stored_answers_are_those_the_models_give_here():
+def test_the_stored_predictions_are_those_of_the_stored_models():
     run, images = load_tradeoff(STORED), datasets.load("builtin", "test").take(60)
     at = [list(run.rows["index"]).index(position) for position in images.index.tolist()]
     assert (run.rows["label"][at] == images.labels.numpy()).all()
     assert len(CleanAccuracyCurve.load(STORED / VALIDATION).low) == load_facts(STORED)["choice"]["images"]
     for letter, name in (("g", "compact-standard"), ("h", "compact-robust")):
         with torch.no_grad():
-            right = zoo.load(name)(images.floats()).argmax(1) == images.labels
-        np.testing.assert_array_equal(run.rows[f"clean_{letter}"][at], right.numpy())
+            correct = zoo.load(name)(images.floats()).argmax(1) == images.labels
+        np.testing.assert_array_equal(run.rows[f"clean_{letter}"][at], correct.numpy())
 
 
 @pytest.mark.parametrize("name", pretrained.names())
-def test_a_stored_mixture_is_what_its_card_says(name):
+def test_a_stored_mixture_agrees_with_its_card(name):
     folder = pretrained.find(name)
     description = pretrained.read(folder)
     card = description["card"]
@@ -129,19 +129,19 @@ def test_a_stored_mixture_is_what_its_card_says(name):
     assert mixed.standard_scale == recipe.standard_scale and mixed.alpha_range[0] == recipe.operating_point.low
 
 
-def test_the_mixture_in_the_package_is_right_where_its_dial_says_so():
-    """The images in the package are the first of those that the dial was set on."""
+def test_the_mixture_in_the_package_is_correct_where_its_accuracy_curve_says_so():
+    """The built-in validation images are the first of those that the shift was chosen on."""
     folder, images = pretrained.find("compact-mixed"), datasets.load("builtin", "val").take(slice(60))
     mixed, ends = MixedClassifier.from_pretrained(folder), CleanAccuracyCurve.load(folder / VALIDATION)
     setting = current_setting(mixed)
     assert ends(setting) == pretrained.read(folder)["card"]["figures"]["val"]["clean"]
     with torch.no_grad():
-        right = mixed(images.floats()).argmax(1) == images.labels
-    np.testing.assert_array_equal(right.numpy(), ((ends.low < setting) & (setting < ends.high))[:60])
+        correct = mixed(images.floats()).argmax(1) == images.labels
+    np.testing.assert_array_equal(correct.numpy(), ((ends.low < setting) & (setting < ends.high))[:60])
 
 
 def test_the_stored_comparison_is_of_the_mixture_in_the_package():
-    """The demo says these figures of what the package holds: the same models, the same answers at the same dial."""
+    """The demo shows these figures: they belong to the same models, with the same predictions at the same shift."""
     models = {"g": model_facts("compact-standard"), "h": model_facts("compact-robust")}
     comparison = stored_comparison(models).comparison
     assert all(comparison.facts["models"][letter]["sha256"] == model["sha256"] for letter, model in models.items())
@@ -156,8 +156,8 @@ def test_the_stored_comparison_is_of_the_mixture_in_the_package():
         )
         mixed = mixed.with_sigmoid(numbers["alpha_scale"], numbers["alpha_shift"])
         with torch.no_grad():
-            right = mixed(images.floats()).argmax(1) == images.labels
-        np.testing.assert_array_equal(point.clean[images.index.numpy()], right.numpy())
+            correct = mixed(images.floats()).argmax(1) == images.labels
+        np.testing.assert_array_equal(point.clean[images.index.numpy()], correct.numpy())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_stored_comparison_is_of_the_mixture_in_the_package():
         ("resnet18-network-c", RESULTS / "mixtures" / "resnet18-frontier", "network, setting C"),
     ],
 )
-def test_a_card_says_what_was_measured_of_the_mixture_as_it_is(name, run, row):
+def test_the_card_of_a_mixture_has_the_figures_of_its_stored_run(name, run, row):
     described, result = pretrained.read(pretrained.find(name)), read_json(run / "result.json")
     (found,) = (one for one in result["mixtures"] if one["mixture"] == row and one["wanted"] == 0.9)
     shift, scale = (found["numbers"][number] for number in ("alpha_shift", "alpha_scale"))
