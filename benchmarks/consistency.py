@@ -1,9 +1,9 @@
-"""Whether a verdict belongs to its image: the same evaluation in batches of 1, 32 and 256, and on two processes.
+"""Check that verdicts do not depend on batches: the same evaluation in batches of 1, 32 and 256, and on two processes.
 
     python benchmarks/consistency.py small-robust --images 256 --out benchmarks/results/consistency.json
 
-The stages of `fast` without its audit, in fp32 on the CPU. For each arrangement: the images whose verdict, attack or
-number of queries is another than in the first, and the largest difference of a margin.
+The attacks are those of `fast` without its audit, in fp32 on the CPU. For each arrangement: the images whose verdict,
+attack or number of queries differs from the first arrangement, and the largest difference of a margin.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from adaptive_smoothing.attacks.adaptive import preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.evaluate import evaluate_cascade
+from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.facts import model_facts
@@ -24,15 +25,17 @@ from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.threat import Linf
 
-ARRANGEMENTS: dict[str, dict[str, Any]] = {
-    "batches of 256": {"batch_size": 256, "shard_size": 256},
-    "batches of 32": {"batch_size": 32},
-    "two processes": {"devices": ["cpu", "cpu"]},
-    "batches of 1": {"batch_size": 1, "shard_size": 8},
+# Batch size, shard size, and devices of each.
+ARRANGEMENTS: dict[str, tuple[int | None, int | None, tuple[str, ...]]] = {
+    "batches of 256": (256, 256, ()),
+    "batches of 32": (32, None, ()),
+    "two processes": (None, None, ("cpu", "cpu")),
+    "batches of 1": (1, 8, ()),
 }
 
 
 def difference(mine: Verdict, first: Verdict) -> dict[str, Any]:
+    """Return the images on which two verdicts differ, and the largest difference of a margin."""
     other = {
         "verdict": mine.robust_correct != first.robust_correct,
         "fooled by": mine.fooled_by != first.fooled_by,
@@ -52,9 +55,10 @@ def main() -> None:
     cascade = replace(preset("fast", Linf(8 / 255)), audit=())
     rows: dict[str, dict[str, Any]] = {}
     first: Verdict | None = None
-    for name, options in ARRANGEMENTS.items():
+    for name, (batch_size, shard_size, devices) in ARRANGEMENTS.items():
+        options = EvaluationOptions(batch_size, shard_size, precise=True, alarms=False)
         began = time.perf_counter()
-        verdict = evaluate_cascade(model, data, cascade, device="cpu", with_alarms=False, precise=True, **options)
+        verdict = evaluate_cascade(model, data, cascade, device="cpu", devices=devices, options=options)
         first = first or verdict
         rows[name] = {"robust accuracy": verdict.robust, "seconds": round(time.perf_counter() - began, 1)}
         rows[name] |= difference(verdict, first)

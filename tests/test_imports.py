@@ -6,7 +6,16 @@ from pathlib import Path
 
 from adaptive_smoothing.cli.main import VERBS
 
-OPTIONAL = ["timm", "torchvision", "transformers", "robustbench", "tensorboard", "huggingface_hub", "datasets", "pydantic"]
+OPTIONAL = [
+    "timm",
+    "torchvision",
+    "transformers",
+    "robustbench",
+    "tensorboard",
+    "huggingface_hub",
+    "datasets",
+    "pydantic",
+]
 
 
 def test_imports_go_down_only():

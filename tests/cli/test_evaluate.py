@@ -17,10 +17,10 @@ from adaptive_smoothing.cli import evaluate as evaluate_file
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.evaluation import cost
-from adaptive_smoothing.runs.sharded import Progress
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report import verdicts
 from adaptive_smoothing.runs.journal import Journal
+from adaptive_smoothing.runs.sharded import Progress
 from adaptive_smoothing.threat import Threat
 
 pytestmark = pytest.mark.usefixtures("package")
@@ -212,7 +212,9 @@ def test_a_journal_of_another_run_is_refused(ctrl_c_at: Callable[[int], None]) -
     ctrl_c_at(3)
     evaluate(demo.STANDARD, *QUICK, code=130)
     ctrl_c_at(99)
-    assert "got one with another attack: choose another folder" in evaluate(demo.STANDARD, "--threat", "Linf:0.1", code=1)
+    assert "got one with another attack: choose another folder" in evaluate(
+        demo.STANDARD, "--threat", "Linf:0.1", code=1
+    )
     assert "got one with another model: choose" in evaluate(demo.ROBUST, "--out", str(FOLDER), *QUICK, code=1)
 
 

@@ -102,9 +102,7 @@ def alpha_table(
         for a in sorted(shown)
     ]
     columns = ("α", "clean", "STD", "ROB", "MIX", "all three")
-    note = (
-        "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself. All three: the worst case."
-    )
+    note = "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself. All three: the worst case."
     return Table(f"{name}: {run.images:,} images", columns, tuple(rows), note)
 
 
@@ -181,7 +179,7 @@ def frontier_table(comparison: Comparison) -> Table:
     ]
     columns = ("mixture", *("untuned" if target is None else f"at {100 * target:g} %" for target in wanted))
     note = (
-        "Clean accuracy / accuracy under all attacks, %; in brackets the difference of the latter from the first row on "
+        "Clean accuracy / accuracy under all attacks, %. In brackets: difference of the latter from the first row, on "
         "the same images, with its 95 % interval."
     )
     return Table(f"Mixtures on {comparison.images:,} images", columns, tuple(rows), note)
