@@ -1,10 +1,10 @@
-"""How fast attacks step in each arithmetic of a device, and how far it is from the model itself.
+"""Measure the speed and the error of attack steps in each arithmetic of a device.
 
     python benchmarks/arithmetic.py G H --data-root DATA --out benchmarks/results/arithmetic.json
 
-Of g, of h, of a mixture of them with one alpha, and of MixedNUTS's, which raises h's logits to a power. A step is one
-pass forward and one back; the error is the largest of a logit, as a share of the spread of the logits. Attacks are made
-in the first arithmetic that is off by no more than the bound on the first eight images.
+The models are g, h, their mixture with one alpha, and MixedNUTS, which raises the logits of h to a power. A step is one
+forward and one backward pass. The error is the largest error of a logit, as a share of the spread of the logits.
+Attacks use the first arithmetic whose error on the first eight images is within the bound.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.environment import environment
 
-# What the search found best at 90 % clean on the ResNet-18 pair: results/mixtures/fourth-round.
+# The best transform that a search found at 90 % clean accuracy on the ResNet-18 pair.
 MIXEDNUTS = {"scale": 1.0, "power": 8.0, "shift": -0.75}
 MIXEDNUTS_ALPHA = 0.99985
 ROUNDS = 5
 
 
-def subjects(g: nn.Module, h: nn.Module) -> dict[str, nn.Module]:
+def models(g: nn.Module, h: nn.Module) -> dict[str, nn.Module]:
     return {
         "g": g,
         "h": h,
@@ -51,7 +51,7 @@ def subjects(g: nn.Module, h: nn.Module) -> dict[str, nn.Module]:
 
 
 def images_per_second(model: nn.Module, arithmetic: Arithmetic, images: Tensor, labels: Tensor) -> float:
-    """Images a second, the median of rounds."""
+    """Return the images per second, the median of some rounds."""
     victim = Victim(FastModel(model, images.device, arithmetic), arithmetic=arithmetic)
     state, rounds = {"label": labels, "target": labels}, []
     for _ in range(ROUNDS + 1):
@@ -60,7 +60,7 @@ def images_per_second(model: nn.Module, arithmetic: Arithmetic, images: Tensor, 
 
 
 def errors(model: nn.Module, arithmetic: Arithmetic, images: Tensor) -> dict[str, float]:
-    """Median and largest share of the spread, and of how many images it is above the bound."""
+    """Return the median and the largest error, and the share of images whose error is above the bound."""
     logits = fp32_logits_chunked(model, images)
     off = torch.cat(
         [arithmetic.error(model, *both) for both in zip(images.split(500), logits.split(500), strict=True)]
@@ -87,7 +87,7 @@ def main() -> None:
     data = datasets.load(options.data, "val", root=options.data_root).take(slice(options.images)).to(device)
     images = data.floats()
     rows: list[dict[str, Any]] = []
-    for name, model in subjects(g, h).items():
+    for name, model in models(g, h).items():
         for arithmetic in (*fast_arithmetics(device), FULL_PRECISION):
             row: dict[str, Any] = {"model": name, "arithmetic": arithmetic.name, **errors(model, arithmetic, images)}
             row["images_per_second"] = round(images_per_second(model, arithmetic, images, data.labels))

@@ -1,13 +1,13 @@
-"""Ours and AutoAttack's reference (`pyautoattack` on PyPI) in one process, on the same images and the same model.
+"""Compare our attacks with the reference AutoAttack (`pyautoattack` on PyPI) on the same images and the same model.
 
     python benchmarks/attacks.py resnet18-robust --images 1000 --out benchmarks/results/attacks-h.json
     python benchmarks/attacks.py resnet18-standard resnet18-robust --alpha 0.8 ...
     python benchmarks/attacks.py small-robust --images 16 --device cpu
 
-For each contestant: seconds, forward and backward passes an image, robust accuracy, and which images only it broke.
-The reference runs with its own defaults (batches of 250), with frozen weights, which it leaves to the user, and with
-all images in one batch. What takes less than a few seconds is repeated, and the seconds are the median. On a GPU ours
-runs at least twice, as the `first` seconds hold the compilation; the reference has nothing to compile.
+For each attack: seconds, forward and backward passes per image, robust accuracy, and the number of images that only
+this attack fooled. The reference runs with its own defaults (batches of 250), with frozen weights, and with all images
+in one batch. An attack of less than a few seconds is repeated, and the median time is reported. On a GPU ours runs at
+least twice: the `first` seconds contain the compilation. The reference compiles nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.threat import Linf
 
 EPS = 8 / 255
-# A contestant is repeated until this many seconds are measured.
+# An attack is repeated until this many seconds are measured.
 ENOUGH = 6.0
 
 
@@ -63,7 +63,7 @@ class Counting(nn.Module):
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """The last result, and the median time."""
+    """Return the last result, and the median time."""
     seconds: list[float] = []
     while sum(seconds) < ENOUGH:
         result, took = clocked(work)
@@ -72,7 +72,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> dict[str, Any]:
-    """With one engine, which keeps what the first round has compiled."""
+    """Run one of our presets. All rounds share an engine, which keeps the compiled model."""
     cascade, compiled = preset(name, Linf(EPS)).for_model(model), device.type == "cuda"
     engine = Engine(model, device, compiled=compiled)
 
@@ -92,13 +92,13 @@ def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> 
     first = {"first": clocked(work)[1]} if compiled else {}
     verdict, row = timed(work)
     row |= first | {"forwards": engine.passes.forward, "backwards": engine.passes.backward}
-    return row | {"stands": verdict.index[verdict.robust_correct].tolist()}
+    return row | {"robust": verdict.index[verdict.robust_correct].tolist()}
 
 
 def reference(
     model: nn.Module, data: ImageData, device: torch.device, *, freeze: bool, batch_size: int
 ) -> dict[str, Any]:
-    from pyautoattack import auto_attack
+    """Run the reference AutoAttack."""
 
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
     batch = next(iter(batches(data, len(data), device=device)))
@@ -112,12 +112,12 @@ def reference(
 
     (images, _), row = timed(work)
     model.requires_grad_(False)
-    stands = fp32_logits_chunked(model, images).argmax(1) == batch.labels
+    robust = fp32_logits_chunked(model, images).argmax(1) == batch.labels
     row |= {"forwards": counting.forward_images, "backwards": counting.backward_images}
-    return row | {"stands": batch.index[stands].tolist()}
+    return row | {"robust": batch.index[robust].tolist()}
 
 
-def contestants(
+def attacks(
     model: nn.Module, data: ImageData, device: torch.device, wanted: list[str]
 ) -> dict[str, Callable[[], dict[str, Any]]]:
     everything = {
@@ -131,17 +131,17 @@ def contestants(
 
 
 def compared(runs: dict[str, dict[str, Any]], images: int) -> dict[str, dict[str, Any]]:
-    """What each is worth beside the reference; of the images themselves only counts are kept."""
-    stands = {name: set(run["stands"]) for name, run in runs.items()}
+    """Return the numbers of each attack, compared with the reference."""
+    robust = {name: set(run["robust"]) for name, run in runs.items()}
     theirs = next((name for name in ("reference", *runs) if name in runs and name.startswith("reference")), None)
     rows = {}
     for name, run in runs.items():
-        row = {key: value for key, value in run.items() if key != "stands"}
+        row = {key: value for key, value in run.items() if key != "robust"}
         row |= {key: row[key] / images for key in ("forwards", "backwards")}
-        row["robust accuracy"] = len(stands[name]) / images
+        row["robust accuracy"] = len(robust[name]) / images
         if theirs is not None and not name.startswith("reference"):
-            row["only ours broke"] = len(stands[theirs] - stands[name])
-            row["only theirs broke"] = len(stands[name] - stands[theirs])
+            row["only ours broke"] = len(robust[theirs] - robust[name])
+            row["only theirs broke"] = len(robust[name] - robust[theirs])
             row["times as fast"] = runs[theirs]["seconds"] / row["seconds"]
         rows[name] = row
     return rows
@@ -162,21 +162,19 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--split", default="test")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", nargs="*", default=[], help="Some of the contestants")
+    parser.add_argument("--only", nargs="*", default=[], help="names of the attacks to run; default all")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
-    subject = LoadedModel.load(
-        args.models[0], args.models[1] if len(args.models) > 1 else None, args.alpha, args.device
-    )
+    loaded = LoadedModel.load(args.models[0], args.models[1] if len(args.models) > 1 else None, args.alpha, args.device)
     data = datasets.load(args.data, args.split, root=args.data_root).take(args.images)
-    facts = {"models": subject.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
+    facts = {"models": loaded.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
     runs: dict[str, dict[str, Any]] = {}
-    for name, run in contestants(subject.model, data, device, args.only).items():
+    for name, run in attacks(loaded.model, data, device, args.only).items():
         print(name, "...", flush=True)
         runs[name] = run()
-        print(f"  {runs[name]['seconds']:.1f} s, {len(runs[name]['stands'])} of {len(data)} stand", flush=True)
-        # What is known so far, should the next one not end.
+        print(f"  {runs[name]['seconds']:.1f} s, {len(runs[name]['robust'])} of {len(data)} are robust", flush=True)
+        # Written after each attack, in case the next one fails.
         if args.out:
             write_json(args.out, {"rows": compared(runs, len(data)), "facts": {**facts, **environment(device)}})
     show(compared(runs, len(data)))

@@ -1,4 +1,4 @@
-"""The clock of all benchmarks."""
+"""Time measurement of all benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def clocked(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What came out, and the seconds it took, with all that a GPU had to do finished before and after."""
+    """Return the result of `work`, and the seconds it took; waits for the GPU before and after."""
     _finish()
     began = time.perf_counter()
     result = work()

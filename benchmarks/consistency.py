@@ -1,9 +1,9 @@
-"""Whether a verdict belongs to its image: the same evaluation in batches of 1, 32 and 256, and on two processes.
+"""Check that verdicts do not depend on batches: the same evaluation in batches of 1, 32 and 256, and on two processes.
 
     python benchmarks/consistency.py small-robust --images 256 --out benchmarks/results/consistency.json
 
-The stages of `fast` without its audit, in fp32 on the CPU. For each arrangement: the images whose verdict, attack or
-number of queries is another than in the first, and the largest difference of a margin.
+The attacks are those of `fast` without its audit, in fp32 on the CPU. For each arrangement: the images whose verdict,
+attack or number of queries differs from the first arrangement, and the largest difference of a margin.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ ARRANGEMENTS: dict[str, tuple[EvaluationOptions, tuple[str, ...]]] = {
 
 
 def difference(mine: Verdict, first: Verdict) -> dict[str, Any]:
+    """Return the images on which two verdicts differ, and the largest difference of a margin."""
     other = {
         "verdict": mine.robust_correct != first.robust_correct,
         "fooled by": mine.fooled_by != first.fooled_by,

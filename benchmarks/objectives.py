@@ -1,13 +1,13 @@
-"""What each attack makes of a mixture when it is alone: AutoAttack's parts, other losses, the objective that turns g.
+"""Run attacks on mixtures one at a time: the parts of AutoAttack, other losses, and objectives for mixtures.
 
     python benchmarks/objectives.py resnet18-standard resnet18-robust --alpha 0.852 0.8 0.6 \\
         --out benchmarks/results/objectives.json
     python benchmarks/objectives.py resnet18-mixed compact-mixed --out benchmarks/results/objectives-learned.json
 
-Of two models at some alphas, or of mixtures by name or folder. For each mixture and attack: what stands it, how many of
-those fall to another one, and seconds. A learned alpha meets more attacks: with a g that says the target, past flat
-places of alpha, with an alpha that is less steep, and after alpha alone; an h that is transformed those on the mixture
-without the transform. What stands each attack is kept image by image in an .npz beside the JSON.
+The mixtures are two models at some alphas, or stored mixtures by name or folder. For each mixture and attack, the JSON
+has the robust accuracy, the number of robust images that another attack fools, and seconds. A learned alpha gets more
+attacks: a worst-case g, a smoothed alpha, a less steep alpha, and one that lowers alpha first. A transformed h gets
+attacks on the mixture without the transform. An .npz next to the JSON has the robust images of each attack.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.runs.environment import environment
 from adaptive_smoothing.threat import Linf, Threat
 
-# To see whether more of the same would break more.
+# To see whether more restarts or steps fool more images.
 RESTARTS = 5
 STEPS = 500
+QUIET = EvaluationOptions(alarms=False)
 
 
 @dataclass(frozen=True)
 class LessSteep:
-    """The mixture whose alpha rises more slowly about the same score, so that it is flat nowhere near."""
+    """A view of the mixture whose alpha is less steep around the same score, so that its gradient does not vanish."""
 
     scale: float
 
@@ -70,16 +71,16 @@ class LessSteep:
 
 @dataclass(frozen=True)
 class GiveWay:
-    """Alpha down and g to the target, whatever h says."""
+    """Lowers alpha and moves g to the target class, without regard to h."""
 
     weight: float = 20.0
-    sure: float = 5.0
+    largest_margin: float = 5.0
 
     def __call__(
         self, model: Any, images: Tensor, labels: Tensor, targets: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mixture = model.mix(images)
-        lead = -logit_margin(mixture.g, require_targets(targets)).clamp(min=-self.sure)
+        lead = -logit_margin(mixture.g, require_targets(targets)).clamp(min=-self.largest_margin)
         return lead - self.weight * mixture.alpha, mixture.logits
 
 
@@ -96,75 +97,75 @@ def less_steep_plain(model: nn.Module) -> nn.Module:
     return LessSteep(1.0)(model.plain())
 
 
-def contestants(threat: Threat) -> dict[str, Stage]:
+def attacks(threat: Threat) -> dict[str, Stage]:
+    """Return the attacks by title."""
+
     def targeted(objective: Any, source: Any = None, needs: Any = None, **budget: int) -> Stage:
         return Stage("apgd", APGD(threat, objective=objective, target_classes=TARGETS, **budget), source, needs)
 
     ce, dlr, fab, *_ = auto_attack(threat).stages
-    hostile, plain = "APGD-T, hostile g", "h without its transform"
+    worst_case, plain = "APGD-T, worst-case g", "h without its transform"
     h_itself = WithoutTransforms(alpha=1.0)
     return {
         "APGD-CE": ce,
         "APGD-T, DLR": dlr,
         "FAB-T": fab,
         "APGD-T, margin": targeted(targeted_margin),
-        "APGD-T, lead in probability": targeted(targeted_probability),
-        "APGD-T, turning g": targeted(flip_standard),
-        f"APGD-T, turning g, {RESTARTS} restarts": targeted(
+        "APGD-T, targeted probability": targeted(targeted_probability),
+        "APGD-T, flip g": targeted(flip_standard),
+        f"APGD-T, flip g, {RESTARTS} restarts": targeted(
             flip_standard, needs=lacks_learned_alpha, restarts=RESTARTS, seed=1
         ),
-        hostile: targeted(worst_case_standard, needs=learns_alpha),
-        f"{hostile}, past a flat alpha": targeted(worst_case_standard, SmoothedSurrogate(), learns_alpha),
+        worst_case: targeted(worst_case_standard, needs=learns_alpha),
+        f"{worst_case}, smoothed alpha": targeted(worst_case_standard, SmoothedSurrogate(), learns_alpha),
         **{
-            f"{hostile}, alpha's scale {scale:g}": targeted(worst_case_standard, LessSteep(scale), has_score)
+            f"{worst_case}, alpha scale {scale:g}": targeted(worst_case_standard, LessSteep(scale), has_score)
             for scale in (1.0, 3.0, 10.0)
         },
-        "APGD-T, alpha down and g turned, alpha's scale 1": targeted(GiveWay(), LessSteep(1.0), has_score),
+        "APGD-T, lower alpha and flip g, alpha scale 1": targeted(GiveWay(), LessSteep(1.0), has_score),
         f"APGD-T, margin, {RESTARTS} restarts": targeted(
             targeted_margin, needs=learns_alpha, restarts=RESTARTS, seed=1
         ),
         f"APGD-T, margin, {STEPS} steps": targeted(targeted_margin, needs=learns_alpha, steps=STEPS),
         f"APGD-T, margin, {plain}": targeted(targeted_margin, WithoutTransforms(), has_transformed_robust),
-        f"APGD-T, turning g, {plain}": targeted(flip_standard, WithoutTransforms(), has_transformed_robust),
-        f"{hostile}, {plain}": targeted(worst_case_standard, WithoutTransforms(), has_transformed_robust),
-        f"APGD-T, margin of h, turning g, {plain}": targeted(flip_standard_margin, h_itself, has_transformed_robust),
-        f"{hostile}, alpha's scale 1, {plain}": targeted(worst_case_standard, less_steep_plain, has_both),
+        f"APGD-T, flip g, {plain}": targeted(flip_standard, WithoutTransforms(), has_transformed_robust),
+        f"{worst_case}, {plain}": targeted(worst_case_standard, WithoutTransforms(), has_transformed_robust),
+        f"APGD-T, margin of h, flip g, {plain}": targeted(flip_standard_margin, h_itself, has_transformed_robust),
+        f"{worst_case}, alpha scale 1, {plain}": targeted(worst_case_standard, less_steep_plain, has_both),
     }
 
 
 def measure(
     model: nn.Module, data: ImageData, stages: dict[str, Stage], device: str
 ) -> Iterator[tuple[dict[str, dict[str, Any]], dict[str, np.ndarray]]]:
-    """Each attack alone, with what stands it by a rounding error attacked again in full precision; after each of them
-    what is known so far, in numbers and image by image."""
+    """Run each attack alone, and yield the results so far: numbers per attack, and the robust images of each attack.
+
+    Images that are robust only by a rounding error are attacked again in full precision.
+    """
     seconds: dict[str, float] = {}
-    stands: dict[str, np.ndarray] = {}
+    robust: dict[str, np.ndarray] = {}
     for name, stage in stages.items():
         if stage.needs is not None and not stage.needs(model):
             continue
         threat = stage.attack.threat  # type: ignore[union-attr]
         began = time.perf_counter()
         verdict = evaluate_cascade(
-            model,
-            data,
-            Cascade(name, threat, (stage, full_precision_stage(threat, 0))),
-            device=device,
-            options=EvaluationOptions(alarms=False),
+            model, data, Cascade(name, threat, (stage, full_precision_stage(threat, 0))), device=device, options=QUIET
         )
-        stands[name], seconds[name] = verdict.robust_correct.numpy(), round(time.perf_counter() - began, 1)
+        robust[name], seconds[name] = verdict.robust_correct.numpy(), round(time.perf_counter() - began, 1)
         print(f"{name}: {verdict.robust:.2%} in {seconds[name]} s", flush=True)
-        everything = np.logical_and.reduce(list(stands.values()))
+        everything = np.logical_and.reduce(list(robust.values()))
         rows: dict[str, dict[str, Any]] = {
             name: {"stands": float(left.mean()), "fell to another": int((left & ~everything).sum())}
-            for name, left in (stands | {"all of them": everything}).items()
+            for name, left in (robust | {"all of them": everything}).items()
         }
         for attack, took in seconds.items():
             rows[attack]["seconds"] = took
-        yield rows, stands
+        yield rows, robust
 
 
-def subjects(models: list[str], alphas: list[float], device: str) -> Iterator[tuple[str, LoadedModel]]:
-    """Two models at each alpha, or mixtures as they are."""
+def mixtures(models: list[str], alphas: list[float], device: str) -> Iterator[tuple[str, LoadedModel]]:
+    """Yield the mixtures of two models at each alpha, or stored mixtures."""
     if alphas:
         standard, robust = models
         for alpha in alphas:
@@ -188,11 +189,11 @@ def main() -> None:
     facts = {"data": data.name, "fingerprint": data.fingerprint(), "images": len(data), "models": {}}
     found: dict[str, Any] = {}
     columns = {"index": data.index.numpy(), "label": data.labels.numpy()}
-    for name, subject in subjects(args.models, args.alpha, args.device):
+    for name, loaded in mixtures(args.models, args.alpha, args.device):
         print(name, flush=True)
-        facts["models"][name] = subject.facts
-        for found[name], stands in measure(subject.model, data, contestants(Linf(8 / 255)), args.device):
-            columns |= {f"{name}: {attack}": left for attack, left in stands.items()}
+        facts["models"][name] = loaded.facts
+        for found[name], robust in measure(loaded.model, data, attacks(Linf(8 / 255)), args.device):
+            columns |= {f"{name}: {attack}": left for attack, left in robust.items()}
             if args.out:
                 write_json(args.out, {"mixtures": found, "facts": {**facts, **environment(args.device)}})
                 write_rows(args.out.with_suffix(".npz"), columns)

@@ -41,12 +41,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "certify-local": ("certify", "compact-robust", "--method", "local", "--images", "4"),
     "sweep": ("sweep", *PAIR, "--images", "6", "--alphas", "0,0.5,0.85,1", "--clean-accuracy", "0.9"),
     "mix-fixed": ("mix", *PAIR, "--mode", "fixed", "--data", "builtin"),
-    "mix-nonlinear": ("mix", *SMALL_PAIR, "--mode", "nonlinear", "--data", "builtin", "--attacked", "8"),
+    "mix-nonlinear": ("mix", *SMALL_PAIR, "--mode", "nonlinear", "--data", "builtin", "--set", "attacked=8"),
     "mix-adaptive": ("mix", *TEN_STEPS, *FIFTY_IMAGES),
     "mix-network-b": ("mix", *TEN_STEPS, *FIFTY_IMAGES, "--recipe", "recipes/mixing-b.toml"),
     "mix-network-c": ("mix", *TEN_STEPS, *FIFTY_IMAGES, "--recipe", "recipes/mixing-c.toml"),
 }
-OLD_SPELLING: dict[str, tuple[str, ...]] = {}
+OLD_SPELLING: dict[str, tuple[str, ...]] = {
+    "mix-nonlinear": ("mix", *SMALL_PAIR, "--mode", "nonlinear", "--data", "builtin", "--attacked", "8"),
+}
 
 
 def run(checkout: Path, out: Path, names: list[str], old: bool) -> None:

@@ -1,4 +1,4 @@
-"""Your own two models: any modules, any input size, any output structure. Runs in seconds, with untrained networks.
+"""Mix two models of your own, with any input size and output structure. Runs in seconds, with untrained networks.
 
 python examples/own_models.py
 """
@@ -10,7 +10,7 @@ import adaptive_smoothing as ads
 
 
 class MyNetwork(nn.Module):
-    """As models often come: takes normalised 64 x 64 images, returns a dictionary, is left in train mode."""
+    """A typical third-party model: takes normalised 64 x 64 images, returns a dictionary, is in train mode."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MyNetwork(nn.Module):
         return {"features": features, "scores": self.head(features.mean((2, 3)))}
 
 
-# wrap puts normalisation and resizing inside, picks the logits, freezes, and tries the result out.
+# wrap adds normalisation and resizing, selects the logits, freezes the weights, and checks the result.
 mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 g, h = (ads.wrap(MyNetwork(width), mean=mean, std=std, size=64, output="scores") for width in (16, 8))
 mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.8)
@@ -31,11 +31,11 @@ mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.8)
 x, y = torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
 print("logits", tuple(mixed(x).shape), "alpha", [round(alpha, 3) for alpha in mixed.mix(x).alpha.tolist()])
 
-# Features by layer name, with the logits, in one pass.
+# Features of named layers and the logits, in one forward pass.
 taps = ads.suggest_taps(g)
 logits, features = ads.FeatureTaps(g, taps)(x)
 print("taps", {name: tuple(feature.shape) for name, feature in features.items()})
 
-# Every attack library works on a mixed model: forward returns logits and nothing else.
+# forward returns logits only, so any attack library works on a mixed classifier.
 x_adv = ads.PGD(ads.L2(0.5), steps=5)(mixed, x, y)
 print(f"largest L2 perturbation {(x_adv - x).flatten(1).norm(dim=1).max():.2f}")

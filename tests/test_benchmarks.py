@@ -1,4 +1,4 @@
-"""The comparisons of candidates and of objectives, on models whose attacks are exact."""
+"""Benchmarks on linear models, whose optimal attacks are known."""
 
 import importlib.util
 import sys
@@ -21,11 +21,11 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def benchmark(name):
-    if str(BENCHMARKS) not in sys.path:  # where they find their clock
+    if str(BENCHMARKS) not in sys.path:  # for `import clock`
         sys.path.append(str(BENCHMARKS))
     file = BENCHMARKS / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"benchmarks.{name}", file)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for their module
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module there
     spec.loader.exec_module(module)
     return module
 
@@ -46,32 +46,32 @@ def test_a_candidate_is_measured_at_the_wanted_accuracies(candidates, linear):
     assert [low["stands all"], high["stands all"]] == stands.mean(1).tolist()
 
 
-def test_each_objective_is_alone_and_beside_the_others(linear):
+def test_each_objective_is_run_alone_and_compared_with_the_others(linear):
     objectives = benchmark("objectives")
     robust = type(linear)(seed=1).eval()
     model = MixedClassifier(linear, robust, 0.6)
     pixels = torch.randint(100, 156, (20, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     data = from_tensors(pixels, model(pixels / 255).argmax(1))
-    stages = objectives.contestants(Linf(0.01))
+    stages = objectives.attacks(Linf(0.01))
     short = {name: replace(stage, attack=replace(stage.attack, steps=3)) for name, stage in stages.items()}
     *_, (rows, _) = objectives.measure(model, data, short, "cpu")
     together = rows.pop("all of them")["stands"]
-    assert {"APGD-CE", "FAB-T", "APGD-T, turning g", "APGD-T, turning g, 5 restarts"} < set(rows) < set(stages)
+    assert {"APGD-CE", "FAB-T", "APGD-T, flip g", "APGD-T, flip g, 5 restarts"} < set(rows) < set(stages)
     assert all(round(20 * (row["stands"] - together)) == row["fell to another"] for row in rows.values())
     assert max(row["fell to another"] for row in rows.values()) > 0
     assert together == min(row["stands"] for row in rows.values()) < 1
 
 
 class Gap(Mixer):
-    """The surer h is, the more weight it gets."""
+    """Gives h a larger weight the more confident it is."""
 
     def forward(self, base_outputs):
         first, second = base_outputs.h.topk(2).values.unbind(1)
         return MixerOutput(first - second, base_outputs.h)
 
 
-def test_a_learned_alpha_meets_more_attacks(linear):
-    """Alpha is a switch with no slope left; less steep it has one, and the same middle."""
+def test_a_learned_alpha_gets_more_attacks(linear):
+    """A very steep alpha has no gradient; a less steep one has a gradient and the same centre."""
     objectives = benchmark("objectives")
     model = MixedClassifier(linear, type(linear)(seed=1).eval(), Gap(), alpha_scale=1000.0, alpha_shift=-1000.0)
     images = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -82,13 +82,14 @@ def test_a_learned_alpha_meets_more_attacks(linear):
     moved = images + 0.0005 * torch.autograd.grad(loss.sum(), images)[0].sign()
     assert (soft.mix(moved).alpha < soft.mix(images).alpha).float().mean() > 0.9
     data = from_tensors((images.detach() * 255).to(torch.uint8), linear(images).argmax(1))
-    stages = objectives.contestants(Linf(0.001))
+    stages = objectives.attacks(Linf(0.001))
     short = {name: replace(stage, attack=replace(stage.attack, steps=1)) for name, stage in stages.items()}
-    *_, (rows, stands) = objectives.measure(model, data, short, "cpu")
+    *_, (rows, robust_by) = objectives.measure(model, data, short, "cpu")
     met = set(rows)
-    assert all(rows[name]["stands"] == stands[name].mean() for name in stands) and met - set(stands) == {"all of them"}
+    assert all(rows[name]["stands"] == robust_by[name].mean() for name in robust_by)
+    assert met - set(robust_by) == {"all of them"}
     for_transforms = {name for name in stages if name.endswith("h without its transform")}
-    assert set(stages) - met == {"APGD-T, turning g, 5 restarts"} | for_transforms and len(for_transforms) == 5
+    assert set(stages) - met == {"APGD-T, flip g, 5 restarts"} | for_transforms and len(for_transforms) == 5
     transformed = Nonlinear(model.robust, scale=5.0, power=4.0, shift=-0.5)
     sharper = MixedClassifier(linear, transformed, Gap(), alpha_scale=1000.0, alpha_shift=-1000.0)
     *_, (rows, _) = objectives.measure(sharper, data, short, "cpu")
@@ -108,7 +109,7 @@ def test_mixtures_are_named_and_changed():
     assert mixtures.numbers(["scale=2", "low=0.5"]) == {"scale": 2.0, "low": 0.5}
 
 
-def test_what_stands_all_attacks_is_counted_where_all_were_made(linear):
+def test_robustness_to_all_attacks_is_counted_on_images_that_met_all(linear):
     mixtures = benchmark("mixtures")
     robust = type(linear)(seed=1).eval()
     model = MixedClassifier(linear, robust, 0.6)
@@ -125,7 +126,7 @@ def test_what_stands_all_attacks_is_counted_where_all_were_made(linear):
     assert found["stands_all"] == both.mean() and 0 < both.mean() < 1
 
 
-def test_samples_a_second_are_of_all_that_were_asked_for(linear, monkeypatch):
+def test_samples_per_second_counts_all_samples(linear, monkeypatch):
     sampling = benchmark("sampling")
     images, ticks = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)), iter((0, 1, 1, 3, 3, 7))
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
@@ -134,8 +135,8 @@ def test_samples_a_second_are_of_all_that_were_asked_for(linear, monkeypatch):
     assert (row["first, s"], row["samples a second"], row["network alone"]) == (1, 60, 28)
 
 
-def test_an_arithmetic_is_as_far_off_as_it_rounds(linear):
-    """To whole numbers: the logits are off by up to one half, the more of a spread the smaller that is."""
+def test_the_error_of_an_arithmetic_is_its_rounding_error(linear):
+    """Rounding to whole numbers changes a logit by up to one half; the error is a share of the spread."""
     arithmetic = benchmark("arithmetic")
     images = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -149,6 +150,6 @@ def test_an_arithmetic_is_as_far_off_as_it_rounds(linear):
     assert found["largest"] == pytest.approx(expected.max().item())
     assert found["above_bound"] == (expected > TOLERANCE).double().mean().item() > 0
     assert arithmetic.errors(linear, FULL_PRECISION, images) == {"median": 0, "largest": 0, "above_bound": 0}
-    names = list(arithmetic.subjects(linear, type(linear)(seed=1).eval()))
+    names = list(arithmetic.models(linear, type(linear)(seed=1).eval()))
     assert names == ["g", "h", "one alpha, 0.85", "MixedNUTS"]
     assert arithmetic.images_per_second(linear, FULL_PRECISION, images, torch.zeros(40, dtype=torch.long)) > 0

@@ -8,7 +8,7 @@ import pytest
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
-from adaptive_smoothing.report.page import like_the_paper, page
+from adaptive_smoothing.report.page import like_the_paper
 from adaptive_smoothing.report.run_folder import write_run
 from adaptive_smoothing.report.sentences import Report, at, sentences, threat_words
 from adaptive_smoothing.report.tables import cost_table, gap_table, markdown, models_table, tables
@@ -127,9 +127,9 @@ def test_sentences_name_the_split(report: Report) -> None:
         assert f"on 2,000 {words}" in markdown(cost_table(report.main, report.choice))
 
 
-def test_an_interruption_is_on_the_page(report: Report) -> None:
+def test_an_interruption_comes_first(report: Report) -> None:
     cut = replace(report, facts={"interrupted": True})
-    assert "<p>The live run was interrupted: its numbers are for the 40 images that were finished.</p>" in page(cut)
+    assert next(sentences(cut)) == "The live run was interrupted: its numbers are for the 40 images that were finished."
     assert next(sentences(replace(cut, live=None))).startswith("This run was interrupted")
     assert "interrupted" not in " ".join(sentences(report))
 

@@ -179,8 +179,8 @@ def frontier_table(comparison: Comparison) -> Table:
     ]
     columns = ("mixture", *("untuned" if target is None else f"at {100 * target:g} %" for target in wanted))
     note = (
-        "Clean accuracy / accuracy under all attacks, %; in brackets the difference of the latter from the first row "
-        "on the same images, with its 95 % interval."
+        "Clean accuracy / accuracy under all attacks, %. In brackets: difference of the latter from the first row, on "
+        "the same images, with its 95 % interval."
     )
     return Table(f"Mixtures on {comparison.images:,} images", columns, tuple(rows), note)
 

@@ -19,7 +19,7 @@ BINS = 40
 
 
 def waterfall_figure(verdict: Verdict, *, style: Style = LIGHT) -> Figure:
-    """Return a figure: accuracy after each attack (left), margins of robust and fooled images (right)."""
+    """Return a figure of the accuracy after each attack (left), and of the margins of the images (right)."""
     return side_by_side([waterfall_panel(verdict, style), margin_panel(verdict, style)], style)
 
 
