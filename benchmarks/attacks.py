@@ -107,7 +107,7 @@ def reference(
 
     def work() -> tuple[Tensor, Tensor]:
         counting.forward_images = counting.backward_images = 0
-        attack = auto_attack(counting, norm="Linf", eps=EPS, version="standard", seed=0, device=device)
+        attack = AutoAttack(counting, norm="Linf", eps=EPS, version="standard", seed=0, device=device)
         return attack.run_standard_evaluation(batch.images, batch.labels, batch_size=batch_size)
 
     (images, _), row = timed(work)
