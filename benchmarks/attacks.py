@@ -99,6 +99,7 @@ def reference(
     model: nn.Module, data: ImageData, device: torch.device, *, freeze: bool, batch_size: int
 ) -> dict[str, Any]:
     """Run the reference AutoAttack."""
+    from pyautoattack import AutoAttack
 
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
     batch = next(iter(batches(data, len(data), device=device)))

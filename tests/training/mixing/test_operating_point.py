@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from adaptive_smoothing.evaluation.accuracy import evaluate
 
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.training.mixing.loss import composite_loss
 from adaptive_smoothing.tuning.curves import accuracy_curve
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from adaptive_smoothing.evaluation.accuracy import evaluate
 
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.threat import Linf

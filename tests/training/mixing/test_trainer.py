@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from adaptive_smoothing.evaluation.accuracy import evaluate
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.checkpoints import CheckpointError
