@@ -6,6 +6,7 @@ from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_l
 from adaptive_smoothing.attacks.objectives import FlipStandard, LossObjective, LowerAlpha, cross_entropy, margin
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 
+
 class Brightness(nn.Module):
     """An alpha that grows with the mean of an image and is never clipped."""
 
