@@ -111,3 +111,18 @@ def assert_inside(outcome: AttackOutcome, inputs: AttackInput) -> None:
     """Assert that the worst versions are in the ball and in the box."""
     assert (inputs.threat.distance(outcome.worst, inputs.images) <= inputs.eps + 1e-6).all()
     assert outcome.worst.min() >= 0 and outcome.worst.max() <= 1
+
+
+# An image whose distance to the boundary is this close to the radius, relatively, may be fooled or not.
+BAND = 0.01
+
+
+def median_threat(model: Planes, kind: type[Threat], images: Tensor) -> tuple[Threat, Tensor]:
+    """Return the threat that can fool half of the images, and the distance of each to the boundary."""
+    distance = model.distance(images, model(images).argmax(1), kind(0.0))
+    return kind(distance.median().item()), distance
+
+
+def within(distance: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return which images are within eps of the boundary, and which are too close to eps to decide."""
+    return distance < eps, (distance - eps).abs() < BAND * eps
