@@ -16,7 +16,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [file.name for file in target.parent.iterdir()] == ["file"]
 
 
-def test_two_processes_that_write_one_file_do_not_meet(tmp_path, monkeypatch):
+def test_two_processes_can_write_one_file(tmp_path, monkeypatch):
     with atomic(tmp_path / "file") as mine:
         mine.write_bytes(b"mine")
         monkeypatch.setattr(results_file.os, "getpid", lambda: -1)
@@ -28,13 +28,13 @@ def test_two_processes_that_write_one_file_do_not_meet(tmp_path, monkeypatch):
 
 def test_the_difference_is_over_the_same_images():
     mine, theirs = np.array([1, 1, 1, 0] * 100, bool), np.array([1, 0, 1, 0] * 100, bool)
-    ahead, half = difference(mine, theirs)
+    mean, half = difference(mine, theirs)
     # A quarter of the images differ: variance 1/4 * 3/4 over 400 images.
-    assert ahead == 0.25 and half == pytest.approx(1.96 * (3 / 16 / 400) ** 0.5)
+    assert mean == 0.25 and half == pytest.approx(1.96 * (3 / 16 / 400) ** 0.5)
     assert difference(mine, mine) == (0, 0)
 
 
-def test_json_refuses_what_json_cannot_say(tmp_path):
+def test_nan_is_refused_and_the_old_file_stays(tmp_path):
     write_json(tmp_path / "a.json", {"x": [1.5, None]})
     assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
     with pytest.raises(ValueError, match="JSON"):
@@ -42,8 +42,8 @@ def test_json_refuses_what_json_cannot_say(tmp_path):
     assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
 
 
-def test_rows_come_back(tmp_path):
-    rows = {"right": np.array([True, False]), "gap": np.array([0.5, 0.25], dtype=np.float16)}
+def test_rows_are_read_as_written(tmp_path):
+    rows = {"correct": np.array([True, False]), "gap": np.array([0.5, 0.25], dtype=np.float16)}
     write_rows(tmp_path / "rows.npz", rows)
     back = read_rows(tmp_path / "rows.npz")
     assert back.keys() == rows.keys() and all((back[key] == rows[key]).all() for key in rows)

@@ -54,12 +54,12 @@ def test_fractions_and_changes(tmp_path):
         (MINIMAL | {"optimizer": {"warmup": 2.0}}, "share of the steps"),
     ],
 )
-def test_mistakes_are_named(table, message):
+def test_mistakes_are_explained(table, message):
     with pytest.raises(SettingsError, match=message):
         from_table(Recipe, table)
 
 
-def test_missing_file_lists_its_neighbours(tmp_path):
+def test_the_error_of_a_missing_file_lists_others(tmp_path):
     (tmp_path / "there.toml").write_text("")
     with pytest.raises(SettingsError, match=r"there\.toml"):
         read_toml(tmp_path / "gone.toml", Recipe)
@@ -104,7 +104,7 @@ def test_stored_models_were_made_by_the_recipes_in_the_repository():
         ({"optimizer": {"lr": -0.1}}, "lr of at least 0"),
     ],
 )
-def test_numbers_that_cannot_be_meant(table, message):
+def test_impossible_numbers_are_refused(table, message):
     with pytest.raises(SettingsError, match=message):
         from_table(Recipe, MINIMAL | table)
 

@@ -1,4 +1,4 @@
-"""Batches hold every image once, depend on seeds and not on devices, and augmentation equals a slow loop."""
+"""Batches hold every image once and depend on seeds, not on devices; augmentation equals a slow loop."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_batches_do_not_change_the_data() -> None:
     assert data.fingerprint() == before
 
 
-def test_no_batch_is_made_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr("adaptive_smoothing.data.batches.to_floats", lambda images: made.append(len(images)))
     stream = batches(numbered(), 4)
@@ -152,7 +152,7 @@ def test_augment_uses_every_shift_and_mirrors_half() -> None:
     assert counts.min() > count / 9 * 0.75
 
 
-def test_augment_leaves_its_input_alone() -> None:
+def test_augment_does_not_change_its_input() -> None:
     images = random_levels(8, 3, 8, 8)
     before = images.clone()
     augment(images, seed=0, epoch=0, step=0).zero_()

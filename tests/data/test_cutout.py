@@ -6,7 +6,7 @@ from adaptive_smoothing.data.cutout import cutout
 KEY = {"seed": 0, "epoch": 1, "step": 2}
 
 
-def test_each_image_loses_one_square_that_may_hang_over_the_edge():
+def test_one_square_of_each_image_is_erased_also_across_the_border():
     images = torch.zeros(200, 3, 16, 16)
     erased = cutout(images, 6, **KEY) == 0.5
     assert torch.equal(erased[:, 0], erased[:, 1]) and torch.equal(erased[:, 0], erased[:, 2])
@@ -25,7 +25,7 @@ def test_same_key_same_squares_and_zero_erases_nothing():
 
 
 @pytest.mark.parametrize("size", [1, 5, 16])
-def test_the_rest_is_untouched(size):
+def test_other_pixels_do_not_change(size):
     images = torch.rand(8, 3, 16, 16)
     result = cutout(images, size, **KEY)
     kept = result != 0.5

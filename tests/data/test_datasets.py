@@ -1,4 +1,4 @@
-"""Images are found, checked, and split the same way everywhere; what cannot be trusted is refused."""
+"""Images are found, checked and split the same way everywhere; files that cannot be trusted are refused."""
 
 import hashlib
 import io
@@ -52,12 +52,12 @@ def test_take_keeps_the_official_positions() -> None:
 
 
 @pytest.mark.parametrize("which", [7, -1, [6], [-1], [0.5], torch.tensor([True])])
-def test_take_refuses_what_is_not_there(which: object) -> None:
+def test_take_refuses_positions_that_do_not_exist(which: object) -> None:
     with pytest.raises(ValueError, match="expected a count"):
         small().take(which)  # type: ignore[arg-type]
 
 
-def test_fingerprint_tells_contents_apart_and_nothing_else() -> None:
+def test_the_fingerprint_depends_on_the_contents_only() -> None:
     data = small()
     assert data.fingerprint() == replace(data, name="other").fingerprint() == data.to("cpu").fingerprint()
     relabelled = replace(data, labels=1 - data.labels % 2)
@@ -145,7 +145,7 @@ def test_npz_without_splits_serves_as_test_or_all_only(tmp_path: Path) -> None:
     assert load(path).images.shape == (5, 1, 8, 8)
     assert load(path, "all").fingerprint() == load(path, "test").fingerprint()
     for split in ("train", "val"):
-        with pytest.raises(ValueError, match="never split, so they serve as 'test' or 'all'"):
+        with pytest.raises(ValueError, match="no splits: load them as 'test' or 'all'"):
             load(path, split)
 
 
@@ -289,23 +289,23 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, monkeypa
     trace = tmp_path / "trace"
     evil = pickle.dumps({"data": Evil(trace), "labels": []}, protocol=2)
     pickle.loads(evil)
-    trace.rmdir()  # it was there: the pickle does harm where it is trusted
+    trace.rmdir()  # it exists: the pickle runs its code if it is trusted
     members = {**cifar_members("cifar10"), "test_batch": evil}
     archive = write_archive(tmp_path / "cifar-10-python.tar.gz", members, "cifar10", monkeypatch)
-    with pytest.raises(ValueError, match=r"refused to read it: it asks for \w+\.mkdir"):
+    with pytest.raises(ValueError, match=r"that is not read: it imports \w+\.mkdir"):
         load(archive)
     assert not trace.exists()
 
 
 @pytest.mark.parametrize("call", ["os\nsystem", "builtins\neval", "numpy\nload", "numpy.testing\nrundocs"])
 def test_no_other_name_gets_through_the_unpickler(call: str) -> None:
-    with pytest.raises(ValueError, match="refused to read it"):
+    with pytest.raises(ValueError, match="that is not read"):
         cifar.read_pickle(f"c{call}\n(S'1'\ntR.".encode(), "here")
 
 
 def test_damaged_or_empty_pickles_are_explained() -> None:
     for content in (b"", b"\x80\x02}U", b"garbage"):
-        with pytest.raises(ValueError, match="refused to read it"):
+        with pytest.raises(ValueError, match="that is not read"):
             cifar.read_pickle(content, "here")
     with pytest.raises(ValueError, match="expected a dictionary in here, got list"):
         cifar.read_pickle(pickle.dumps([1]), "here")
@@ -317,7 +317,7 @@ def test_a_damaged_archive_is_explained(tmp_path: Path) -> None:
         load("cifar10", root=tmp_path)
 
 
-def test_missing_data_says_exactly_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_missing_data_lists_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTIVE_SMOOTHING_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError) as caught:
         load("cifar10")
@@ -343,13 +343,13 @@ def test_download_checks_and_then_names_the_archive(tmp_path: Path, monkeypatch:
     assert len(load("cifar10", root=root, download=True)) == 10
 
 
-def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"altered")
     monkeypatch.setattr(cifar, "SITE", tmp_path.as_uri() + "/")
     root = tmp_path / "root"
     with pytest.raises(ValueError, match=r"expected md5 c58f.* got .* cut short or\s+altered"):
         load("cifar10", root=root, download=True)
-    with pytest.raises(OSError, match="without a network, fetch it elsewhere"):
+    with pytest.raises(OSError, match="without a network, download it elsewhere"):
         load("cifar100", root=root, download=True)
     assert list(root.iterdir()) == []
 
@@ -389,7 +389,7 @@ def test_flat_folder_may_have_a_class_called_train(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert data.classes == ("bus", "train")
     assert data.images.shape == (2, 3, 8, 8)
-    with pytest.raises(ValueError, match="never split"):
+    with pytest.raises(ValueError, match="no splits"):
         load(tmp_path, "train")
 
 
@@ -532,7 +532,7 @@ def test_a_sheet_gives_its_images_back() -> None:
     assert np.array_equal(from_sheet(sheet, 6), images)
 
 
-# -- what a new user does -----------------------------------------------------------------------------------
+# -- mistakes of new users ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -541,12 +541,12 @@ def test_channels_last_is_refused(dtype: type) -> None:
         from_tensors(np.zeros((2, 8, 8, 3), dtype), [0, 1])
 
 
-def test_a_name_in_capitals() -> None:
+def test_a_name_in_capitals_is_explained() -> None:
     with pytest.raises(FileNotFoundError, match=r"got 'CIFAR10', .*did you mean 'cifar10'"):
         load("CIFAR10")
 
 
-def test_a_loader_is_not_a_dataset() -> None:
+def test_a_loader_is_refused() -> None:
     with pytest.raises(TypeError, match=r"expected a dataset, got a DataLoader: pass loader\.dataset"):
         from_dataset(DataLoader(TensorDataset(torch.zeros(2, 3, 4, 4), torch.zeros(2))))
 
@@ -562,16 +562,16 @@ def test_a_loader_is_not_a_dataset() -> None:
         ([(torch.zeros(3, 4, 4), "cat")], "expected a whole number as label, got 'cat'"),
     ],
 )
-def test_items_without_a_class(items: Dataset, words: str) -> None:
+def test_items_without_a_class_are_refused(items: Dataset, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         from_dataset(items)
 
 
-def test_labels_in_arrays_of_one() -> None:
+def test_labels_may_be_arrays_of_one_number() -> None:
     assert from_dataset([(torch.zeros(3, 4, 4), np.array([2]))]).labels.tolist() == [2]
 
 
-def test_a_damaged_npz_says_so(tmp_path: Path) -> None:
+def test_a_damaged_npz_is_explained(tmp_path: Path) -> None:
     whole = save(tmp_path / "whole.npz", **npz_arrays()).read_bytes()
     (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"expected a NumPy .npz file at .*short.npz, got something else"):

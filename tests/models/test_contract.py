@@ -1,4 +1,4 @@
-"""The contract: what is let through, and the words with which the rest is refused."""
+"""The contract of a classifier: valid tensors and models pass, others raise errors that say what to do."""
 
 import math
 from collections import OrderedDict, namedtuple
@@ -28,7 +28,7 @@ SHAPE = (3, 8, 8)
 
 
 class Returns(nn.Module):
-    """A model that answers with a function of the linear model's logits."""
+    """A model that returns a function of the linear model's logits."""
 
     def __init__(self, model: nn.Module, function) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ def test_narrow_images_are_not_taken_for_channels_last(shape):
     check_image_form(torch.zeros(shape))
 
 
-def test_normalised_images_are_told_where_normalisation_belongs():
+def test_normalised_images_are_refused_with_a_hint():
     bad = torch.tensor([-2.1, 2.6]).view(2, 1, 1, 1)
-    words = r"in \[0, 1\], got \[-2.1, 2.6\]: this model's normalisation belongs inside it; see ads.wrap"
+    words = r"in \[0, 1\], got \[-2.1, 2.6\]: normalisation belongs inside the model; see ads.wrap"
     with pytest.raises(ValueError, match=words):
         check_image_values(bad)
 
@@ -88,7 +88,7 @@ def test_normalised_images_are_told_where_normalisation_belongs():
         (0.0, 255.0, r"got \[0, 255\]: they look like bytes; divide them by 255"),
         (0.0, 1.01, r"got \[0, 1.01\]"),
         (0.0, math.nan, "got NaN"),
-        (0.0, math.inf, r"got \[0, inf\]: .*infinity"),
+        (0.0, math.inf, r"got \[0, inf\]: .*infinite value"),
     ],
 )
 def test_wrong_values(low, high, words):
@@ -96,7 +96,7 @@ def test_wrong_values(low, high, words):
         check_images(torch.tensor([low, high]).view(1, 1, 1, 2))
 
 
-def test_guard_reads_values_only_where_it_may(images):
+def test_guard_reads_values_outside_of_attacks_and_trusted_contexts(images):
     bad = images + 1
     with pytest.raises(ValueError, match=r"got \[1"):
         guard_images(bad)
@@ -128,7 +128,7 @@ def test_guard_without_values(images):
     outside = images + 9
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         guard_images(outside)
-    guard_images(outside.to("meta"))  # no values, nothing to refuse
+    guard_images(outside.to("meta"))  # has no values
     with FakeTensorMode() as mode:
         guard_images(mode.from_tensor(outside))
 
@@ -246,7 +246,7 @@ def test_train_mode_names_the_first_layer(layer, name):
         check_eval(model)
 
 
-def test_train_mode_that_changes_nothing_is_no_error(linear):
+def test_train_mode_without_effect_is_accepted(linear):
     check_eval(nn.Sequential(nn.Conv2d(3, 3, 1), nn.LayerNorm(8), nn.Dropout(0.0)).train())
     check_eval(linear.train())
     with pytest.raises(ValueError, match="got BatchNorm2d in train mode"):
@@ -262,7 +262,7 @@ def test_freeze():
 # --- wrap
 
 
-def test_wrap_leaves_logits_alone_and_freezes(linear, images):
+def test_wrap_keeps_the_logits_and_freezes(linear, images):
     linear.train().requires_grad_(True)
     classifier = wrap(linear, shape=SHAPE)
     assert isinstance(classifier, Classifier)
@@ -334,7 +334,7 @@ def test_wrap_picks_the_logits(linear, images, function, output):
     assert torch.equal(classifier(images), linear(images))
 
 
-def test_pick_that_does_not_fit(linear):
+def test_an_output_that_does_not_exist_is_refused(linear):
     with pytest.raises(ValueError, match=r"to have 'logit', got dict with \['scores'\]"):
         pick_logits({"scores": 1}, "logit")
     with pytest.raises(ValueError, match="to have 3, got tuple"):
@@ -365,7 +365,7 @@ def test_pick_that_does_not_fit(linear):
         (lambda z: z[:2], ValueError, r"got \(2, 4\)"),
     ],
 )
-def test_wrap_rejects_what_is_no_classifier(linear, function, kind, words):
+def test_wrap_refuses_models_that_are_not_classifiers(linear, function, kind, words):
     with pytest.raises(kind, match=words):
         wrap(Returns(linear, function), shape=SHAPE)
 
@@ -384,7 +384,7 @@ def test_batch_norm_without_running_statistics_is_rejected():
         wrap(model, shape=SHAPE)
 
 
-def test_a_model_that_fails_is_quoted(linear):
+def test_the_error_of_a_model_is_quoted(linear):
     with pytest.raises(ValueError, match=r"images of shape \(4, 3, 32, 32\).*RuntimeError: .*size= to resize"):
         wrap(linear)
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got function"):
@@ -404,14 +404,14 @@ def test_wrong_normalisation(linear, mean, std, words):
         wrap(linear, mean=mean, std=std, shape=SHAPE)
 
 
-def test_declared_normalisation_that_is_not_passed(linear):
+def test_a_declared_normalisation_that_is_not_passed_is_a_warning(linear):
     linear.pretrained_cfg = {"mean": (0.5,), "std": (0.2,)}
     with pytest.warns(UserWarning, match=r"declares mean=\(0.5,\) and std=\(0.2,\), ads.wrap got neither"):
         wrapped = wrap(linear, shape=SHAPE)
     assert wrapped.num_classes == 4
 
 
-def test_wrap_without_warnings_when_told(linear, recwarn):
+def test_a_declared_normalisation_that_is_passed_is_no_warning(linear, recwarn):
     linear.pretrained_cfg = {"mean": (0.5,), "std": (0.2,)}
     wrap(linear, mean=0, std=1, shape=SHAPE)
     assert not recwarn.list

@@ -1,4 +1,4 @@
-"""Taps give what the layer returned, in one pass, and leave the model as it was."""
+"""Taps return the outputs of layers from one pass and do not change the model."""
 
 import copy
 
@@ -41,11 +41,11 @@ def hooks(model: nn.Module) -> int:
     return sum(len(module._forward_hooks) for module in model.modules())
 
 
-def test_features_are_what_the_layers_returned(model, images):
+def test_features_are_the_outputs_of_the_layers(model, images):
     logits, features = FeatureTaps(model, ["0", "2.0"])(images)
     assert torch.equal(logits, model(images))
     assert list(features) == ["0", "2.0"]
-    # The ReLU after it works in place; the tap still has the negative values.
+    # The ReLU after this layer works in place; the tap has the negative values.
     assert torch.equal(features["0"], model[0](images)) and (features["0"] < 0).any()
     assert torch.equal(features["2.0"], model[1](model[0](images)).flatten(1))
 
@@ -58,7 +58,7 @@ def test_one_forward_pass_and_no_hooks_left(model, images):
     assert len(calls) == 1 and hooks(model) == 0
 
 
-def test_hooks_go_when_the_model_fails(model, images):
+def test_hooks_are_removed_when_the_model_fails(model, images):
     taps = FeatureTaps(model, ["0", "1"])
     with pytest.raises(RuntimeError):
         taps(images[:, :2])
@@ -84,7 +84,7 @@ def test_gradients_flow_through_features(model, images):
     assert torch.allclose(x.grad, y.grad, atol=1e-6)
 
 
-def test_nothing_of_the_batch_is_kept(model, images):
+def test_taps_keep_no_reference_to_the_batch(model, images):
     taps = FeatureTaps(model, ["0"])
     taps(images)
     assert taps._outputs == {}
@@ -159,7 +159,7 @@ def test_suggests_the_first_stages_of_our_networks(arch):
     assert suggest_taps(wrap(wrap(model), size=32)) == ["model.model.stage1", "model.model.stage2"]
 
 
-def test_suggestion_leaves_the_model_as_it_was():
+def test_a_suggestion_does_not_change_the_model():
     model = build("preact_resnet18", width=2).train()
     model.stage2.eval()
     before = copy.deepcopy(model.state_dict())
@@ -203,8 +203,8 @@ def test_torchvision():
     assert suggest_taps(models.mobilenet_v2(num_classes=3), (3, 64, 64)) == ["features.1", "features.3"]
 
 
-def test_a_model_of_other_images_is_told_apart_from_one_without_layers():
+def test_a_model_for_images_of_another_size_is_refused():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 12 * 12, 5))
-    with pytest.raises(ValueError, match=r"to take images of 3 x 32 x 32, and it does not \(.+\): pass shape="):
+    with pytest.raises(ValueError, match=r"to accept images of 3 x 32 x 32, got an error \(.+\): pass shape="):
         suggest_taps(model)
     assert suggest_taps(model, (3, 16, 16)) == ["1", "2"]

@@ -1,4 +1,4 @@
-"""What is saved is what is loaded, and what is not a model says so."""
+"""Models are saved and loaded unchanged; damaged, unknown and malicious files raise errors that explain them."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes
 
 
 def make(seed: int = 0) -> nn.Module:
-    """A small network whose batch norms have seen something."""
+    """A small network with batch-norm statistics of a batch."""
     torch.manual_seed(seed)
     model = build(CARD["arch"], **CARD["options"])
     model.train()
@@ -33,7 +33,7 @@ def make(seed: int = 0) -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No zoo in reach: neither the user's nor the checkout's."""
+    """Hide the zoo of the user and of the checkout."""
     monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
     monkeypatch.setattr(zoo, "BUILTIN", tmp_path / "builtin")
     monkeypatch.setattr(zoo, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "zoo.py"))
@@ -73,7 +73,7 @@ def test_round_trip(folder, images):
     assert path == folder / "tiny.safetensors"
 
 
-def test_what_is_written(folder):
+def test_the_files_of_a_model(folder):
     model = make()
     path = zoo.save(model, folder, "tiny", CARD)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -200,18 +200,18 @@ def test_unknown_names(folder):
         ),
         (
             b"\n<!DOCTYPE html><html>Quota exceeded</html>",
-            "got a web page: the download met a login or a quota",
+            "got a web page: the download needs a login or exceeded a quota",
         ),
         (b"something else altogether", r"expected sha256 \w{64} for .*, got \w{64}: damaged or replaced"),
     ],
 )
-def test_what_lies_where_weights_should_be(folder, content, words):
+def test_files_that_are_not_weights_are_named(folder, content, words):
     zoo.save(make(), folder, "tiny", CARD).write_bytes(content)
     with pytest.raises(ValueError, match=words):
         zoo.load("tiny")
 
 
-def test_one_changed_byte_is_noticed(folder):
+def test_one_changed_byte_is_an_error(folder):
     path = zoo.save(make(), folder, "tiny", CARD)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -241,7 +241,7 @@ def test_missing_and_malformed_descriptions(folder):
     with pytest.raises(ValueError, match=r"unknown key 'option' in .*: did you mean 'options'"):
         zoo.load("tiny")
     card.unlink()
-    with pytest.raises(FileNotFoundError, match=r"expected .*tiny.json beside the weights, got no file"):
+    with pytest.raises(FileNotFoundError, match=r"expected .*tiny.json next to the weights, got no file"):
         zoo.load("tiny")
     (folder / "manifest.json").write_text('{"models": {"tiny": 1}}')
     card.write_text('{"arch": "wide_resnet"}')
@@ -285,7 +285,7 @@ def test_a_checkpoint_with_two_sets_of_weights(tmp_path, images):
     path = tmp_path / "two.pt"
     torch.save({"model": make(0).state_dict(), "ema": make(1).state_dict()}, path)
     describe(path)
-    with pytest.raises(ValueError, match=r"expected one set of weights in .*, got \['model', 'ema'\]: say which"):
+    with pytest.raises(ValueError, match=r"expected one set of weights in .*, got \['model', 'ema'\]: choose one"):
         zoo.load(str(path))
     describe(path, key="ema")
     assert torch.equal(zoo.load(str(path))(images), make(1)(images))
@@ -319,7 +319,7 @@ def test_foreign_files_that_hold_no_weights(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)expected weights for wide_resnet .*Missing key"):
         zoo.load(str(path))
     path.with_suffix(".json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"odd.json beside the weights"):
+    with pytest.raises(FileNotFoundError, match=r"odd.json next to the weights"):
         zoo.load(str(path))
 
 
@@ -423,7 +423,7 @@ def test_a_missing_library_names_its_extra(monkeypatch, name, module, extra):
         zoo.load(name)
 
 
-def test_a_broken_library_is_not_called_missing(monkeypatch):
+def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
     def fail(_: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")
 
@@ -451,13 +451,14 @@ def test_device(folder):
     assert {weight.device.type for weight in zoo.load("tiny", device="meta").parameters()} == {"meta"}
 
 
-def test_imports_without_the_optional_libraries():
+def test_models_import_neither_optional_libraries_nor_the_compiler():
     program = (
         "import sys\n"
         "for name in ('timm', 'torchvision', 'transformers', 'robustbench', 'pydantic', 'plotly'):\n"
         "    sys.modules[name] = None\n"
         "import adaptive_smoothing.models.contract, adaptive_smoothing.models.features\n"
         "import adaptive_smoothing.models.smoothed, adaptive_smoothing.models.zoo\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
     )
     source = Path(build.__code__.co_filename).parents[2]
     done = subprocess.run(
@@ -470,7 +471,7 @@ def test_imports_without_the_optional_libraries():
     assert done.returncode == 0, done.stderr
 
 
-# --- what a new user does
+# --- mistakes of new users
 
 
 def test_a_zoo_model_guards_its_images(folder, images):
@@ -487,7 +488,7 @@ def test_a_zoo_model_guards_its_images(folder, images):
     assert model(images.requires_grad_()).requires_grad
 
 
-def test_noise_passes_where_it_is_meant(images):
+def test_noisy_images_are_accepted_in_smoothing_compiled_graphs_and_training(images):
     model, noisy = make(), images + torch.randn(images.shape)
     assert SmoothedClassifier(model, 1.0, samples=2)(images).isfinite().all()
     assert torch.compile(model, backend="eager", fullgraph=True)(noisy).isfinite().all()
@@ -497,7 +498,7 @@ def test_noise_passes_where_it_is_meant(images):
         model(noisy[:, :1])
 
 
-def test_a_network_is_one_graph_where_autocast_cannot_be_asked_for_in_one(images, monkeypatch):
+def test_a_network_is_one_graph_where_is_autocast_available_breaks_graphs(images, monkeypatch):
     """As in torch 2.11."""
     unseen = torch.compiler.disable(torch.amp.is_autocast_available)
     monkeypatch.setattr(torch.amp, "is_autocast_available", unseen)
@@ -505,12 +506,12 @@ def test_a_network_is_one_graph_where_autocast_cannot_be_asked_for_in_one(images
     assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(images), model(images))
 
 
-def test_a_network_counts_its_shapes_where_there_is_no_autocast(images):
+def test_a_network_runs_on_a_device_without_autocast(images):
     logits = make().to("meta")(images.to("meta"))
     assert logits.device.type == "meta" and len(logits) == len(images)
 
 
-def test_normalisation_outside_an_architecture_is_no_wrong_range(images):
+def test_normalised_images_inside_a_wrapped_network_are_accepted(images):
     inside = make()
     outside = build(CARD["arch"], **CARD["options"], mean=[0.0] * 3, std=[1.0] * 3)
     outside.load_state_dict(inside.state_dict())
@@ -526,7 +527,7 @@ def test_an_unknown_option_of_an_architecture_is_named():
         build("preact_resnet18", stem=3)
 
 
-def test_options_that_are_no_table(tmp_path):
+def test_options_that_are_not_a_table_are_refused(tmp_path):
     (tmp_path / "a.json").write_text('{"arch": "wide_resnet", "options": [10]}')
     with pytest.raises(ValueError, match=r"expected \"options\" in .*a.json to be a table, got \[10\]"):
         zoo.load(tmp_path / "a.safetensors")
@@ -538,14 +539,14 @@ def test_loads_a_path(folder, images):
 
 
 @pytest.mark.parametrize("junk", [b"hello junk " * 100, bytes(range(256)) * 10, b"\x80\x02"])
-def test_a_junk_checkpoint(tmp_path, junk):
+def test_a_damaged_checkpoint_is_refused(tmp_path, junk):
     path = describe(tmp_path / "junk.pt")
     path.write_bytes(junk)
     with pytest.raises(ValueError, match=r"of tensors only in .*junk.pt, got something else, or a damaged one: save"):
         zoo.load(path)
 
 
-def test_a_refused_checkpoint_is_one_plain_line(tmp_path):
+def test_the_error_of_a_refused_checkpoint_is_one_line(tmp_path):
     path = describe(tmp_path / "evil.pt")
     torch.save({"state_dict": Evil()}, path)
     with pytest.raises(ValueError) as caught:
@@ -553,7 +554,7 @@ def test_a_refused_checkpoint_is_one_plain_line(tmp_path):
     assert str(caught.value).isprintable()
 
 
-def test_wrong_weights_are_told_in_a_line(tmp_path):
+def test_the_error_of_other_weights_is_one_line(tmp_path):
     path = describe(tmp_path / "other.pt")
     torch.save(build("wide_resnet", depth=16, width=2).state_dict(), path)
     with pytest.raises(ValueError, match=r"got others in .*other.pt: .* \.\.\. \(and \d+ more\)$") as caught:
@@ -561,7 +562,7 @@ def test_wrong_weights_are_told_in_a_line(tmp_path):
     assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
-def test_a_broken_zoo_leaves_the_builtin_models_alone(folder, images):
+def test_built_in_models_load_with_a_broken_zoo(folder, images):
     zoo.save(make(), zoo.BUILTIN, "own", CARD)
     folder.mkdir()
     (folder / "manifest.json").write_text("{")
@@ -570,7 +571,7 @@ def test_a_broken_zoo_leaves_the_builtin_models_alone(folder, images):
         zoo.load("other")
 
 
-def test_a_card_is_found_for_whatever_has_one(folder):
+def test_cards_are_found_by_name_and_by_path(folder):
     path = zoo.save(make(), folder, "tiny", CARD)
     assert zoo.find_card("tiny").sha256 == zoo.find_card(str(path)).sha256 == zoo.file_sha256(path)
     assert zoo.find_card("timm:resnet18") is None
