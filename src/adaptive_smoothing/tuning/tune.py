@@ -93,7 +93,7 @@ def tune(
 
 
 def robust_accuracy_under(data: ImageData, against: Threat | Cascade | Attack, log: Log = no_log) -> RobustAccuracy:
-    """Return a function from a model to its robust accuracy on `data`; a threat stands for the preset `fast`."""
+    """Return a function from a model to its robust accuracy on `data`; a threat means the preset `fast`."""
     attack = replace(FastAttack(against), audit=()) if isinstance(against, Threat) else against
     options = {"with_alarms": False} if isinstance(attack, Cascade) else {}
 
