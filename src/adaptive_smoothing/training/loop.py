@@ -47,7 +47,11 @@ class ParameterGroup(NamedTuple):
 
 
 class Loop(ABC):
-    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights."""
+    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights.
+
+    Args:
+        save_every: least seconds between two checkpoints. They are written at the end of an epoch or on an interrupt.
+    """
 
     weight_perturbation: WeightPerturbation
 
@@ -63,9 +67,6 @@ class Loop(ABC):
         monitor: TrainingMonitor | None = None,
         save_every: float = 30.0,
     ) -> None:
-        """Args:
-        save_every: least seconds between checkpoints, which are written at the end of an epoch or on an interrupt.
-        """
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
         self.train_data, self.val_data = train.to(device), val.to(device)
         self.monitor = monitor or TrainingMonitor(folder)
