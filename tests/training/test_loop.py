@@ -1,4 +1,4 @@
-"""The training loop, with a tiny network that learns to tell dark from light images."""
+"""The training loop, with a tiny network that learns to distinguish dark and light images."""
 
 import json
 import os

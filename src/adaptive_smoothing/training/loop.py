@@ -6,14 +6,11 @@ Random numbers are keyed by (seed, epoch, step), so that a resumed run ends with
 from __future__ import annotations
 
 import json
-import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +23,7 @@ from adaptive_smoothing.noise import generator
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.averaging import MovingAverage
 from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.interrupts import Interrupt, delayed_interrupts
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings
 from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
@@ -49,7 +47,11 @@ class ParameterGroup(NamedTuple):
 
 
 class Loop(ABC):
-    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights."""
+    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights.
+
+    Args:
+        save_every: least seconds between two checkpoints. They are written at the end of an epoch or on an interrupt.
+    """
 
     weight_perturbation: WeightPerturbation
 
@@ -65,9 +67,6 @@ class Loop(ABC):
         monitor: TrainingMonitor | None = None,
         save_every: float = 30.0,
     ) -> None:
-        """Args:
-        save_every: least seconds between checkpoints, which are written at the end of an epoch or on an interrupt.
-        """
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
         self.train_data, self.val_data = train.to(device), val.to(device)
         self.monitor = monitor or TrainingMonitor(folder)
@@ -116,7 +115,7 @@ class Loop(ABC):
     def run(self) -> nn.Module:
         """Train to the end, or until an interrupt; return the averaged model in evaluation mode."""
         self.monitor.rewind(self.step)
-        with self.monitor.show(self.total_steps, self.step), _interrupts() as interrupt:
+        with self.monitor.show(self.total_steps, self.step), delayed_interrupts() as interrupt:
             while not self.finished:
                 self._epoch(interrupt)
                 if interrupt.raised:
@@ -129,7 +128,7 @@ class Loop(ABC):
         """Return whether every epoch is done."""
         return self.step >= self.total_steps
 
-    def _epoch(self, interrupt: _Interrupt) -> None:
+    def _epoch(self, interrupt: Interrupt) -> None:
         epoch, first = divmod(self.step, self.steps_per_epoch)
         began = time.perf_counter()
         for batch in self.batches(epoch, first):
@@ -270,36 +269,3 @@ def make_optimizer(groups: list[ParameterGroup], settings: OptimizerSettings, *,
     if settings.kind == "adamw":
         return torch.optim.AdamW(tables, lr=lr, weight_decay=decay, fused=fused)
     return torch.optim.SGD(tables, lr=lr, weight_decay=decay, momentum=momentum, nesterov=momentum > 0, fused=fused)
-
-
-class _Interrupt:
-    raised = False
-
-
-@contextmanager
-def _interrupts() -> Iterator[_Interrupt]:
-    """Let the step finish on the first SIGINT or SIGTERM, so that a whole checkpoint can be written.
-
-    A second signal has its usual effect.
-    """
-    interrupt = _Interrupt()
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        interrupt.raised = True
-        restore()
-
-    try:
-        for number in previous:
-            signal.signal(number, handler)
-    except ValueError:  # signals can be handled in the main thread only
-        yield interrupt
-        return
-    try:
-        yield interrupt
-    finally:
-        restore()

@@ -25,6 +25,11 @@ def at_least(name: str, value: float, least: int) -> None:
         raise ValueError(f"expected {name} of at least {least}, got {value}")
 
 
+def below_one(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"expected {name} in [0, 1), got {value}")
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """The name of an architecture and its options."""

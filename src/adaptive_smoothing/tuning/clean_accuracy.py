@@ -24,7 +24,7 @@ NARROW = 1e-6
 class CleanAccuracyCurve:
     """Clean accuracy at every setting: image i is classified correctly for settings strictly in (low[i], high[i]).
 
-    A setting is an alpha or the shift of a learned alpha, as `parameter` says. `limits` are the first and the last
+    A setting is an alpha or the shift of a learned alpha (`parameter`). `limits` are the first and the last
     setting to consider.
     """
 

@@ -95,7 +95,7 @@ def tune(
 def robust_accuracy_under(
     data: ImageData, against: Threat | Cascade | PlainAttack, log: Log = no_log
 ) -> RobustAccuracy:
-    """Return a function from a model to its robust accuracy on `data`; a threat stands for the preset `fast`."""
+    """Return a function from a model to its robust accuracy on `data`; a threat means the preset `fast`."""
     attack = replace(fast_attack(against), audit=()) if isinstance(against, Threat) else against
     options = EvaluationOptions(alarms=False)
 

@@ -19,9 +19,9 @@ REPOSITORY = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"operating_point": {"low": 1.0}}, r"low to be an alpha in \[0, 1\), got 1\.0"),
-        ({"operating_point": {"recover": 1.0}}, "recover to be a share"),
-        ({"operating_point": {"clean_accuracy": 90.0}}, "clean_accuracy to be a share"),
+        ({"operating_point": {"low": 1.0}}, r"low in \[0, 1\), got 1\.0"),
+        ({"operating_point": {"recover": 1.0}}, r"recover in \[0, 1\), got 1\.0"),
+        ({"operating_point": {"clean_accuracy": 90.0}}, r"clean_accuracy in \[0, 1\], got 90\.0"),
         ({"loss": {"balanced": True}}, r"operating_point\.clean_accuracy > 0 with loss\.balanced, got 0"),
         ({"loss": {"ce": 0.0, "bce": 0.0, "product": 0.0}}, "a loss with a positive weight"),
         ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, flip-standard, got 'Z'"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import NORMS, Threat
-from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, among, at_least
+from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, among, at_least, below_one
 
 MIXERS = ("network", "fine-tuned-tail")
 ATTACKS = ("A", "B", "C", "flip-standard")
@@ -77,8 +77,7 @@ class AttackSettings:
                 f"expected 0 <= eps_factor_min <= eps_factor_max, got {self.eps_factor_min} and {self.eps_factor_max}"
             )
         for name in ("alpha_weight", "through_robust"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"expected {name} in [0, 1), got {getattr(self, name)}")
+            below_one(name, getattr(self, name))
 
     @property
     def threat(self) -> Threat:
@@ -128,13 +127,11 @@ class OperatingPointSettings:
     every: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < 1:
-            raise ValueError(f"expected low to be an alpha in [0, 1), got {self.low}")
+        below_one("low", self.low)
+        below_one("recover", self.recover)
         at_least("every", self.every, 1)
-        if not 0 <= self.recover < 1:
-            raise ValueError(f"expected recover to be a share in [0, 1), got {self.recover}")
         if not 0 <= self.clean_accuracy <= 1:
-            raise ValueError(f"expected clean_accuracy to be a share in [0, 1], got {self.clean_accuracy}")
+            raise ValueError(f"expected clean_accuracy in [0, 1], got {self.clean_accuracy}: pass 0.9 for 90 %")
 
     @property
     def has_target(self) -> bool:

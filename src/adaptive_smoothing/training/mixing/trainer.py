@@ -200,7 +200,7 @@ class MixingTrainer(Loop):
 
     def finish(self) -> nn.Module:
         mixer = super().finish()
-        # Weights are stored in half precision. What is evaluated and tuned must be what is stored.
+        # Weights are stored in half precision. Evaluation and tuning must use the stored weights.
         mixer.load_state_dict(zoo.compact_weights(mixer))
         if isinstance(mixer, FineTunedTail) and self.operating_point is None:
             self._standardize(mixer)
