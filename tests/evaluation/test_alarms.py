@@ -99,7 +99,7 @@ def test_a_plain_small_network_raises_no_alarm(small, which, threat):
 
 @pytest.mark.parametrize("name", ["compact-robust", "compact-standard"])
 def test_packaged_models_raise_no_alarm(name):
-    data = datasets.load("builtin", "val").take(3)
+    data = datasets.load("builtin", "val").take(2)
     assert names(zoo.load(name), data.floats(), labels=data.labels) == set()
 
 

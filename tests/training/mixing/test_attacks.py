@@ -28,7 +28,7 @@ def test_attacks_lower_the_accuracy_of_the_mixture(toy, tmp_path, setting):
     settings = {"through_robust": 0.0, "steps": 10, "vary_steps": False}
     run = toy.trainer(tmp_path, toy.recipe(setting, attack=settings, operating_point={"scale": 0.01, "shift": -4.0}))
     examples = run.examples(toy.first_batch(run))
-    mixed = run.mixed.weigh(examples.base_outputs, examples.images)
+    mixed = run.mixed.combine(examples.base_outputs, examples.images)
     clean, attacked = (mixed.logits.argmax(1) == examples.labels).float().chunk(2)
     assert clean.mean() == 1 and attacked.mean() < 0.9
 

@@ -67,7 +67,7 @@ def test_the_weight_of_attacked_images_cancels_the_slope_by_the_shift(toy, tmp_p
     examples = run.examples(toy.first_batch(run))
 
     def losses(shift: float) -> torch.Tensor:
-        mixed = run.mixed.with_sigmoid(1.0, shift).weigh(examples.base_outputs, examples.images)
+        mixed = run.mixed.with_sigmoid(1.0, shift).combine(examples.base_outputs, examples.images)
         return composite_loss(recipe.loss, mixed.logits, mixed.alpha, examples.labels, examples.pseudo_labels)
 
     with torch.no_grad():
