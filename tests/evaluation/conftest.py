@@ -17,7 +17,7 @@ from adaptive_smoothing.attacks.objectives import targeted_margin
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.verdict import Verdict
-from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.threat import Linf, Threat
 
 EPS = 0.01
 
@@ -32,7 +32,7 @@ def make_network(seed: int = 0) -> nn.Sequential:
     return model.eval()
 
 
-def make_cascade(threat: ads.Threat | None = None, seed: int = 0, **audit: Any) -> Cascade:
+def make_cascade(threat: Threat | None = None, seed: int = 0, **audit: Any) -> Cascade:
     """Two stages that miss something, and an audit of half of the survivors."""
     threat = threat or Linf(EPS)
     stages = (

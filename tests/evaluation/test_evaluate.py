@@ -126,9 +126,9 @@ def test_a_preset_is_given_by_its_name(model, data, toys, monkeypatch):
 def test_arguments_of_another_kind_are_refused(model, data, toys):
     cascade = toys.cascade()
     with pytest.raises(TypeError, match=r"expected a threat such as ads.Linf\(8 / 255\), got 0.03"):
-        ads.FastAttack(0.03)
+        ads.fast_attack(0.03)
     with pytest.raises(TypeError, match=r"got the function that makes one: pass its name.*'fast', threat\)"):
-        ads.evaluate(model, data, ads.FastAttack)
+        ads.evaluate(model, data, ads.fast_attack)
     with pytest.raises(TypeError, match=r"expected a torch module, got str: load a model by name with ads.load_model"):
         ads.evaluate("small-robust", data, cascade)
     with pytest.raises(TypeError, match="expected no threat with a cascade"):

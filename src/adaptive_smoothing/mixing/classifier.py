@@ -276,7 +276,7 @@ def _check_alpha(alpha: Tensor) -> None:
     if not ((alpha >= 0) & (alpha <= 1)).all():
         raise ValueError(
             f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got {_alpha_repr(alpha)}; "
-            "from a gamma, use ads.alpha_from_gamma"
+            "convert a gamma with alpha = gamma / (1 + gamma)"
         )
 
 
