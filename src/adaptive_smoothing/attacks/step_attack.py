@@ -19,14 +19,11 @@ value on the host, so both can be compiled and recorded in a CUDA graph.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
 from adaptive_smoothing.attacks.losses import logit_margin
 from adaptive_smoothing.attacks.objectives import Objective
 from adaptive_smoothing.noise import uniform
@@ -87,38 +84,6 @@ class StepAttack(ABC):
     @abstractmethod
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         """Return the tensors that the answer changes."""
-
-
-@dataclass(frozen=True)
-class Victim:
-    """The model under attack, and the model that gradients come from if it is another one (a transfer attack)."""
-
-    model: Callable[[Tensor], Tensor]
-    source: Callable[[Tensor], Tensor] | None = None
-    arithmetic: Arithmetic = DEFAULT_FLOAT32
-
-    def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
-        """Return the answer to one step, with one pass of each network."""
-        with self.arithmetic.float32_context():
-            if objective is None:
-                return Answer(self.predict(images))
-            with torch.enable_grad():
-                images = images.detach().requires_grad_()
-                source = self.model if self.source is None else self.source
-                loss, logits = objective(source, images, state["label"], state["target"])
-                gradient = _gradient(loss, images)
-            logits = logits.detach() if self.source is None else self.predict(images)
-            return Answer(logits, loss.detach(), gradient)
-
-    def predict(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.model(images.detach())
-
-
-def _gradient(loss: Tensor, images: Tensor) -> Tensor:
-    """Return the gradient; zero where the output does not depend on the images, which an alarm reports."""
-    gradient = torch.autograd.grad(loss.sum(), images, allow_unused=True)[0] if loss.requires_grad else None
-    return torch.zeros_like(images) if gradient is None else gradient
 
 
 def most_likely_targets(logits: Tensor, labels: Tensor, count: int) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel, fast_arithmetics, frozen
-from adaptive_smoothing.attacks.engine.job_batch import JobBatch
-from adaptive_smoothing.attacks.step_attack import State, StepAttack, Victim
+from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
+from adaptive_smoothing.attacks.step_attack import State, StepAttack
 from adaptive_smoothing.models.inference import fp32_logits
 
 # Rows of a batch of images of CIFAR's size, and how many such images keep a device busy.
