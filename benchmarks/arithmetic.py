@@ -25,9 +25,8 @@ from adaptive_smoothing.attacks.engine.arithmetic import (
     FastModel,
     fast_arithmetics,
 )
-from adaptive_smoothing.attacks.objectives import cross_entropy
 from adaptive_smoothing.attacks.engine.job_batch import Victim
-from adaptive_smoothing.attacks.step_attack import 
+from adaptive_smoothing.attacks.objectives import cross_entropy
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear

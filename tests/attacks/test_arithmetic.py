@@ -21,10 +21,9 @@ from adaptive_smoothing.attacks.engine.arithmetic import (
 )
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.engine.float16 import Float16Convolutions, with_scaled_gradients
+from adaptive_smoothing.attacks.engine.job_batch import Victim
 from adaptive_smoothing.attacks.engine.jobs import run_attack
 from adaptive_smoothing.attacks.objectives import cross_entropy
-from adaptive_smoothing.attacks.engine.job_batch import Victim
-from adaptive_smoothing.attacks.step_attack import 
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.threat import Linf
 
