@@ -33,7 +33,7 @@ from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 
 # The best transform that a search found at 90 % clean accuracy on the ResNet-18 pair.
 MIXEDNUTS = {"scale": 1.0, "power": 8.0, "shift": -0.75}

@@ -28,13 +28,12 @@ from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.cascade_run import EvaluationRun
-from adaptive_smoothing.evaluation.options import EvaluationOptions
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, EvaluationRun
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.threat import Linf
 

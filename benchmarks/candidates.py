@@ -26,9 +26,9 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.tradeoff import tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts
+from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import difference, write_json
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning.curves import accuracy_curve
 

@@ -28,10 +28,10 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.contract import trusted_images
-from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import difference, write_json
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 
 N0, N, CHANCE, BATCH = 100, 100_000, 0.001, 1000
 

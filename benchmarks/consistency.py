@@ -16,13 +16,12 @@ from typing import Any
 
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
-from adaptive_smoothing.evaluation.options import EvaluationOptions
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, evaluate_cascade
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts
+from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Linf
 
 IN_FLOAT32 = EvaluationOptions(precise=True, alarms=False)

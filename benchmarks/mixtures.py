@@ -29,15 +29,14 @@ from torch import nn
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.results import write_json, write_rows
-from adaptive_smoothing.runs.environment import environment
-from adaptive_smoothing.runs.folder import RESULT, ROWS
+from adaptive_smoothing.runs.folder import RESULT, ROWS, environment
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
 from adaptive_smoothing.training.mixing.recipe import DEFAULT, MixingRecipe

@@ -24,16 +24,17 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import TARGETS, auto_attack, full_precision_stage
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
-from adaptive_smoothing.attacks.losses import logit_margin, require_targets
 from adaptive_smoothing.attacks.objectives import (
     flip_standard,
     flip_standard_margin,
+    logit_margin,
+    require_targets,
     targeted_margin,
     targeted_probability,
     worst_case_standard,
 )
+from adaptive_smoothing.attacks.presets import TARGETS, auto_attack, full_precision_stage
 from adaptive_smoothing.attacks.views import (
     SmoothedSurrogate,
     WithoutTransforms,
@@ -43,13 +44,12 @@ from adaptive_smoothing.attacks.views import (
 )
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
-from adaptive_smoothing.evaluation.options import EvaluationOptions
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, evaluate_cascade
+from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel
-from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.results import write_json, write_rows
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Linf, Threat
 
 # To see whether more restarts or steps fool more images.

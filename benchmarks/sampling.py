@@ -19,9 +19,9 @@ from torch import Tensor
 from adaptive_smoothing.certification.sampling import PRECISIONS, Sampler, Tally
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts
+from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 
 
 def measure(sampler: Sampler, images: Tensor, classes: int, samples: int) -> dict[str, Any]:

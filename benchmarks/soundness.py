@@ -22,10 +22,10 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import write_json, write_rows
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 
 
 def main() -> None:

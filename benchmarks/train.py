@@ -21,9 +21,9 @@ from clock import clocked
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.settings import read_toml
-from adaptive_smoothing.training.base_trainer import Trainer
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.train_base import Trainer
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 

@@ -12,8 +12,8 @@ import torch
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, TOLERANCE, Arithmetic
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import Nonlinear
 from adaptive_smoothing.threat import Linf
 

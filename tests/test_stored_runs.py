@@ -17,23 +17,21 @@ import torch
 
 from adaptive_smoothing.attacks.objectives import margin
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.demo import STORED
-from adaptive_smoothing.cli.demo_learned import stored_comparison
-from adaptive_smoothing.cli.target import VALIDATION
+from adaptive_smoothing.cli.demo import STORED, stored_comparison
+from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.comparison import Comparison
-from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
-from adaptive_smoothing.mixing import mixture_card, pretrained
+from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff
+from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts
 from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import read_json
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import current_setting
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, current_setting
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -120,7 +118,7 @@ def test_a_stored_mixture_agrees_with_its_card(name):
     folder = pretrained.find(name)
     description = pretrained.read(folder)
     card = description["card"]
-    assert (folder / "mixture.md").read_text() == mixture_card.markdown(name, description, folder / pretrained.WEIGHTS)
+    assert (folder / "mixture.md").read_text() == pretrained.markdown(name, description, folder / pretrained.WEIGHTS)
     recipe = from_table(MixingRecipe, card["recipe"])
     stored_kind = {"fine-tuned-tail": "second-ending", "network": "network"}[recipe.mixer.kind]
     assert stored_kind == description["alpha"]["kind"] and recipe.data.name == "cifar10"

@@ -6,7 +6,7 @@ from typing import Any
 
 from places import BENCHMARKS, RESULTS, percent
 
-from adaptive_smoothing.attacks.titles import stage_title
+from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import read_json
 

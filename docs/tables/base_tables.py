@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from places import BENCHMARKS, percent, sweep
 
-from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import parameters
+from adaptive_smoothing.models.zoo import parameters
 from adaptive_smoothing.report.sentences import Choice, at
 from adaptive_smoothing.report.tables import PAPER_GAPS, Table, alpha_table, cost_table, gap_table
 from adaptive_smoothing.results import read_json

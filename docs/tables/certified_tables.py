@@ -8,12 +8,17 @@ import numpy as np
 from margins import QUANTILES, margin_figures
 from places import BENCHMARKS, RESULTS, percent, sweep
 
-from adaptive_smoothing.certification.certificates import Certificates
-from adaptive_smoothing.certification.frontier import Frontier, build_frontier, clean_accuracies, with_alpha
+from adaptive_smoothing.certification.certificates import (
+    Certificates,
+    Frontier,
+    build_frontier,
+    clean_accuracies,
+    with_alpha,
+)
 from adaptive_smoothing.certification.local_lipschitz import estimated_radius
 from adaptive_smoothing.certification.radius import lipschitz_radius, needed_margin
 from adaptive_smoothing.certification.smoothing import THEOREMS
-from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
 from adaptive_smoothing.evaluation.verdict import ROBUST
 from adaptive_smoothing.report.certified import read_certificates
 from adaptive_smoothing.report.tables import Table

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from places import RESULTS, comparison, percent, sweep
 
-from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
 from adaptive_smoothing.evaluation.verdict import STANDS
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel

@@ -15,7 +15,7 @@ from headline import headline, headline_figure
 from places import COMPARED, RESULTS, ROOT, sweep
 
 from adaptive_smoothing.evaluation.comparison import Comparison
-from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import comparison_panel
 from adaptive_smoothing.report.run_folder import figures

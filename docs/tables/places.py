@@ -6,7 +6,7 @@ from pathlib import Path
 
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.comparison import Comparison
-from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import has_tradeoff
 
 ROOT = Path(__file__).parents[2]
 RESULTS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"

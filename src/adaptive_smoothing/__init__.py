@@ -6,15 +6,13 @@ mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.9)
 verdict = ads.evaluate(mixed, data, "fast", ads.Linf(8 / 255))
 """
 
-from adaptive_smoothing.attacks.adaptive import adaptive_attack
-from adaptive_smoothing.attacks.autoattack import auto_attack, fast_attack
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.attacks.presets import preset
+from adaptive_smoothing.attacks.presets import adaptive_attack, auto_attack, fast_attack, preset
 from adaptive_smoothing.certification.certify import certify
 from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
 from adaptive_smoothing.data.datasets import load as load_data
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.tradeoff import tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail

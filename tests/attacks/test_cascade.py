@@ -8,13 +8,12 @@ from torch import nn
 from toys import CPU, Planes, make_images, make_input, mixed
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import full_precision_stage
 from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, Stage, run_stage
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel
 from adaptive_smoothing.attacks.engine.engine import Engine
-from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.attacks.objectives import cross_entropy, targeted_margin
+from adaptive_smoothing.attacks.objectives import cross_entropy, logit_margin, targeted_margin
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.presets import full_precision_stage
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack, keep_worst
 from adaptive_smoothing.threat import Linf

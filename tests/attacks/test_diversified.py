@@ -3,8 +3,7 @@ import torch
 from toys import Planes, make_images, make_input, run
 
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.attacks.losses import targeted_margin_loss
-from adaptive_smoothing.attacks.objectives import targeted_margin
+from adaptive_smoothing.attacks.objectives import targeted_margin, targeted_margin_loss
 from adaptive_smoothing.threat import Linf
 
 

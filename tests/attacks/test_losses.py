@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from adaptive_smoothing.attacks.losses import (
+from adaptive_smoothing.attacks.objectives import (
     cross_entropy_loss,
     dlr_loss,
     logit_margin,

@@ -2,8 +2,16 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss, targeted_margin_loss
-from adaptive_smoothing.attacks.objectives import FlipStandard, LossObjective, LowerAlpha, cross_entropy, margin
+from adaptive_smoothing.attacks.objectives import (
+    FlipStandard,
+    LossObjective,
+    LowerAlpha,
+    cross_entropy,
+    cross_entropy_loss,
+    margin,
+    targeted_dlr_loss,
+    targeted_margin_loss,
+)
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 
 

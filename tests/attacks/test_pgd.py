@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from adaptive_smoothing.attacks.losses import kl_divergence, logit_margin
-from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, margin
+from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, kl_divergence, logit_margin, margin
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning
 from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.threat import L2, Linf
 
 

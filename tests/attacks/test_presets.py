@@ -7,16 +7,21 @@ import torch
 from torch import nn
 from toys import CPU, Brightness, Constant, Planes, make_images, make_input, mixed
 
-from adaptive_smoothing.attacks.adaptive import adaptive_attack
-from adaptive_smoothing.attacks.autoattack import auto_attack, fast_attack
 from adaptive_smoothing.attacks.cascade import CascadeState, run_stage
 from adaptive_smoothing.attacks.engine.engine import Engine
-from adaptive_smoothing.attacks.presets import PRESETS, adaptive_auto_attack, preset
+from adaptive_smoothing.attacks.presets import (
+    PRESETS,
+    adaptive_attack,
+    adaptive_auto_attack,
+    auto_attack,
+    fast_attack,
+    preset,
+)
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
+from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
-from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.threat import L2, Linf
 

@@ -10,10 +10,10 @@ from torch import nn
 from toys import BAND, Planes, assert_inside, make_images, make_input, median_threat, run, small_network, within
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.autoattack import auto_attack, fast_attack
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.objectives import cross_entropy, dlr, margin, targeted_dlr, targeted_margin
+from adaptive_smoothing.attacks.presets import auto_attack, fast_attack
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import most_likely_targets, targets_with_restarts
 from adaptive_smoothing.mixing.classifier import MixedClassifier

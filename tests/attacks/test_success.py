@@ -2,7 +2,7 @@ import pytest
 import torch
 from toys import Planes, make_images
 
-from adaptive_smoothing.attacks.success import confirm
+from adaptive_smoothing.attacks.attack_input import confirm
 from adaptive_smoothing.threat import L2, Linf
 
 

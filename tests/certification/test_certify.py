@@ -8,7 +8,7 @@ from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.target import NotCertifiableError
-from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
+from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.network import MixingNetwork
 
 

@@ -5,7 +5,7 @@ import pytest
 from half_spaces import AgainstMargin, HalfSpaces
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.certification.frontier import (
+from adaptive_smoothing.certification.certificates import (
     Frontier,
     build_frontier,
     clean_accuracies,

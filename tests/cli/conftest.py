@@ -13,7 +13,7 @@ from adaptive_smoothing.cli import demo, sweep
 from adaptive_smoothing.cli.main import main
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData, from_tensors
-from adaptive_smoothing.evaluation.tradeoff_files import save_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import save_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.report.sentences import Report

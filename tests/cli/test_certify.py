@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.certification.frontier import build_frontier
+from adaptive_smoothing.certification.certificates import build_frontier
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.report.certified import WRITTEN, read_certificates
 from adaptive_smoothing.results import read_json

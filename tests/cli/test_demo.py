@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.cli import demo, demo_learned
+from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli.main import app
-from adaptive_smoothing.cli.target import VALIDATION
+from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff, save_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff, save_tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import accuracy_curve
+from adaptive_smoothing.models.zoo import model_facts
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
 
 pytestmark = pytest.mark.usefixtures("package")
 
@@ -85,8 +84,8 @@ def mixture(package: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wr
     accuracy_curve(mixed, datasets.load("builtin", "val")).save(folder / VALIDATION)
     compared.mkdir()
     write_comparison(compared)
-    monkeypatch.setattr(demo_learned, "MIXED", str(folder))
-    monkeypatch.setattr(demo_learned, "COMPARED", compared)
+    monkeypatch.setattr(demo, "MIXED", str(folder))
+    monkeypatch.setattr(demo, "COMPARED", compared)
     return folder
 
 

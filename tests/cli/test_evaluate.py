@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from adaptive_smoothing.attacks import presets
 from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.cli import console, demo, progress
+from adaptive_smoothing.cli import console, demo
 from adaptive_smoothing.cli import evaluate as evaluate_file
+from adaptive_smoothing.cli.console import Watching
 from adaptive_smoothing.cli.main import app
-from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.evaluation import cost
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report import verdicts
@@ -237,7 +237,7 @@ class Bar:
 def test_shards_from_the_journal_do_not_count_for_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty of a hundred images were in the journal; the next twenty take ten seconds, so the last take ten."""
     now, bar = 0.0, Bar()
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(console.time, "perf_counter", lambda: now)
     watching = Watching(bar, start=0.0)  # type: ignore[arg-type]
     for finished in (20, 40, 60):
         watching(Progress(100, finished, finished, 10, ""))

@@ -7,7 +7,7 @@ import pytest
 
 from adaptive_smoothing.cli import options
 from adaptive_smoothing.cli.main import VERBS, load
-from adaptive_smoothing.cli.target import as_share
+from adaptive_smoothing.cli.options import as_share
 
 CLI = Path(options.__file__).parent
 

@@ -10,12 +10,11 @@ from typer.testing import CliRunner
 from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli import sweep as sweep_file
 from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.cli.sweep import parse_alphas
-from adaptive_smoothing.cli.target import VALIDATION
-from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
-from adaptive_smoothing.evaluation.tradeoff_files import load_facts, load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, load_facts, load_tradeoff
 from adaptive_smoothing.runs import folder as folder_file
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve
 
 pytestmark = pytest.mark.usefixtures("package")
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from adaptive_smoothing.data.cutout import cutout
+from adaptive_smoothing.data.batches import cutout
 
 KEY = {"seed": 0, "epoch": 1, "step": 2}
 

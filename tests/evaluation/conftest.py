@@ -15,7 +15,7 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.objectives import targeted_margin
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.evaluation.options import EvaluationOptions
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.threat import Linf, Threat
 

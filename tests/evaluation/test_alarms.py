@@ -14,8 +14,8 @@ from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, ATTACKED, STEPS, check_model, check_stages, more_steps
 from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
+from adaptive_smoothing.mixing.base_classifiers import MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import MixerOutput
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.wrap import wrap

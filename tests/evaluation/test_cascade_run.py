@@ -22,7 +22,7 @@ from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.evaluation.cascade_run import EvaluationRun
 from adaptive_smoothing.evaluation.verdict import ROBUST
 from adaptive_smoothing.runs import journal as journal_file
-from adaptive_smoothing.runs import workers
+from adaptive_smoothing.runs import sharded
 from adaptive_smoothing.runs.journal import BINDING, Journal
 from adaptive_smoothing.threat import L2, Linf
 
@@ -267,7 +267,7 @@ def test_all_processes_use_the_same_shards(model, data, toys, monkeypatch, tmp_p
         sent.append(args[0])
         return SimpleNamespace(join=lambda timeout: True, processes=[])
 
-    monkeypatch.setattr(workers.multiprocessing, "start_processes", start)
+    monkeypatch.setattr(sharded.multiprocessing, "start_processes", start)
     toys.run(model, data, devices=("cuda:0", "cpu"), device="cpu", shard_size=None, journal=tmp_path)
     assert [replace(part, device=torch.device("cuda")).images_per_shard for part in sent] == [32]
 

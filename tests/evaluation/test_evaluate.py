@@ -8,7 +8,7 @@ from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.evaluation.options import EvaluationOptions
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.threat import Linf
 
 

@@ -3,8 +3,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
-from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff, load_facts, load_tradeoff, save_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import (
+    ALPHAS,
+    MIX_ALPHAS,
+    Tradeoff,
+    has_tradeoff,
+    load_facts,
+    load_tradeoff,
+    save_tradeoff,
+)
 
 
 @pytest.fixture

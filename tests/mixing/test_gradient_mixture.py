@@ -6,8 +6,7 @@ from smooth_networks import CLASSES, images, network
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
-from adaptive_smoothing.mixing.r_options import R_OPTIONS
+from adaptive_smoothing.mixing.gradient_mixture import R_OPTIONS, GradientMixedClassifier
 from adaptive_smoothing.threat import L2, Linf
 
 GAMMA = 0.7

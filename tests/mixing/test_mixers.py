@@ -12,12 +12,12 @@ from adaptive_smoothing.attacks.objectives import cross_entropy, flip_standard
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.attacks.views import AtAlpha, WithoutTransforms
 from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.options import EvaluationOptions
+from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.mixer import Mixer, MixerOutput
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.architectures import build

@@ -5,7 +5,12 @@ import torch
 from smooth_networks import CLASSES, images, network
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.r_options import R_OPTIONS, class_gradient_norms, gradient_ratio, predicted_gradient
+from adaptive_smoothing.mixing.gradient_mixture import (
+    R_OPTIONS,
+    class_gradient_norms,
+    gradient_ratio,
+    predicted_gradient,
+)
 from adaptive_smoothing.threat import L2, Linf, Threat
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from adaptive_smoothing.mixing.tail import tail_after
+from adaptive_smoothing.mixing.fine_tuned_tail import tail_after
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.features import FeatureTaps, suggest_branch
 from adaptive_smoothing.models.wrap import wrap

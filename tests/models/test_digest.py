@@ -214,7 +214,8 @@ MINE = """
 import json, threading
 import torch
 from torch import nn
-from adaptive_smoothing.models.digest import describe, model_digest
+from adaptive_smoothing.models.digest import describe
+from adaptive_smoothing.models.digest import model_digest
 
 KINDS = {torch.float16, torch.bfloat16, torch.float32, len, max, nn.Linear}
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from adaptive_smoothing.certification.certificates import Certificates
-from adaptive_smoothing.certification.frontier import Frontier
+from adaptive_smoothing.certification.certificates import Certificates, Frontier
 from adaptive_smoothing.models.cards import _purpose
 from adaptive_smoothing.report.certified import (
     certified_frontier_table,

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.evaluation.tradeoff_files import load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff, load_tradeoff
 from adaptive_smoothing.report.page import like_the_paper
 from adaptive_smoothing.report.run_folder import write_run
 from adaptive_smoothing.report.sentences import Report, at, sentences, threat_words

@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from adaptive_smoothing.attacks.titles import stage_title
+from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
 from adaptive_smoothing.report.waterfall import waterfall_figure
 

@@ -12,10 +12,10 @@ import torch
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training import checkpoints
-from adaptive_smoothing.training.base_trainer import Trainer
 from adaptive_smoothing.training.loop import DivergedError, Stopped
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.train_base import Trainer
 
 
 def tiny_data(images=96, size=8):

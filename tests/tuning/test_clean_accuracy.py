@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve, correct_interval
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_interval
 
 
 def probabilities(count, classes=5, seed=0):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer, MixerOutput
+from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
 from adaptive_smoothing.tuning.curves import (
     SATURATED,
     accuracy_curve,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,15 +11,52 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
+from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome, confirm
 from adaptive_smoothing.attacks.engine.engine import Engine, View
 from adaptive_smoothing.attacks.engine.jobs import AttackProgress, run_attack
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
-from adaptive_smoothing.attacks.success import confirm
-from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.threat import Threat
+
+# g is the standard classifier, h the robust one. "targeted": one run per likely wrong class.
+TITLES = {
+    "apgd-ce": "APGD, cross-entropy",
+    "apgd-t": "APGD, targeted DLR",
+    "apgd-margin-t": "APGD, targeted margin",
+    "fab-t": "FAB, targeted",
+    "fab-short": "FAB, targeted, short",
+    "square": "Square",
+    "full-precision": "APGD, margin, in full precision",
+    "pgd-20": "PGD-20",
+    "margin-pgd": "PGD, margin",
+    "diverse-pgd": "diversified PGD, targeted margin",
+    "diverse-pgd-p": "diversified PGD, targeted probability",
+    "turning-pgd": "diversified PGD, flip g",
+    "hostile-pgd": "diversified PGD, worst-case g",
+    "turning-t": "APGD, flip g",
+    "hostile-t": "APGD, worst-case g",
+    "margin-t": "APGD, targeted margin",
+    "h-t": "APGD on h alone, flip g",
+    "gray-ce": "APGD, cross-entropy, gray-box",
+    "gray-t": "APGD, targeted DLR, gray-box",
+    "transfer-g": "transfer from g",
+    "transfer-h": "transfer from h",
+}
+VIEWS = {"smooth-": "smoothed surrogate", "plain-": "without transforms"}
+
+
+def stage_title(key: str) -> str:
+    """Return the title of an attack stage; an unknown key is its own title."""
+    for prefix, view in VIEWS.items():
+        if key.startswith(prefix):
+            return f"{stage_title(key.removeprefix(prefix))} ({view})"
+    if found := re.fullmatch(r"apgd-(ce|t)-alpha-([\d.]+)", key):
+        return f"{TITLES[f'apgd-{found[1]}']}, lower alpha, weight {found[2]}"
+    if found := re.fullmatch(r"transfer-alpha-([\d.]+)", key):
+        return f"transfer from alpha = {found[1]}"
+    return TITLES.get(key, key)
+
 
 # The interface of attack libraries: attack(model, images, labels) returns adversarial images.
 PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.attacks.objectives import Objective, targeted_margin
+from adaptive_smoothing.attacks.objectives import Objective, logit_margin, targeted_margin
 from adaptive_smoothing.attacks.step_attack import (
     Answer,
     State,

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.attacks.objectives import Objective, cross_entropy
+from adaptive_smoothing.attacks.objectives import Objective, cross_entropy, logit_margin
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.noise import generator

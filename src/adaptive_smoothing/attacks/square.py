@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, column
 from adaptive_smoothing.noise import fold, uniform
 from adaptive_smoothing.threat import L2, Threat

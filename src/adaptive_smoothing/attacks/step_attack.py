@@ -24,8 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.losses import logit_margin
-from adaptive_smoothing.attacks.objectives import Objective
+from adaptive_smoothing.attacks.objectives import Objective, logit_margin
 from adaptive_smoothing.noise import uniform
 from adaptive_smoothing.threat import Threat
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
+from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, without_transform
 
 

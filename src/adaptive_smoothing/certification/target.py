@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.radius import needed_margin
+from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import log_probabilities, mix_log_probabilities
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
-from adaptive_smoothing.mixing.mixer import Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision

@@ -11,20 +11,17 @@ import typer
 from rich.console import Console
 
 from adaptive_smoothing.certification import certify as certification
-from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.certification.certificates import Certificates, Frontier, chosen_alphas, with_alpha
 from adaptive_smoothing.certification.certifiers import make_certifier
-from adaptive_smoothing.certification.frontier import Frontier, chosen_alphas, with_alpha
 from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, check_method
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli.certify_model import CertifiedModel, CertifyPreparation
-from adaptive_smoothing.cli.console import TimeBar, screen
-from adaptive_smoothing.cli.options import pick_device
-from adaptive_smoothing.cli.progress import Watching
-from adaptive_smoothing.cli.target import as_share
+from adaptive_smoothing.cli.console import TimeBar, Watching, screen
+from adaptive_smoothing.cli.options import as_share, pick_device
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.loading import check_classes
-from adaptive_smoothing.models.facts import short_name
+from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.report.certified import (
     FRONTIER_WRITTEN,
     WRITTEN,
@@ -35,8 +32,7 @@ from adaptive_smoothing.report.certified import (
     write_frontier,
 )
 from adaptive_smoothing.report.tables import rich_table
-from adaptive_smoothing.runs.environment import environment
-from adaptive_smoothing.runs.folder import JOURNAL, resumable_folder
+from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
 from adaptive_smoothing.settings import changed
 from adaptive_smoothing.threat import NORMS

@@ -12,8 +12,8 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import short_name
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.zoo import short_name
 
 
 @dataclass(frozen=True)

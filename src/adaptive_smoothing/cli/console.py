@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.report.sentences import Report, sentences
 from adaptive_smoothing.report.tables import rich_table, tables
+from adaptive_smoothing.runs.progress import Progress
 
 # Seconds between two lines of progress in a file.
 LINE_EVERY = 30.0
@@ -37,7 +42,7 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02}"
 
 
-class TimeBar(Progress):
+class TimeBar(RichProgress):
     """One bar with the time elapsed and the time left. In a file, where a bar cannot move, it prints lines instead."""
 
     def __init__(self, console: Console) -> None:
@@ -75,3 +80,44 @@ def finish(console: Console, page: Path, interrupted: bool) -> None:
     console.print(f"Open this page in a browser: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+class Count:
+    """Counts things of one kind as they are done, and moves the bar."""
+
+    def __init__(self, bar: TimeBar, total: int, kind: str) -> None:
+        self.bar, self.total, self.kind, self.done = bar, total, kind, 0
+        self.start = time.perf_counter()
+        bar.say(f"0 of {total:,} {kind}", None)
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        pace = (time.perf_counter() - self.start) / self.done
+        self.bar.say(f"{self.done:,} of {self.total:,} {self.kind}", pace * (self.total - self.done))
+
+
+@dataclass
+class Watching:
+    """Shows the images left, the accuracy so far, and the time left at the pace of this process."""
+
+    bar: TimeBar
+    word: str = "robust"
+    began: float | None = None
+    start: float = field(default_factory=time.perf_counter)
+    working: bool = False
+
+    def __call__(self, progress: Progress) -> None:
+        # Shards read from the journal have no stage. They take no time, so they do not count for the pace.
+        idle, self.working = not (progress.stage or self.working), bool(progress.stage)
+        if self.began is None or idle or progress.finished <= self.began:
+            self.began, self.start = progress.finished, time.perf_counter()
+        done, left = progress.finished - self.began, progress.images - progress.finished
+        seconds = (time.perf_counter() - self.start) / done * left if done else None
+        so_far = "" if progress.accuracy is None else f", {self.word} so far {100 * progress.accuracy:.1f} %"
+        self.bar.say(f"{int(left + 0.999):,} images left{so_far}{_stage(progress.stage)}", seconds)
+
+
+def _stage(stage: str) -> str:
+    """Return the title of the stage that is running, for example `, audit: Square`."""
+    part, separator, key = stage.rpartition(": ")
+    return f", {part}{separator}{stage_title(key)}" if stage else ""

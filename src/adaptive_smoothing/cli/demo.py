@@ -13,23 +13,57 @@ from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
-from adaptive_smoothing.cli.demo_learned import measured_now, stored_comparison
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
-from adaptive_smoothing.cli.options import Device, Images, pick_device
-from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
+from adaptive_smoothing.cli.options import VALIDATION, Device, Images, as_share, choose, pick_device
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
-from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff
-from adaptive_smoothing.evaluation.tradeoff_files import has_tradeoff, load_facts, load_tradeoff
+from adaptive_smoothing.evaluation.comparison import Comparison, LearnedAlphaResult, Point
+from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff, has_tradeoff, load_facts, load_tradeoff
+from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts
+from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.report import run_folder
 from adaptive_smoothing.report.sentences import Choice, Report
-from adaptive_smoothing.runs.environment import environment
-from adaptive_smoothing.runs.folder import make_folder
+from adaptive_smoothing.runs.folder import environment, make_folder
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, at_setting
+
+MIXED = "compact-mixed"
+COMPARED = Path(run_folder.__file__).parent / "stored" / MIXED
+
+
+def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
+    """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
+    if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
+        return None
+    description = pretrained.read(pretrained.find(MIXED))
+    made_for = {"g": description["standard"], "h": description["robust"]}
+    if any(made_for[letter].get("sha256") != facts["sha256"] for letter, facts in models.items()):
+        return None
+    return LearnedAlphaResult(Comparison.read(COMPARED))
+
+
+def measured_now(
+    learned: LearnedAlphaResult, standard: nn.Module, robust: nn.Module, data: ImageData, attack: PGD, wanted: float
+) -> LearnedAlphaResult:
+    """Return `learned` with the accuracies of the mixture on these images, clean and under attack.
+
+    It is returned unchanged if the mixture cannot reach the wanted clean accuracy.
+    """
+    folder = pretrained.find(MIXED)
+    accuracy = CleanAccuracyCurve.load(folder / VALIDATION)
+    if not accuracy.reaches(wanted):
+        return learned
+    device = next(robust.parameters()).device
+    mixed = MixedClassifier.from_pretrained(folder, standard=standard, robust=robust, device=device)
+    mixed = at_setting(mixed, accuracy.largest_setting(wanted))
+    found = evaluate(mixed, data, replace(attack, stop_when_fooled=True))
+    facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
+    point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)
+    return replace(learned, measured=point)
+
 
 STANDARD, ROBUST = "compact-standard", "compact-robust"
 STORED = Path(run_folder.__file__).parent / "stored" / "compact"

@@ -11,10 +11,9 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, preset
-from adaptive_smoothing.attacks.titles import stage_title
-from adaptive_smoothing.cli.console import TimeBar, screen
+from adaptive_smoothing.cli.console import TimeBar, Watching, screen
 from adaptive_smoothing.cli.options import (
     Data,
     DataRoot,
@@ -29,19 +28,16 @@ from adaptive_smoothing.cli.options import (
     pick_devices,
     set_option,
 )
-from adaptive_smoothing.cli.progress import Watching
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
-from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, evaluate_cascade
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
-from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
 from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_tables, write_verdict
-from adaptive_smoothing.runs.environment import environment
-from adaptive_smoothing.runs.folder import JOURNAL, resumable_folder
+from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
 from adaptive_smoothing.settings import changed
 from adaptive_smoothing.threat import parse_threat

@@ -9,14 +9,12 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.console import TimeBar
-from adaptive_smoothing.cli.progress import Count
-from adaptive_smoothing.cli.target import VALIDATION
+from adaptive_smoothing.cli.console import Count, TimeBar
+from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff_parts
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import accuracy_curve
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
 
 
 def measure_tradeoff(

@@ -14,6 +14,7 @@ from torch import nn
 from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.mix_options import MixOptions, Mode, Target, check_mode, read_target, split_changes
 from adaptive_smoothing.cli.options import (
+    VALIDATION,
     CleanAccuracy,
     DataRoot,
     Device,
@@ -26,22 +27,20 @@ from adaptive_smoothing.cli.options import (
     pick_device,
     set_option,
 )
-from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import short_name
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.models.zoo import short_name
+from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.loop import CHECKPOINT
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve
-from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, current_setting
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve, at_setting, current_setting
 from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
 from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under, tune
 

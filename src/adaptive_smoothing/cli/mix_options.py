@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 
-from adaptive_smoothing.cli.target import as_share
+from adaptive_smoothing.cli.options import as_share
 from adaptive_smoothing.settings import changed
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 

@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
+
+from adaptive_smoothing.report.sentences import Choice, percent
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve
 
 Data = Annotated[str, typer.Option(help="Data set: builtin, cifar10, cifar100, or a path.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
@@ -59,3 +63,29 @@ def devices() -> list[str]:
         *(gpus if torch.cuda.is_available() else []),
         *(["mps"] if torch.backends.mps.is_available() else []),
     ]
+
+
+# In a run folder: the alphas between which each validation image is classified correctly. The alpha for any other
+# clean accuracy can be computed from this file.
+VALIDATION = "validation.npz"
+
+
+def as_share(wanted: float) -> float:
+    """Return an accuracy as a share: 0.9 and 90 mean the same."""
+    if 0 < wanted <= 1:
+        return wanted
+    # Ten per cent or less is no better than a guess among ten classes: such a number is a typing error.
+    if 10 < wanted <= 100:
+        return wanted / 100
+    raise ValueError(f"expected an accuracy such as 0.9, or 90 in percent, got {wanted:g}")
+
+
+def choose(accuracy: CleanAccuracyCurve, wanted: float, console: Console) -> Choice:
+    """Return the largest alpha with the wanted accuracy on validation images, and print it."""
+    alpha, images = accuracy.largest_setting(wanted), len(accuracy.low)
+    choice = Choice(wanted, alpha, accuracy(alpha), images)
+    console.print(
+        f"The largest α with a clean accuracy of {percent(wanted)} is {alpha:.3f}. On {images:,} validation images "
+        f"it gives {choice.reached}.\n"
+    )
+    return choice

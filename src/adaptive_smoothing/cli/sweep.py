@@ -25,19 +25,19 @@ from adaptive_smoothing.cli.options import (
     Split,
     Standard,
     ThreatText,
+    as_share,
+    choose,
     pick_device,
     set_option,
 )
-from adaptive_smoothing.cli.target import as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
 from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts, short_name
+from adaptive_smoothing.models.zoo import model_facts, short_name
 from adaptive_smoothing.report.run_folder import write_run
 from adaptive_smoothing.report.sentences import Report
-from adaptive_smoothing.runs.environment import environment
-from adaptive_smoothing.runs.folder import make_folder
+from adaptive_smoothing.runs.folder import environment, make_folder
 from adaptive_smoothing.runs.sharded import check_size
 from adaptive_smoothing.settings import changed
 from adaptive_smoothing.threat import parse_number, parse_threat

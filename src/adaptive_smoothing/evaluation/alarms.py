@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.losses import cross_entropy_loss, logit_margin, margin_loss
+from adaptive_smoothing.attacks.objectives import cross_entropy_loss, logit_margin, margin_loss
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.evaluation.gradient_probe import TINY_STEP, GradientProbe, gradient_of, share, share_zero
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers

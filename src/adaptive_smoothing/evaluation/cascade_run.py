@@ -12,22 +12,142 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.cascade import Cascade, Stage
+from adaptive_smoothing.attacks.attack_input import AttackInput, confirm
+from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, Stage, run_stage
 from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.engine.engine import PROBE_IMAGES, Engine
+from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
+from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.evaluation import alarms
-from adaptive_smoothing.evaluation.options import DEFAULT_OPTIONS, EvaluationOptions
-from adaptive_smoothing.evaluation.shards import Shard
-from adaptive_smoothing.evaluation.verdict import ROBUST, Audit, Verdict, attack_title
-from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Audit, Verdict, attack_title, confidence_gap
+from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.digest import describe
+from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
-from adaptive_smoothing.runs.journal import Columns, journal_at
+from adaptive_smoothing.runs.journal import Columns, Journal, journal_at
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
 from adaptive_smoothing.runs.sharded import ShardedRun, check_size
 from adaptive_smoothing.threat import Threat
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Options of `evaluate`; with a function as the attack only `batch_size` applies.
+
+    Args:
+        batch_size: images per batch; the default suits the device and the size of the images.
+        shard_size: images that are attacked and journalled together; default 1,000, on a CPU 32.
+        compiled: compile the model; by default from 5,000 images on, on CUDA only.
+        precise: search for attacks in float32 as well; successes are always confirmed in float32.
+        alarms: check for signs of masked gradients.
+    """
+
+    batch_size: int | None = None
+    shard_size: int | None = None
+    compiled: bool | None = None
+    precise: bool = False
+    alarms: bool = True
+
+
+DEFAULT_OPTIONS = EvaluationOptions()
+
+
+# The column with the number of finished stages, and those of an unfinished shard.
+DONE = "done"
+PARTIAL = ("fooled_by", "worst", "margin", "logits", "queries")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Images, the stages that attack them, and the journal."""
+
+    name: str
+    batch: Batch
+    threat: Threat
+    stages: tuple[Stage, ...]
+    journal: Journal
+    first_stage: int = 0
+
+    def run(self, engine: Engine, progress: ShardProgress) -> Columns:
+        """Return the columns of the shard, continuing after the last stage in the journal."""
+        saved = self.journal.read(self.name)
+        if saved is not None and saved[DONE] >= len(self.stages):
+            return saved
+        logits = fp32_logits_chunked(engine.model, self.batch.images)
+        check_labels(self.batch.labels, self.batch.images, logits.shape[1])
+        correct = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
+        inputs = AttackInput(*self.batch, logits, self.threat).take(correct)
+        state = CascadeState.before(inputs)
+        for number in range(_restore(state, saved), len(self.stages)):
+            self._attack(number, engine, inputs, state, progress)
+            if number + 1 < len(self.stages):
+                self.journal.write(self.name, _partial(state, number + 1))
+        self._check_survivors(engine, inputs, state)
+        columns = self._columns(logits, correct, state)
+        self.journal.write(self.name, columns)
+        return columns
+
+    def _attack(
+        self, number: int, engine: Engine, inputs: AttackInput, state: CascadeState, progress: ShardProgress
+    ) -> None:
+        stage, left = self.stages[number], len(state.left())
+        costs = [stage.cost for stage in self.stages]
+
+        def report(share: float, fooled: int) -> None:
+            done = (sum(costs[:number]) + share * costs[number]) / sum(costs)
+            progress(stage.key, done, len(self.batch.labels), left - fooled)
+
+        report(0.0, 0)
+        run_stage(engine, self.first_stage + number, stage, inputs, state, report)
+
+    def _check_survivors(self, engine: Engine, inputs: AttackInput, state: CascadeState) -> None:
+        """Check in full precision whether the worst version of a survivor fools the model; the last stage gets it."""
+        left = state.left()
+        if len(left):
+            part, worst = inputs.take(left), state.worst[left]
+            margin, logits = confirm(engine.model, worst, part.images, part.labels, part.threat)
+            state.margin[left], state.logits[left] = margin, logits
+            state.fooled_by[left[margin > 0]] = self.first_stage + len(self.stages) - 1
+
+    def _columns(self, logits: Tensor, correct: Tensor, state: CascadeState) -> Columns:
+        """Return the columns of all images of the shard, attacked or misclassified from the start."""
+        labels = self.batch.labels
+        fooled_by = torch.full_like(labels, MISCLASSIFIED)
+        fooled_by[correct] = state.fooled_by
+        queries = torch.zeros_like(labels)
+        queries[correct] = state.queries
+        attacked = logits.clone()
+        attacked[correct] = state.logits
+        margin = logit_margin(logits, labels)
+        margin[correct] = state.margin
+        columns = {
+            "index": self.batch.index,
+            "label": labels,
+            "prediction": logits.argmax(1),
+            "attacked_prediction": attacked.argmax(1),
+            "fooled_by": fooled_by,
+            "margin": margin,
+            "queries": queries,
+            "clean_gap": confidence_gap(logits.float().softmax(1)),
+            "attacked_gap": confidence_gap(attacked.float().softmax(1)),
+        }
+        return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}
+
+
+def _partial(state: CascadeState, done: int) -> Columns:
+    return {name: getattr(state, name).cpu().numpy() for name in PARTIAL} | {DONE: np.array(done)}
+
+
+def _restore(state: CascadeState, saved: Columns | None) -> int:
+    """Fill the state from an entry; returns how many stages are done."""
+    if saved is None:
+        return 0
+    for name in PARTIAL:
+        getattr(state, name).copy_(torch.from_numpy(saved[name]))
+    return int(saved[DONE])
+
 
 # Compiling takes a minute on a GPU, which is saved again from this many images on.
 WORTH_COMPILING = 5000

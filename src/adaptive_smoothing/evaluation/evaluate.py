@@ -14,8 +14,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
-from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
-from adaptive_smoothing.evaluation.options import DEFAULT_OPTIONS, EvaluationOptions
+from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions, evaluate_cascade
 from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict, attack_title
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.inference import fp32_logits

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.losses import logit_margin, targeted_margin_loss
-from adaptive_smoothing.attacks.objectives import margin
+from adaptive_smoothing.attacks.objectives import logit_margin, margin, targeted_margin_loss
 from adaptive_smoothing.attacks.pgd import PGD, MaskedGradientWarning
 from adaptive_smoothing.attacks.step_attack import most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier

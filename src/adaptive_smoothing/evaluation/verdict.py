@@ -9,9 +9,28 @@ import numpy as np
 from torch import Tensor
 
 from adaptive_smoothing.evaluation.alarms import Alarm
-from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
 from adaptive_smoothing.results import interval
 from adaptive_smoothing.threat import Threat
+
+# Accuracy, and mean and median gap of correct and of incorrect predictions; None where there are none.
+GapStatistics = dict[str, float | None]
+
+
+def confidence_gap(probabilities: Tensor) -> Tensor:
+    """Return the gap of each row of probabilities."""
+    first, second = probabilities.topk(2).values.unbind(1)
+    return first - second
+
+
+def gap_statistics(correct: np.ndarray, gap: np.ndarray) -> GapStatistics:
+    """Return the accuracy and the mean and median gap; means are taken in the precision of `gap`."""
+    found: GapStatistics = {"accuracy": float(correct.mean())}
+    for name, which in (("right", correct), ("wrong", ~correct)):
+        values = gap[which]
+        found[f"{name}_mean"] = float(np.mean(values)) if len(values) else None
+        found[f"{name}_median"] = float(np.median(values)) if len(values) else None
+    return found
+
 
 # In `fooled_by`: misclassified without an attack, and not fooled by any attack.
 MISCLASSIFIED, ROBUST = -2, -1

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing import pretrained
-from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
+from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.pretrained import NUMBERS, MixtureParts, Numbers
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
 from adaptive_smoothing.models.zoo import origin

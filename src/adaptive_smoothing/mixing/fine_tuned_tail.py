@@ -2,16 +2,125 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import copy
+from collections.abc import Callable
+from typing import Any, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer, MixerOutput
-from adaptive_smoothing.mixing.tail import Tail, tail_after
+from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import LogitTransform
-from adaptive_smoothing.models.features import suggest_branch
+from adaptive_smoothing.models.features import FeatureTaps, dry_run, find_layer, suggest_branch
 from adaptive_smoothing.models.resnet import without_autocast
+
+# Ways to turn features into one vector per image, the input of the last linear layer.
+POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "flatten": lambda features: features.flatten(1),
+    "mean": lambda features: features.mean((2, 3) if features.dim() == 4 else 1),
+    "first token": lambda features: features[:, 0],
+    "mean of the other tokens": lambda features: features[:, 1:].mean(1),
+}
+
+
+class Tail(nn.Module):
+    """A chain of layers, a pooling, and the last linear layer."""
+
+    def __init__(self, layers: list[nn.Module], head: nn.Linear, pooling: str) -> None:
+        super().__init__()
+        self.layers, self.head, self.pooling = nn.ModuleList(layers), head, pooling
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits [N, C] and the pooled features [N, F] that the last layer computes them from."""
+        for layer in self.layers:
+            features = layer(features)
+        pooled = POOLINGS[self.pooling](features.to(self.head.weight.dtype))
+        return without_autocast(self.head, pooled), pooled
+
+
+def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 32, 32)) -> Tail:
+    """Return a copy of the part of `model` after `layer`, checked against the logits of `model` on random images."""
+    find_layer(model, layer)
+    if not _layers_after(model, layer):
+        raise ValueError(
+            f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: choose an earlier one"
+        )
+    logits, features = dry_run(FeatureTaps(model, [layer]), model, shape, 2)
+    for find in (_layers_after, _traced_after):
+        layers = find(model, layer)
+        for pooling in POOLINGS if layers else ():
+            tail = Tail(layers[:-1], cast(nn.Linear, layers[-1]), pooling)
+            if _agrees(tail, features[layer], logits):
+                return copy.deepcopy(tail)
+    raise ValueError(
+        f"expected {type(model).__name__} to compute its logits from the output of {layer!r} alone, in a way that can "
+        "be traced, got a model that does not: choose a later layer, or a mixing network that needs no tail "
+        "(ads.MixingNetwork.between(g, h), or mix --set mixer.kind=network)"
+    )
+
+
+def _layers_after(model: nn.Module, layer: str) -> list[nn.Module]:
+    """Return the layers after `layer`, in the order in which the model registers them, up to the last linear one."""
+    layers: list[nn.Module] = []
+    path = layer.split(".")
+    for depth in range(len(path), 0, -1):
+        parent = model.get_submodule(".".join(path[: depth - 1]))
+        names = [name for name, _ in parent.named_children()]
+        layers += [getattr(parent, name) for name in names[names.index(path[depth - 1]) + 1 :]]
+    while layers and not isinstance(layers[-1], nn.Linear):
+        last = layers.pop()
+        layers += list(last.children())
+    return layers
+
+
+def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
+    """Return the traced code between `layer` and the last linear layer as one module, and that linear layer.
+
+    The list is empty if the code cannot be traced, or uses more than the output of the layer.
+    """
+    try:
+        graph = _Tracer(layer).trace(model)
+    except Exception:  # a forward can do anything that a tracer cannot follow; try the module inside
+        outer, _, rest = layer.partition(".")
+        return _traced_after(model.get_submodule(outer), rest) if rest else []
+    cut, known, pooled, head = fx.Graph(), {}, None, None
+    for node in graph.nodes:
+        if node.op == "call_module" and node.target == layer:
+            known[node] = cut.placeholder("features")
+        elif node.op in ("placeholder", "output") or any(source not in known for source in node.all_input_nodes):
+            continue
+        else:
+            known[node] = cut.node_copy(node, known.__getitem__)
+            if node.op == "call_module" and isinstance(linear := model.get_submodule(node.target), nn.Linear):
+                pooled, head = known[node.all_input_nodes[0]], linear
+    if pooled is None or head is None:
+        return []
+    cut.output(pooled)
+    traced = fx.GraphModule(model, cut)
+    cut.eliminate_dead_code()
+    traced.delete_all_unused_submodules()
+    traced.recompile()
+    return [traced, head]
+
+
+class _Tracer(fx.Tracer):
+    """A tracer that treats the layer after which the graph is cut as a leaf."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return name == self.layer or super().is_leaf_module(module, name)
+
+
+def _agrees(tail: Tail, features: Tensor, logits: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            found, _ = tail(features)
+    except (RuntimeError, IndexError, TypeError):  # the shapes do not fit this pooling
+        return False
+    return found.shape == logits.shape and torch.allclose(found, logits, rtol=1e-3, atol=1e-4)
 
 
 class FineTunedTail(Mixer):

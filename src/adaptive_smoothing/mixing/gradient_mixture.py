@@ -6,12 +6,87 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.formula import Mixed, check_mixed, log_probabilities, mix_normalised, mix_sum
-from adaptive_smoothing.mixing.r_options import R_OPTIONS, ROptionName, Scores, norm_of
 from adaptive_smoothing.threat import Linf, Threat
+
+Scores = Callable[[Tensor], Tensor]
+ROption = Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]
+ROptionName = Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"]
+
+CLASSES_AT_ONCE = 16
+
+
+def one(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+    """Return R_i = 1, the choice of the paper and the only option without a backward pass in the forward pass."""
+    return torch.ones(images.shape[0], 1, dtype=images.dtype, device=images.device)
+
+
+def standard_gradient(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+    """Return R_i = ||grad g_i||_{p*}, which turns eq. adap_sm_3 into eq. adap_sm_2."""
+    return class_gradient_norms(standard, images, norm)
+
+
+def predicted_gradient(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+    """Return R_i = ||grad max_j g_j||_{p*}: one backward pass for all classes."""
+    _, gradient = value_and_gradient(lambda batch: standard(batch).max(1).values, images)
+    return norm(0.0).dual_norm(gradient)[:, None]
+
+
+def gradient_ratio(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+    """Return R_i = ||grad g_i||_{p*} / ||grad h_i||_{p*}.
+
+    A tiny number is added to both norms: where h is flat the ratio is large but finite, where both are flat it is 1.
+    """
+    g = class_gradient_norms(standard, images, norm)
+    h = class_gradient_norms(robust, images, norm)
+    # Its square is still a normal number, so the derivative of the ratio cannot overflow.
+    tiny = torch.finfo(g.dtype).tiny ** (1 / 3)
+    return (g + tiny) / (h + tiny)
+
+
+R_OPTIONS: dict[str, ROption] = {
+    function.__name__: function for function in (one, standard_gradient, predicted_gradient, gradient_ratio)
+}
+
+
+def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
+    """Return the norm of a threat: its class."""
+    kind = norm if isinstance(norm, type) else type(norm)
+    if not issubclass(kind, Threat):
+        raise TypeError(f"expected norm as a threat, got {norm!r}: pass ads.Linf or ads.L2, the class itself")
+    return kind
+
+
+def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a score per image [N] and its gradient with respect to that image.
+
+    torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
+    """
+    value, pull_back, *_ = torch.func.vjp(score, images)
+    return value, pull_back(torch.ones_like(value))[0]
+
+
+def class_gradient_norms(
+    scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = CLASSES_AT_ONCE
+) -> Tensor:
+    """Return the dual norm of the gradient of the score of every class, [N, C].
+
+    Args:
+        classes_at_once: gradients that are held at a time, each as large as the images; with a graph, all are held.
+    """
+    values, pull_back, *_ = torch.func.vjp(scores, images)
+    classes = values.shape[1]
+
+    def norms(one_hot: Tensor) -> Tensor:
+        return norm(0.0).dual_norm(pull_back(one_hot.expand_as(values))[0])
+
+    one_hots = torch.eye(classes, dtype=values.dtype, device=values.device)
+    return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, classes))(one_hots)
+
 
 FormName = Literal["normalised", "sum"]
 FORMS: dict[str, Callable[..., Tensor]] = {"normalised": mix_normalised, "sum": mix_sum}

@@ -11,8 +11,8 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.facts import model_facts, short_name
 from adaptive_smoothing.models.wrap import num_classes
+from adaptive_smoothing.models.zoo import model_facts, short_name
 
 
 @dataclass(frozen=True)

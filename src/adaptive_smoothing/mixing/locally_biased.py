@@ -10,8 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing.gradient_mixture import check_gamma
-from adaptive_smoothing.mixing.r_options import norm_of, value_and_gradient
+from adaptive_smoothing.mixing.gradient_mixture import check_gamma, norm_of, value_and_gradient
 from adaptive_smoothing.models.contract import check_eval, check_image_form, check_logit_form, guard_images
 from adaptive_smoothing.threat import Linf, Threat
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer, MixerOutput
+from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
 from adaptive_smoothing.mixing.transforms import without_transform
 from adaptive_smoothing.models.features import FeatureTaps, as_map, dry_run, suggest_taps
 from adaptive_smoothing.models.resnet import PreActBlock, initialize, without_autocast

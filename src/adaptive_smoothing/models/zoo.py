@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
@@ -332,3 +333,23 @@ def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any], ten
             f"expected {arch} with options {dict(options)} to give this model's logits, got a relative "
             f"difference of {difference:.2g}: an option is missing or wrong (activation, mean, std, ...)"
         )
+
+
+def model_facts(name: str) -> dict[str, Any]:
+    """Return the name of a model and, if it is stored, its architecture, options, sha256 and parameter count."""
+    card = zoo.find_card(name)
+    if card is None:
+        return {"name": name}
+    sha256 = card.sha256 or zoo.file_sha256(card.path)
+    return {"name": name, "arch": card.arch, "options": card.options, "sha256": sha256, "parameters": parameters(card)}
+
+
+def parameters(card: zoo.Card) -> int:
+    """Return the number of parameters of the architecture, without reading the weights."""
+    with torch.device("meta"):
+        return sum(tensor.numel() for tensor in build(card.arch, **card.options).parameters())
+
+
+def short_name(name: str) -> str:
+    """Return a model's name or path in a form that can be part of a folder's name."""
+    return Path(name.partition("?")[0].replace(":", "-")).stem

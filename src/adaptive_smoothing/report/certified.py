@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from adaptive_smoothing.certification.certificates import Certificates
-from adaptive_smoothing.certification.frontier import Frontier
+from adaptive_smoothing.certification.certificates import Certificates, Frontier
 from adaptive_smoothing.certification.smoothing import reachable_radius
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from adaptive_smoothing.evaluation.tradeoff_files import save_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import save_tradeoff
 from adaptive_smoothing.report.figures import gap_figure, png, side_by_side, svg, tradeoff_figure
 from adaptive_smoothing.report.page import TITLE, like_the_paper, write_page
 from adaptive_smoothing.report.panels import comparison_panel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.attacks.titles import stage_title
+from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
 from adaptive_smoothing.report.figures import png

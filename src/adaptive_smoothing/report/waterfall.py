@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from adaptive_smoothing.attacks.titles import stage_title
+from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import side_by_side
 from adaptive_smoothing.report.panels import Panel

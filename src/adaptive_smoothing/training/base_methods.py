@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptive_smoothing.attacks.losses import kl_divergence
-from adaptive_smoothing.attacks.objectives import KLDivergence
+from adaptive_smoothing.attacks.objectives import KLDivergence, kl_divergence
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.recipe import MethodSettings
 
 Network = Callable[[Tensor], Tensor]

@@ -16,17 +16,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.data.batches import augment, shuffled, steps_per_epoch
-from adaptive_smoothing.data.cutout import cutout
+from adaptive_smoothing.data.batches import augment, cutout, shuffled, steps_per_epoch
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.training import checkpoints
-from adaptive_smoothing.training.averaging import MovingAverage
-from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.averaging import MovingAverage, WeightPerturbation
 from adaptive_smoothing.training.interrupts import Interrupt, delayed_interrupts
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings
-from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
+
+
+class TrainingBatch(NamedTuple):
+    """Images in [0, 1], their labels, their positions in the training set, and the generator of this step."""
+
+    images: Tensor
+    labels: Tensor
+    positions: Tensor
+    epoch: int
+    noise: torch.Generator
+
 
 CHECKPOINT = "checkpoint.safetensors"
 

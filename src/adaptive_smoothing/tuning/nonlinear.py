@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from adaptive_smoothing.attacks.attack_input import AttackInput
 from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, run_stage
 from adaptive_smoothing.attacks.engine.engine import Engine
-from adaptive_smoothing.attacks.losses import logit_margin
+from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.attacks.presets import margin_attack
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.tuning.clean_accuracy import CleanAccuracyCurve, correct_interval
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_interval
 from adaptive_smoothing.tuning.tune import Log, no_log, robust_accuracy_under
 
 # With a thousand classes one logit can be far above the others, which needs the small scales.

@@ -13,15 +13,14 @@ from typing import cast
 
 from torch import nn
 
-from adaptive_smoothing.attacks.autoattack import fast_attack
 from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack
+from adaptive_smoothing.attacks.presets import fast_attack
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.options import EvaluationOptions
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.tuning.clean_accuracy import check_share
-from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, fixed_alpha_curve
+from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, check_share, fixed_alpha_curve
 
 # The paper's factor for the logits of g: a confident g changes fewer predictions of which h is confident.
 STANDARD_SCALE = 3.0

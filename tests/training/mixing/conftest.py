@@ -8,7 +8,7 @@ from torch import nn
 
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
-from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.trainer import MixingTrainer, untrained_mixture
 from adaptive_smoothing.training.monitor import TrainingMonitor

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from adaptive_smoothing.training.mixing.loss import composite_loss
 from adaptive_smoothing.training.mixing.recipe import LossSettings
+from adaptive_smoothing.training.mixing.trainer import composite_loss
 
 
 def test_the_composite_loss_against_a_known_answer():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.training.mixing.loss import composite_loss
+from adaptive_smoothing.training.mixing.trainer import composite_loss
 from adaptive_smoothing.tuning.curves import accuracy_curve
 
 

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
+from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome, confirm
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic
 from adaptive_smoothing.attacks.engine.engine import Engine, View
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
-from adaptive_smoothing.attacks.success import confirm
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 

@@ -14,15 +14,21 @@ from torch import Tensor
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.engine.arithmetic import FastModel
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
-from adaptive_smoothing.attacks.losses import cross_entropy_loss, targeted_dlr_loss
-from adaptive_smoothing.attacks.objectives import LowerAlpha, Objective, cross_entropy, flip_standard
+from adaptive_smoothing.attacks.objectives import (
+    LowerAlpha,
+    Objective,
+    cross_entropy,
+    cross_entropy_loss,
+    flip_standard,
+    targeted_dlr_loss,
+)
 from adaptive_smoothing.attacks.pgd import STEP_FACTOR, pgd_step
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import without_transform
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.training.batch import TrainingBatch
+from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.mixing.recipe import AttackSettings
 
 # Probabilities of the most likely incorrect class, the next one and so on to be the target.

@@ -12,7 +12,7 @@ from torch import nn
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
-from adaptive_smoothing.runs.environment import environment
+from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.mixing.trainer import MixingTrainer, untrained_mixture

@@ -7,27 +7,108 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.objectives import cross_entropy_loss, logit_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
-from adaptive_smoothing.mixing.mixer import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.digest import weights_digest
-from adaptive_smoothing.training.averaging import learns_statistics, measure_statistics, statistics_kept
-from adaptive_smoothing.training.batch import TrainingBatch
-from adaptive_smoothing.training.loop import Loop, ParameterGroup
+from adaptive_smoothing.training.averaging import (
+    WeightPerturbation,
+    learns_statistics,
+    measure_statistics,
+    statistics_kept,
+)
+from adaptive_smoothing.training.loop import Loop, ParameterGroup, TrainingBatch
 from adaptive_smoothing.training.mixing.attacks import attack_through_robust, make_attack
-from adaptive_smoothing.training.mixing.loss import composite_loss
-from adaptive_smoothing.training.mixing.operating_point import AttackedWeight, OperatingPoint
-from adaptive_smoothing.training.mixing.recipe import MixerSettings, MixingRecipe
+from adaptive_smoothing.training.mixing.recipe import LossSettings, MixerSettings, MixingRecipe, OperatingPointSettings
 from adaptive_smoothing.training.monitor import TrainingMonitor
-from adaptive_smoothing.training.weight_perturbation import WeightPerturbation
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_alphas, shift_curve
+
+
+def composite_loss(c: LossSettings, logits: Tensor, alpha: Tensor, labels: Tensor, pseudo_labels: Tensor) -> Tensor:
+    """Return c_CE l_CE + c_BCE l_BCE + c_prod l_CE l_BCE (eq. comp_loss) + c_error l_error for each image.
+
+    Args:
+        logits, alpha: output of the mixed classifier.
+        pseudo_labels: the paper's labels of alpha: 1 where h should decide, 0 where g should.
+    """
+    l_ce = cross_entropy_loss(logits, labels)
+    # A sigmoid that rounds to 0 or 1 has an infinite logarithm.
+    l_bce = F.binary_cross_entropy(alpha.float().clamp(1e-6, 1 - 1e-6), pseudo_labels, reduction="none")
+    l_error = torch.sigmoid(logit_margin(logits, labels))  # a smooth count of errors
+    return c.ce * l_ce + c.bce * l_bce + c.product * l_ce * l_bce + c.error * l_error
+
+
+# Limits of the weight of attacked images relative to clean ones, and the rate of the moving average behind it.
+WEIGHTS, RATE = (0.05, 2.0), 0.05
+
+
+class OperatingPoint:
+    """Keeps the clean accuracy of a mixture at a target, on images whose base outputs are known.
+
+    Alpha is at least `settings.low`, or less for a pair that needs more of g. An alpha of 1/2 is all that a confident g
+    needs to decide. Below, the loss of an image is flat, so that nothing is learned from it.
+    """
+
+    def __init__(
+        self, mixed: MixedClassifier, settings: OperatingPointSettings, base_outputs: BaseOutputs, labels: Tensor
+    ) -> None:
+        self.mixed, self.base_outputs, self.labels, self.scale = mixed, base_outputs, labels, settings.scale
+        h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (base_outputs.h, base_outputs.g))
+        self.target = settings.clean_accuracy or h + settings.recover * (g - h)
+        mixed.alpha_range[0] = min(settings.low, self._lowest_alpha())
+
+    def update(self) -> None:
+        """Set the shift to the largest one with the target accuracy, or with the best one if that is lower.
+
+        The scores of a fine-tuned tail are standardized first, and alpha_scale is adapted to keep the slope of alpha.
+        """
+        mixer = self.mixed.alpha
+        assert isinstance(mixer, Mixer)
+        if isinstance(mixer, FineTunedTail):
+            mixer.standardize(self.base_outputs)
+            self.mixed.alpha_scale.copy_(self.scale * mixer.spread)
+        curve = shift_curve(self.base_outputs, mixer(self.base_outputs), self.labels, self.mixed)
+        self.mixed.alpha_shift.fill_(curve.largest_setting(min(self.target, curve.best())))
+
+    def _lowest_alpha(self) -> float:
+        """Return the largest alpha whose clean accuracy is halfway between the target and the best one."""
+        low, high = correct_alphas(self.mixed, self.base_outputs.g, self.base_outputs.h, self.labels)
+        curve = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy())
+        return curve.largest_setting((self.target + max(self.target, curve.best())) / 2)
+
+
+class AttackedWeight:
+    """The weight of attacked images, relative to clean ones, for which the loss does not change with alpha_shift.
+
+    The operating point sets alpha_shift. A loss that prefers another shift would move all scores towards it, and the
+    operating point would move alpha_shift back, without end.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.slopes = torch.zeros(2, device=device)  # of the loss of clean and of attacked images, by alpha_shift
+
+    def __call__(self, losses: Tensor, alpha: Tensor, alpha_range: Tensor) -> Tensor:
+        """Return the weight, from the losses of clean images followed by those of as many attacked ones."""
+        (slopes,) = torch.autograd.grad(losses.sum(), alpha, retain_graph=True)
+        low, high = alpha_range
+        # The derivative of alpha by the shift is that of a sigmoid.
+        by_shift = slopes * (alpha.detach() - low) * (high - alpha.detach()) / (high - low)
+        found = torch.stack([half.mean() for half in by_shift.chunk(2)])
+        self.slopes.copy_(torch.where(self.slopes == 0, found, torch.lerp(self.slopes, found, RATE)))
+        # A larger alpha raises the loss of clean images and lowers that of attacked ones, except by chance early on.
+        clean, attacked = self.slopes
+        return (clean.clamp_min(0) / (-attacked).clamp_min(1e-12)).clamp(*WEIGHTS)
+
 
 # Validation images for the operating point. Their features stay on the device.
 HELD_OUT = 5000
