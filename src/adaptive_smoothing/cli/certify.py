@@ -20,7 +20,7 @@ from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli.certify_model import CertifiedModel, CertifyPreparation
 from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.options import pick_device
-from adaptive_smoothing.cli.progress import Watching
+from adaptive_smoothing.cli.progress import RunProgress
 from adaptive_smoothing.cli.target import as_share
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -192,7 +192,7 @@ class Run:
                 devices=self.devices if len(self.devices) > 1 else (),
                 journal=folder / JOURNAL,
                 overwrite=self.overwrite,
-                watch=Watching(bar, "certified and right"),
+                watch=RunProgress(bar, "certified and right"),
                 shard_size=self.shard_size,
                 **{**self.options.get(subject.kind, {}), **changes},
             )

@@ -29,7 +29,7 @@ from adaptive_smoothing.cli.options import (
     pick_devices,
     set_option,
 )
-from adaptive_smoothing.cli.progress import Watching
+from adaptive_smoothing.cli.progress import RunProgress
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
@@ -89,7 +89,7 @@ def evaluate(
             devices=devices if len(devices) > 1 else (),
             journal=folder / JOURNAL,
             overwrite=overwrite,
-            progress=Watching(bar),
+            progress=RunProgress(bar),
             options=options,
         )
     costs = _costs(loaded, chosen, devices[0])

@@ -25,7 +25,7 @@ class Count:
 
 
 @dataclass
-class Watching:
+class RunProgress:
     """Shows the images left, the accuracy so far, and the time left at the pace of this process."""
 
     bar: TimeBar
