@@ -14,7 +14,7 @@ from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.cli import console, demo
 from adaptive_smoothing.cli import evaluate as evaluate_file
-from adaptive_smoothing.cli.console import Watching
+from adaptive_smoothing.cli.console import RunProgressBar
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.evaluation import cost
 from adaptive_smoothing.models import zoo
@@ -238,13 +238,13 @@ def test_shards_from_the_journal_do_not_count_for_the_time_left(monkeypatch: pyt
     """Sixty of a hundred images were in the journal; the next twenty take ten seconds, so the last take ten."""
     now, bar = 0.0, Bar()
     monkeypatch.setattr(console.time, "perf_counter", lambda: now)
-    watching = Watching(bar, start=0.0)  # type: ignore[arg-type]
+    show = RunProgressBar(bar, start=0.0)  # type: ignore[arg-type]
     for finished in (20, 40, 60):
-        watching(Progress(100, finished, finished, 10, ""))
+        show(Progress(100, finished, finished, 10, ""))
     assert bar.left == [None, None, None]
     for finished, now in ((60, 0.0), (70, 5.0), (80, 10.0)):  # noqa: B007
-        watching(Progress(100, finished, 80, 40, "apgd-t"))
+        show(Progress(100, finished, 80, 40, "apgd-t"))
     assert bar.left[-1] == pytest.approx(10)
     assert bar.texts[-1] == "20 images left, robust so far 50.0 %, APGD, targeted DLR"
-    watching(Progress(100, 90, 80, 40, "audit: square"))
+    show(Progress(100, 90, 80, 40, "audit: square"))
     assert bar.texts[-1] == "10 images left, robust so far 50.0 %, audit: Square"

@@ -109,9 +109,9 @@ def test_sentences_name_the_stronger_attacks(report: Report) -> None:
 def test_few_images_give_numbers_and_no_ratio(make: Callable[..., Tradeoff], report: Report) -> None:
     few, many = make(40, mix_alphas=(0, 0.753, 1)), make(400, mix_alphas=(0, 0.753, 1))
     h = few.rows["clean_h"].mean(), (few.rows["clean_h"] & few.rows["rob_h"]).mean()
-    told = " ".join(sentences(replace(report, main=few, live=None)))
-    assert f"h has {100 * h[0]:.1f} % and {100 * h[1]:.1f} %. So few images" in told
-    assert "h's robust accuracy" not in told
+    paragraphs = " ".join(sentences(replace(report, main=few, live=None)))
+    assert f"h has {100 * h[0]:.1f} % and {100 * h[1]:.1f} %. So few images" in paragraphs
+    assert "h's robust accuracy" not in paragraphs
     assert "% of h's robust accuracy" in " ".join(sentences(replace(report, main=many, live=None)))
     for curve in ("std", "rob", "mix"):
         many.rows[curve][:] = True
@@ -121,8 +121,8 @@ def test_few_images_give_numbers_and_no_ratio(make: Callable[..., Tradeoff], rep
 def test_sentences_name_the_split(report: Report) -> None:
     for data, words in (("cifar10/val", "validation images"), ("cifar10/test", "test images"), ("mine", "images")):
         report.main.settings["data"] = data
-        told = list(sentences(report))
-        assert told[0].startswith(f"On 2,000 {words}, the") and f"On the {words} the mixture is" in told[1]
+        paragraphs = list(sentences(report))
+        assert paragraphs[0].startswith(f"On 2,000 {words}, the") and f"On the {words} the mixture is" in paragraphs[1]
         assert f"on 2,000 {words}" in markdown(cost_table(report.main, report.choice))
 
 

@@ -16,7 +16,7 @@ from adaptive_smoothing.certification.certifiers import make_certifier
 from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, check_method
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli.certify_model import CertifiedModel, CertifyPreparation
-from adaptive_smoothing.cli.console import TimeBar, Watching, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
 from adaptive_smoothing.cli.options import as_share, pick_device
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -188,7 +188,7 @@ class Run:
                 devices=self.devices if len(self.devices) > 1 else (),
                 journal=folder / JOURNAL,
                 overwrite=self.overwrite,
-                progress=Watching(bar, "certified and correct"),
+                progress=RunProgressBar(bar, "certified and correct"),
             )
         facts = {"seconds": round(time.perf_counter() - start, 1), **environment(self.devices[0])}
         with room_for(folder):

@@ -97,7 +97,7 @@ class Count:
 
 
 @dataclass
-class Watching:
+class RunProgressBar:
     """Shows the images left, the accuracy so far, and the time left at the pace of this process."""
 
     bar: TimeBar

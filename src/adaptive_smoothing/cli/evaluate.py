@@ -13,7 +13,7 @@ from torch import nn
 
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, preset
-from adaptive_smoothing.cli.console import TimeBar, Watching, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
 from adaptive_smoothing.cli.options import (
     Data,
     DataRoot,
@@ -85,7 +85,7 @@ def evaluate(
             devices=devices if len(devices) > 1 else (),
             journal=folder / JOURNAL,
             overwrite=overwrite,
-            progress=Watching(bar),
+            progress=RunProgressBar(bar),
             options=options,
         )
     costs = _costs(loaded, chosen, devices[0])
