@@ -140,7 +140,7 @@ def test_augment_is_keyed_by_seed_epoch_and_step() -> None:
 
 
 def test_augment_uses_every_shift_and_mirrors_half() -> None:
-    """Each image has its column number as its value, so the result tells how it was made."""
+    """Each image has its column number as its value, so that the result shows the shift."""
     count, size = 2000, 16
     images = torch.arange(1, size + 1, dtype=torch.uint8).expand(count, 1, size, size).contiguous()
     row = augment(images, seed=0, epoch=0, step=0)[:, 0, size // 2].long()

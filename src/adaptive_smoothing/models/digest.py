@@ -28,7 +28,7 @@ from adaptive_smoothing.threat import Threat
 
 PlainData = None | bool | int | float | str | list["PlainData"] | dict[str, "PlainData"]
 
-# Attributes of every module. Parameters, buffers and children have a digest of their own; hooks do not count.
+# Attributes of every module: parameters, buffers and children are hashed separately, hooks do not count.
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 INSTALLED = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
