@@ -91,10 +91,9 @@ class EvaluationRun(ShardedRun):
     def _engine(self) -> Engine:
         if self.engine is not None:
             return self.engine
-        compiled = self.options.compiled
+        options, compiled = self.options, self.options.compiled
         if compiled is None:
             compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
-        options = self.options
         return Engine(self.model, self.device, options.batch_size, compiled, options.precise, self._examples)
 
     def _examples(self) -> Tensor:
@@ -154,7 +153,7 @@ class EvaluationRun(ShardedRun):
         batch, threat = self.batch(rows), self._threat(rows)
         with frozen(self.model):
             found = alarms.check_model(self.model, batch.images, batch.labels, threat)
-        # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm says so.
+        # Attacks on the smooth mixture handle a flat alpha; if they find much, there is a late alarm.
         handled = any(isinstance(stage.source, Smooth) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]
 
