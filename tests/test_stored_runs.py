@@ -155,7 +155,7 @@ def test_the_stored_comparison_is_of_the_mixture_in_the_package():
         mixed = mixed.with_sigmoid(numbers["alpha_scale"], numbers["alpha_shift"])
         with torch.no_grad():
             correct = mixed(images.floats()).argmax(1) == images.labels
-        np.testing.assert_array_equal(point.clean[images.index.numpy()], correct.numpy())
+        np.testing.assert_array_equal(point.clean_correct[images.index.numpy()], correct.numpy())
 
 
 @pytest.mark.parametrize(

@@ -211,10 +211,9 @@ class EvaluationRun(ShardedRun):
     def _engine(self) -> Engine:
         if self.engine is not None:
             return self.engine
-        compiled = self.options.compiled
+        options, compiled = self.options, self.options.compiled
         if compiled is None:
             compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
-        options = self.options
         return Engine(self.model, self.device, options.batch_size, compiled, options.precise, self._examples)
 
     def _examples(self) -> Tensor:

@@ -110,14 +110,7 @@ def tradeoff(
         progress: called with 1 after each attack on a batch; `attack_count` returns their number.
     """
     parts = tradeoff_parts(
-        standard,
-        robust,
-        data,
-        attack,
-        alphas=alphas,
-        mix_alphas=mix_alphas,
-        batch_size=batch_size,
-        progress=progress,
+        standard, robust, data, attack, alphas=alphas, mix_alphas=mix_alphas, batch_size=batch_size, progress=progress
     )
     return join(list(parts))
 

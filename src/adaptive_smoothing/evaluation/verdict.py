@@ -125,7 +125,7 @@ class Audit:
         }
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Verdict(Evaluation):
     """An evaluation by a cascade of attacks.
 
@@ -135,15 +135,15 @@ class Verdict(Evaluation):
         alarms: None if they were off.
     """
 
-    fooled_by: Tensor = field(kw_only=True)
-    margin: Tensor = field(kw_only=True)
-    queries: Tensor = field(kw_only=True)
-    clean_gap: Tensor = field(kw_only=True)
-    attacked_gap: Tensor = field(kw_only=True)
-    stages: tuple[str, ...] = field(kw_only=True)
-    settings: dict[str, Any] = field(kw_only=True)
-    audit: Audit | None = field(kw_only=True, default=None)
-    alarms: tuple[Alarm, ...] | None = field(kw_only=True, default=None)
+    fooled_by: Tensor
+    margin: Tensor
+    queries: Tensor
+    clean_gap: Tensor
+    attacked_gap: Tensor
+    stages: tuple[str, ...]
+    settings: dict[str, Any]
+    audit: Audit | None = None
+    alarms: tuple[Alarm, ...] | None = None
 
     @property
     def robust_correct(self) -> Tensor:

@@ -1,8 +1,8 @@
 """A journal of finished work, from which an interrupted run continues.
 
 Each entry is one file: a sha256 of its name, of the journal's binding and of its content, followed by compressed
-columns. An entry that does not match its checksum is ignored. The binding says what the entries belong to: model, data,
-settings, code.
+columns. An entry that does not match its checksum is ignored. The binding names what the entries belong to: model,
+data, settings, code.
 """
 
 from __future__ import annotations

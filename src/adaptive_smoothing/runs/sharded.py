@@ -82,7 +82,7 @@ def check_size(name: str, size: int | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedRun(ABC):
-    """A model, data, a device and the journal of finished shards. Subclasses say how a shard is done."""
+    """A model, data, a device and the journal of finished shards. Subclasses do a shard."""
 
     # Images that are processed and journalled together, by type of device.
     SHARD: ClassVar[dict[str, int]] = {"cuda": 1000, "cpu": 32}
