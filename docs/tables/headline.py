@@ -38,7 +38,7 @@ def headline() -> Table:
         point.mixture: point for point in comparison("resnet18-frontier").points if point.wanted == CLEAN_ACCURACY
     }
     found = {"g, standard classifier": base("g"), "h, robust classifier": base("h")}
-    found |= {title: (points[name].clean, points[name].stands) for name, title in MIXTURES.items()}
+    found |= {title: (points[name].clean_correct, points[name].robust_correct) for name, title in MIXTURES.items()}
     ((clean_images, attacked_images),) = {(len(clean), len(robust)) for clean, robust in found.values()}
     rows = tuple((title, _share(clean), _share(robust)) for title, (clean, robust) in found.items())
     columns = ("ResNet-18 pair", f"clean, % ({clean_images:,} images)", f"robust, % ({attacked_images:,} images)")
@@ -84,7 +84,7 @@ def _mixtures(style: Style, *, bars: bool) -> Panel:
         for (name, title), (color, marker) in zip(MIXTURES.items(), looks, strict=True):
             points = found.mixtures[name]
             clean, robust = (100 * np.array([part.mean() for part in parts]) for parts in _parts(points))
-            bounds = 100 * np.array([interval(int(point.stands.sum()), len(point.stands)) for point in points])
+            bounds = 100 * np.array([interval(int(point.robust_correct.sum()), len(point.robust_correct)) for point in points])
             around = np.abs(bounds.T - robust) if bars else None
             look = {"fmt": f"{marker}-", "color": color, "markersize": 6, "elinewidth": 0.8, "capsize": 2}
             axes.errorbar(clean, robust, yerr=around, label=title, **look)  # type: ignore[arg-type]
@@ -96,4 +96,4 @@ def _mixtures(style: Style, *, bars: bool) -> Panel:
 
 
 def _parts(points: list) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [point.clean for point in points], [point.stands for point in points]
+    return [point.clean_correct for point in points], [point.robust_correct for point in points]

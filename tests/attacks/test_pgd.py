@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, kl_divergence, logit_margin, margin
-from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning
+from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning, ascend, pgd_step
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
@@ -37,10 +37,10 @@ def images(count=64):
 @pytest.mark.parametrize("threat", [Linf(0.05), L2(0.1), Linf(torch.linspace(0.01, 0.05, 64))])
 @pytest.mark.parametrize("objective", [cross_entropy, margin])
 @pytest.mark.parametrize("random_start", [False, True])
-def test_reaches_the_optimum_of_a_linear_model(linear, threat, objective, random_start):
+def test_pgd_reaches_the_optimum_of_a_linear_model(linear, threat, objective, random_start):
     x = images()
     y = linear(x).argmax(1)
-    # From a random start the way can be twice as long as the default steps reach.
+    # The optimum can be farther from a random start than the default steps reach.
     step = torch.as_tensor(threat.eps).max().item() / 5 if random_start else None
     attack = PGD(threat, steps=20, step_size=step, objective=objective, random_start=random_start)
     adversarial = attack(linear, x, y)
@@ -50,13 +50,13 @@ def test_reaches_the_optimum_of_a_linear_model(linear, threat, objective, random
     assert (threat.distance(adversarial, x) <= torch.as_tensor(threat.eps) + 1e-6).all()
 
 
-def test_stopping_early_gives_the_same_verdicts(linear):
+def test_stopping_early_fools_the_same_images(linear):
     x = images()
     y = linear(x).argmax(1)
     full, early = (PGD(Linf(0.02), steps=10, stop_when_fooled=flag)(linear, x, y) for flag in (False, True))
-    verdicts = [linear(adversarial).argmax(1) == y for adversarial in (full, early)]
-    assert torch.equal(*verdicts)
-    assert 0 < verdicts[0].sum() < 64  # the radius is one that decides
+    robust = [linear(adversarial).argmax(1) == y for adversarial in (full, early)]
+    assert torch.equal(*robust)
+    assert 0 < robust[0].sum() < 64  # the radius fools some images
 
 
 def test_stopping_early_with_a_radius_per_image(linear):
@@ -68,7 +68,7 @@ def test_stopping_early_with_a_radius_per_image(linear):
 
 
 def test_the_worst_iterate_is_kept():
-    """A loss landscape where the last iterate is harmless and an earlier one is not."""
+    """An earlier iterate fools the model, the last one does not."""
 
     class Bump(nn.Module):
         def forward(self, x):
@@ -84,18 +84,18 @@ def test_the_worst_iterate_is_kept():
     assert (model(last).argmax(1) == 0).all()
 
 
-def test_the_default_step_is_the_papers():
+def test_the_default_step_size_is_that_of_the_paper():
     assert pytest.approx(0.0027) == STEP_FACTOR / 20 * 8 / 255
 
 
-def test_same_seed_same_images(linear):
+def test_the_same_seed_gives_the_same_images(linear):
     x = images()
     y = linear(x).argmax(1)
     one, two, other = (PGD(Linf(0.05), steps=1, random_start=True, seed=s)(linear, x, y) for s in (0, 0, 1))
     assert torch.equal(one, two) and not torch.equal(one, other)
 
 
-def test_works_inside_no_grad_and_leaves_no_gradients(linear):
+def test_pgd_works_inside_no_grad_and_leaves_no_gradients(linear):
     linear.weight = nn.Parameter(linear.weight)
     x = images()
     with torch.no_grad():
@@ -103,23 +103,23 @@ def test_works_inside_no_grad_and_leaves_no_gradients(linear):
     assert not adversarial.requires_grad and linear.weight.grad is None
 
 
-def test_zero_steps_are_refused():
+def test_zero_steps_are_an_error():
     with pytest.raises(ValueError, match="at least 1 step"):
         PGD(Linf(0.1), steps=0)
 
 
-def test_a_model_in_train_mode_is_refused():
+def test_a_model_in_train_mode_is_an_error():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 2)).train()
     with pytest.raises(ValueError, match="eval"):
         PGD(Linf(0.1))(model, images(), torch.zeros(64, dtype=torch.long))
 
 
-def test_images_outside_the_box_are_refused(linear):
+def test_images_outside_the_box_are_an_error(linear):
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         PGD(Linf(0.1))(linear, images() * 3, torch.zeros(64, dtype=torch.long))
 
 
-def test_kl_is_zero_at_the_reference_and_known_elsewhere():
+def test_kl_is_zero_at_the_reference_and_matches_the_formula_elsewhere():
     p, q = torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])
     expected = (p * (p / q).log()).sum()
     assert kl_divergence(p.log() + 3, q.log()).item() == pytest.approx(expected.item())
@@ -128,7 +128,7 @@ def test_kl_is_zero_at_the_reference_and_known_elsewhere():
 
 
 class NotANumber(nn.Module):
-    """Finite where images are multiples of 1/255, NaN in logits or gradient elsewhere: a defence by poison."""
+    """Finite where pixels are multiples of 1/255; elsewhere the logits or the gradient are NaN."""
 
     def __init__(self, linear, where):
         super().__init__()
@@ -136,17 +136,41 @@ class NotANumber(nn.Module):
 
     def forward(self, x):
         off_grid = ((x * 255 - (x * 255).round()).abs() > 1e-3).flatten(1).any(1)
-        poison = torch.where(off_grid, torch.nan, 0.0)[:, None]
+        nan = torch.where(off_grid, torch.nan, 0.0)[:, None]
         if self.where == "gradient":
-            zero = (x.flatten(1).sum(1, keepdim=True) * 0).abs().sqrt()  # finite, with a gradient of NaN
+            zero = (x.flatten(1).sum(1, keepdim=True) * 0).abs().sqrt()  # finite, with a NaN gradient
             return self.linear(x) + zero
-        return self.linear(x) + poison
+        return self.linear(x) + nan
+
+
+def test_the_step_is_steepest_ascent_followed_by_a_projection():
+    """Along the first pixel the ball binds, along the second the box, along the third neither."""
+    clean = torch.tensor([0.5, 0.95, 0.5]).view(1, 3, 1, 1).repeat(2, 1, 1, 1)
+    iterate, gradient = clean + torch.tensor([0.08, 0.0, -0.05]).view(1, 3, 1, 1), torch.tensor([2.0, 1.0, 0.5])
+    found = pgd_step(Linf(0.1), iterate, gradient.view(1, 3, 1, 1).repeat(2, 1, 1, 1), torch.tensor([0.07, 0.0]), clean)
+    assert found[0].flatten().tolist() == pytest.approx([0.6, 1.0, 0.52])
+    torch.testing.assert_close(found[1], iterate[1])
+
+
+def test_ascend_observes_every_iterate_and_drops_images(linear):
+    x, seen = images(4), []
+    y = linear(x).argmax(1)
+
+    def observe(active, iterate, loss, logits):
+        seen.append((active, len(iterate)))
+        torch.testing.assert_close(logits, linear(iterate))
+        return torch.arange(len(iterate)) > 0
+
+    last = ascend(margin, linear, x, y, Linf(0.05), steps=3, start=x, observe=observe)
+    assert seen[0] == (slice(None), 4) and [part.tolist() for part, _ in seen[1:]] == [[1, 2, 3], [2, 3], [3]]
+    expected = PGD(Linf(0.05), steps=3, objective=margin).last_iterate(linear, x, y, torch.Generator())
+    assert torch.equal(last, expected[3:])
 
 
 @pytest.mark.parametrize("where", ["logits", "gradient"])
 @pytest.mark.parametrize("threat", [Linf(0.05), L2(1.0)])
 @pytest.mark.parametrize("stop", [False, True])
-def test_not_a_number_never_passes_for_robustness(linear, where, threat, stop):
+def test_nan_never_counts_as_robust(linear, where, threat, stop):
     x = (images() * 255).round() / 255
     y = linear(x).argmax(1)
     data = from_tensors((x * 255).round().to(torch.uint8), y)
@@ -155,7 +179,7 @@ def test_not_a_number_never_passes_for_robustness(linear, where, threat, stop):
         evaluate(NotANumber(linear, where).eval(), data, attack)
 
 
-def test_a_divergence_needs_all_its_images(linear):
+def test_the_kl_objective_needs_all_images_of_its_reference(linear):
     x = images()
     y = linear(x).argmax(1)
     attack = PGD(Linf(0.05), steps=5, objective=KLDivergence(linear(x)), stop_when_fooled=True, random_start=True)
@@ -163,32 +187,32 @@ def test_a_divergence_needs_all_its_images(linear):
         attack(linear, x, y)
 
 
-def test_tiny_gradients_still_point_somewhere():
+def test_the_steepest_direction_of_a_tiny_gradient_has_unit_norm():
     gradient = 1e-25 * torch.randn(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(L2(1.0).steepest(gradient).flatten(1).norm(dim=1), torch.ones(3))
 
 
-def test_a_model_without_a_gradient_is_named(linear):
-    class Loud(nn.Module):
+def test_a_zero_gradient_gives_a_warning(linear):
+    class Saturated(nn.Module):
         def forward(self, x):
             return 1e4 * linear(x)
 
     x = images()
     y = linear(x).argmax(1)
     with pytest.warns(MaskedGradientWarning, match="does not show that they are robust"):
-        PGD(Linf(0.05), steps=3)(Loud().eval(), x, y)
+        PGD(Linf(0.05), steps=3)(Saturated().eval(), x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        adversarial = PGD(Linf(0.05), steps=3, objective=margin)(Loud().eval(), x, y)
+        adversarial = PGD(Linf(0.05), steps=3, objective=margin)(Saturated().eval(), x, y)
         PGD(Linf(0.05), steps=3)(linear, x, y)
         PGD(Linf(0.0), steps=3)(linear, x, y)
     assert (linear(adversarial).argmax(1) != y).any()
 
 
-def test_evaluate_hands_each_image_its_radius(linear):
+def test_evaluate_gives_each_image_its_radius(linear):
     x = (images() * 255).round() / 255
     y = linear(x).argmax(1)
-    y[::2] = 1 - y[::2]  # every second one is wrong already, and not attacked
+    y[::2] = 1 - y[::2]  # every second image is misclassified and not attacked
     radius = torch.where(torch.arange(64) % 4 == 1, 1.0, 0.0)
     data = from_tensors((x * 255).round().to(torch.uint8), y)
     result = evaluate(linear, data, PGD(Linf(radius), steps=20), options=EvaluationOptions(batch_size=10))

@@ -38,11 +38,11 @@ def test_squares_lie_inside_the_image_up_to_its_last_pixel(ends):
     assert (corner == 1).all()
 
 
-@pytest.mark.parametrize(("kind", "lookahead"), [(Linf, 4), (Linf, 8), (L2, 8)])
+@pytest.mark.parametrize(("kind", "lookahead"), [(Linf, 4), (L2, 8)])
 def test_the_lookahead_does_not_change_the_outcome(kind, lookahead, monkeypatch):
     eps, network = 0.02 if kind is Linf else 0.3, small_network()
     inputs = make_input(network, make_images(12, (3, 8, 8), 0, 1), kind(eps))
-    attack, outcomes = Square(inputs.threat, queries=50), []
+    attack, outcomes = Square(inputs.threat, queries=40), []
     for capacity in (1, 7 * lookahead):
         monkeypatch.setattr(Engine, "_capacity", lambda self, state, capacity=capacity: capacity)
         outcomes.append(run(network, attack, inputs, batch_size=7))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -175,10 +174,10 @@ def test_the_seed_decides_the_result(build):
 @pytest.mark.parametrize("kind", NORMS)
 def test_any_number_of_classes(classes, kind):
     g, h = (Planes(classes, (3, 5, 5), seed) for seed in range(2))
-    for model, cascade in product((g, MixedClassifier(g, h, 0.5)), (auto_attack, fast_attack)):
+    for model, cascade in ((g, auto_attack), (g, fast_attack), (MixedClassifier(g, h, 0.5), fast_attack)):
         inputs = make_input(model, make_images(3, (3, 5, 5)), kind(0.02))
         for stage in cascade(inputs.threat).for_model(model).stages:
-            short = {"queries": 5} if isinstance(stage.attack, Square) else {"steps": 3}
+            short = {"queries": 5} if isinstance(stage.attack, Square) else {"steps": 2}
             outcome = run(model, replace(stage.attack, **short), inputs)
             assert outcome.margin.isfinite().all()
             asked = getattr(stage.attack, "target_classes", 0)
