@@ -80,8 +80,8 @@ def _guarantee(settings: Mapping[str, Any]) -> str:
             f"The certificates are deterministic: the Lipschitz constant of the logits is {settings['constant']:.4g}."
         )
     return (
-        f"Each certificate is wrong with a probability of at most {settings['failure probability']:g}. It holds for the "
-        f"classifier in {settings['precision']}."
+        f"Each certificate is wrong with a probability of at most {settings['failure probability']:g}. It holds for "
+        f"the classifier in {settings['precision']}."
     )
 
 
@@ -117,7 +117,7 @@ def _reach_note(members: Mapping[str, Certificates], at: list[float]) -> str:
         for name, member in members.items()
         if _reach(member) < at[-1]
     ]
-    return f"– {'; '.join(limits)}." if limits else ""
+    return f"–: {'; '.join(limits)}." if limits else ""
 
 
 def _radii(largest: float) -> list[float]:
