@@ -70,7 +70,10 @@ def test_stored_verdicts_hold_under_a_new_attack():
     (ours,) = Comparison.read(STORED.with_name("compact-mixed")).mixtures["ours"]
     images, mixed = datasets.load("builtin", "test"), MixedClassifier.from_pretrained("compact-mixed")
     attack = PGD(Linf(8 / 255), steps=8, step_size=2 / 255, objective=margin, stop_when_fooled=True)
-    robust, fooled = np.flatnonzero(ours.robust_correct), np.flatnonzero(ours.clean_correct[: len(ours.robust_correct)] & ~ours.robust_correct)
+    robust, fooled = (
+        np.flatnonzero(ours.robust_correct),
+        np.flatnonzero(ours.clean_correct[: len(ours.robust_correct)] & ~ours.robust_correct),
+    )
     correct = {}
     for kind, positions in (("robust", robust), ("fooled", fooled)):
         chosen = images.take(positions[:: len(positions) // 20][:20])

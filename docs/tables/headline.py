@@ -84,7 +84,9 @@ def _mixtures(style: Style, *, bars: bool) -> Panel:
         for (name, title), (color, marker) in zip(MIXTURES.items(), looks, strict=True):
             points = found.mixtures[name]
             clean, robust = (100 * np.array([part.mean() for part in parts]) for parts in _parts(points))
-            bounds = 100 * np.array([interval(int(point.robust_correct.sum()), len(point.robust_correct)) for point in points])
+            bounds = 100 * np.array(
+                [interval(int(point.robust_correct.sum()), len(point.robust_correct)) for point in points]
+            )
             around = np.abs(bounds.T - robust) if bars else None
             look = {"fmt": f"{marker}-", "color": color, "markersize": 6, "elinewidth": 0.8, "capsize": 2}
             axes.errorbar(clean, robust, yerr=around, label=title, **look)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Classifiers whose smoothed probabilities and distances to the boundary are known exactly."""
+"""Classifiers whose smoothed probabilities and distances to the decision boundary are known exactly."""
 
 import math
 
@@ -12,9 +12,9 @@ SHAPE = (3, 4, 4)
 
 
 class HalfSpaces(nn.Module):
-    """Two classes on the sides of a plane: logits +-`steep` times the distance to it, which is all there is to say.
+    """Two classes on the two sides of a plane; the logits are +-`steep` times the distance to it.
 
-    Under noise of sigma its votes for the nearer class are Phi(distance / sigma).
+    Under noise of sigma, the share of votes for the nearer class is Phi(distance / sigma).
     """
 
     num_classes = 2
@@ -27,7 +27,7 @@ class HalfSpaces(nn.Module):
         self.eval()
 
     def distance(self, images: Tensor) -> Tensor:
-        """Signed: positive for class 0."""
+        """Return signed distances to the plane, positive for class 0."""
         return (images - 0.5).flatten(1) @ self.normal
 
     def forward(self, images: Tensor) -> Tensor:
@@ -38,12 +38,12 @@ class HalfSpaces(nn.Module):
         return torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64) * self.steep
 
     def at(self, distances: Tensor) -> Tensor:
-        """Images at these distances."""
+        """Return images at these distances."""
         return 0.5 + distances[:, None, None, None] * self.normal.view(1, *SHAPE)
 
-    def data(self, count: int) -> ads.ImageData:
-        """So many images of 8 bits on both sides, with the classes that it gives them."""
-        images = (self.at(torch.linspace(-0.6, 0.9, count)).clamp(0, 1) * 255).round() / 255
+    def data(self, count: int, first: float = -0.6) -> ads.ImageData:
+        """Return 8-bit images at distances from `first` to 0.9, labelled with the classes that it predicts."""
+        images = (self.at(torch.linspace(first, 0.9, count)).clamp(0, 1) * 255).round() / 255
         return ads.from_tensors(images, (self.distance(images) < 0).long())
 
 
@@ -51,8 +51,8 @@ def vote_share(distance: float, sigma: float) -> float:
     return float(ndtr(distance / sigma))
 
 
-class AgainstMargin(nn.Module):
-    """The worst g: whatever it is shown, it is certain of class 1."""
+class AlwaysOne(nn.Module):
+    """The worst g for images of class 0: certain of class 1 everywhere."""
 
     num_classes = 2
 
@@ -60,7 +60,7 @@ class AgainstMargin(nn.Module):
         return torch.tensor([[-50.0, 50.0]]).expand(len(images), 2) + 0 * images.flatten(1)[:, :1]
 
 
-class Broken(nn.Module):
+class ReturnsNaN(nn.Module):
     num_classes = 2
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,17 +1,19 @@
-"""Reading one certification at many alphas gives what certifying at each of them gives."""
+"""Certificates computed for another alpha equal those of a certification at that alpha."""
 
 import numpy as np
 import pytest
-from half_spaces import AgainstMargin, HalfSpaces
+from half_spaces import AlwaysOne, HalfSpaces
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certificates import (
+    Certificates,
     Frontier,
     build_frontier,
     clean_accuracies,
     largest_alpha,
     with_alpha,
 )
+from adaptive_smoothing.certification.options import LipschitzOptions, SmoothingOptions
 
 
 @pytest.fixture(scope="module")
@@ -24,78 +26,78 @@ def data(plane):
     return plane.data(12)
 
 
-def certified(plane, data, alpha, *, sigma=0.5, hard=True, **options):
-    h = plane if sigma is None else ads.SmoothedClassifier(plane, sigma, hard=hard)
-    options = {} if sigma is None else {"samples": 500, **options}
-    return ads.certify(ads.MixedClassifier(AgainstMargin(), h, alpha=alpha), data, **options)
+def certified(plane, data, alpha, *, sigma=0.5, **options):
+    h = plane if sigma is None else ads.SmoothedClassifier(plane, sigma, hard=True)
+    chosen = LipschitzOptions(**options) if sigma is None else SmoothingOptions(samples=500, **options)
+    return ads.certify(ads.MixedClassifier(AlwaysOne(), h, alpha=alpha), data, options=chosen)
+
+
+@pytest.fixture(scope="module")
+def smoothed(plane, data):
+    return certified(plane, data, 1.0)
+
+
+@pytest.fixture(scope="module")
+def lipschitz(plane, data):
+    return certified(plane, data, 1.0, sigma=None)
 
 
 @pytest.mark.parametrize("sigma", [0.5, None])
-def test_another_alpha_needs_no_other_samples(plane, data, sigma):
-    once = certified(plane, data, 1.0, sigma=sigma)
+def test_another_alpha_needs_no_new_samples(plane, data, smoothed, lipschitz, sigma):
+    once = lipschitz if sigma is None else smoothed
     for alpha in (0.6, 0.85):
-        again, read = certified(plane, data, alpha, sigma=sigma), with_alpha(once, alpha)
-        assert np.array_equal(read.rows["prediction"], again.rows["prediction"])
-        assert read.rows["radius"] == pytest.approx(again.rows["radius"], abs=1e-4)
-        assert np.array_equal(read.certified, again.certified)
+        again, computed = certified(plane, data, alpha, sigma=sigma), with_alpha(once, alpha)
+        assert np.array_equal(computed.rows["prediction"], again.rows["prediction"])
+        assert computed.rows["radius"] == pytest.approx(again.rows["radius"], abs=1e-4)
+        assert np.array_equal(computed.certified, again.certified)
 
 
-def test_the_papers_theorem_of_a_lipschitz_h_is_read_again(plane, data):
-    once = certified(plane, data, 1.0, sigma=None)
-    mixed = ads.MixedClassifier(AgainstMargin(), plane, alpha=0.8)
-    papers = ads.certify(mixed, data, theorem="paper")
-    assert with_alpha(once, 0.8, "paper").rows["radius"] == pytest.approx(papers.rows["radius"], abs=1e-4)
+@pytest.mark.parametrize("sigma", [0.5, None])
+def test_another_theorem_needs_no_new_samples(plane, data, smoothed, lipschitz, sigma):
+    once = lipschitz if sigma is None else smoothed
+    papers, again = with_alpha(once, 0.8, "paper"), certified(plane, data, 0.8, sigma=sigma, theorem="paper")
+    assert papers.rows["radius"] == pytest.approx(again.rows["radius"], abs=1e-4)
     assert papers.certified.any()
-    with pytest.raises(ValueError, match="margin, paper"):
-        with_alpha(once, 0.8, "lipschitz")
-
-
-def test_the_papers_theorem_is_read_from_the_same_samples(plane, data):
-    once = certified(plane, data, 1.0)
-    papers = with_alpha(once, 0.8, "paper")
-    assert papers.rows["radius"] == pytest.approx(certified(plane, data, 0.8, theorem="paper").rows["radius"], abs=1e-4)
     assert (papers.rows["radius"] <= with_alpha(once, 0.8).rows["radius"] + 1e-9).all()
 
 
-def test_alpha_is_the_largest_with_the_wanted_accuracy(plane, data):
-    class Perfect(HalfSpaces):
-        """Right about everything, where the plane in `wrong` is moved."""
+def test_a_lipschitz_certification_has_no_theorem_of_smoothing(lipschitz):
+    with pytest.raises(ValueError, match="margin, paper"):
+        with_alpha(lipschitz, 0.8, "lipschitz")
 
-        def forward(self, images):
-            return 1e3 * super().forward(images)
 
-    class Wrong(HalfSpaces):
-        def distance(self, images):
-            return super().distance(images) - 0.3
-
-    mixed = ads.MixedClassifier(Perfect(), Wrong(steep=4.0), alpha=1.0)
-    found = ads.certify(mixed, data)
-    alphas = np.linspace(0.5, 1, 101)
-    accuracies = clean_accuracies(found, alphas)
-    assert accuracies[0] == 1 > accuracies[-1]
-    chosen = largest_alpha(found, 0.9, alphas)
-    place = int(np.flatnonzero(np.isclose(alphas, chosen))[0])
-    assert accuracies[place] >= 0.9 > accuracies[place + 1 :].max()
+def test_the_chosen_alpha_is_the_largest_with_the_wanted_accuracy():
+    """Probabilities of the correct class of g and h: the mixture is correct up to alphas of 0.6, 0.8 and 1."""
+    g, h = np.array([0.8, 0.7, 0.9]), np.array([0.3, 0.45, 0.6])
+    both = {"standard_probabilities": np.stack([g, 1 - g], 1), "probabilities": np.stack([h, 1 - h], 1)}
+    found = Certificates({**both, "label": np.zeros(3, dtype=int)}, {})
+    alphas = np.linspace(0.505, 0.995, 50)
+    assert clean_accuracies(found, np.array([0.5, 0.59, 0.61, 0.79, 0.81, 1.0])) == pytest.approx(
+        [1, 1, 2 / 3, 2 / 3, 1 / 3, 1 / 3]
+    )
+    assert largest_alpha(found, 1.0, alphas) == pytest.approx(0.595)
+    assert largest_alpha(found, 0.5, alphas) == pytest.approx(0.795)
     assert largest_alpha(found, 1.1, alphas) is None
 
 
-def test_the_frontier_is_the_best_at_each_radius(plane, data):
+def test_the_frontier_has_the_best_accuracy_at_each_radius(plane, data):
     members = {f"sigma {sigma}": certified(plane, data, 1.0, sigma=sigma) for sigma in (0.1, 1.0)}
     frontier = Frontier(members, 1.0)
     at = [0.0, 0.1, 0.3, 0.6]
-    best, whose = frontier.best(at)
+    best, names = frontier.best(at)
     for k, radius in enumerate(at):
         each = {name: member.accuracy(radius) for name, member in members.items()}
-        assert best[k] == max(each.values()) and each[whose[k]] == best[k]
+        assert best[k] == max(each.values()) and each[names[k]] == best[k]
+    assert len(set(names)) == 2
     assert frontier.best([1e3]) == (0, [None])
     assert frontier.radii[0] == 0 and (np.diff(frontier.radii) > 0).all()
-    built = build_frontier({name: (member, member) for name, member in members.items()}, 0.5)
-    assert set(built.members) == set(members)
+    pairs = {name: (member, member) for name, member in members.items()}
+    assert set(build_frontier(pairs, 0.5).members) == set(members)
     with pytest.raises(ValueError, match="the best is"):
-        build_frontier({name: (member, member) for name, member in members.items()}, 1.01)
+        build_frontier(pairs, 1.01)
 
 
-def test_what_stopped_early_or_is_in_another_norm_cannot_be_read_again(plane, data):
+def test_another_alpha_needs_all_samples_and_l2(plane, data):
     with pytest.raises(ValueError, match="stopped at a radius"):
         with_alpha(certified(plane, data, 1.0, radius=0.1), 0.8)
     with pytest.raises(ValueError, match="L2"):
@@ -103,6 +105,6 @@ def test_what_stopped_early_or_is_in_another_norm_cannot_be_read_again(plane, da
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.5, float("nan")])
-def test_an_alpha_that_means_nothing_is_refused(plane, data, alpha):
+def test_an_impossible_alpha_is_refused(smoothed, alpha):
     with pytest.raises(ValueError, match="alpha"):
-        with_alpha(certified(plane, data, 1.0), alpha)
+        with_alpha(smoothed, alpha)

@@ -1,10 +1,11 @@
-"""Radii against closed forms, limits, and the paper's own formulas."""
+"""Radii against closed forms, limits, and the formulas of the paper."""
 
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
 from adaptive_smoothing.certification import radius
+from adaptive_smoothing.certification.bounds import clopper_pearson
 
 ALPHAS = np.array([0.5, 0.55, 0.7, 0.79, 0.9, 0.99, 1.0])
 
@@ -15,14 +16,14 @@ def test_the_margin_that_the_lemma_needs():
     assert radius.needed_alpha(radius.needed_margin(ALPHAS)) == pytest.approx(ALPHAS)
 
 
-def test_with_that_margin_no_g_changes_the_answer_and_with_less_one_does():
+def test_with_that_margin_no_g_changes_the_prediction_and_with_less_some_g_does():
     for alpha in ALPHAS[:-1]:
         margin = radius.needed_margin(alpha)
-        for change, stands in ((1e-9, True), (-1e-6, False)):
+        for change, robust in ((1e-9, True), (-1e-6, False)):
             h = np.array([(1 + margin + change) / 2, (1 - margin - change) / 2])
             worst_g = np.array([0.0, 1.0])
             mixed = (1 - alpha) * worst_g + alpha * h
-            assert (mixed[0] >= mixed[1] - 1e-12) == stands
+            assert (mixed[0] >= mixed[1] - 1e-12) == robust
 
 
 # --- Lipschitz ----------------------------------------------------------------------------------------
@@ -43,7 +44,7 @@ def test_lipschitz_radius_at_the_ends_of_alpha():
 
 
 def test_lipschitz_margin_radius_of_two_classes_is_the_distance_in_logits():
-    """Logits +-z/2 with z M-Lipschitz: the mixture stands as long as tanh(z/2) is at least the margin."""
+    """Logits +-z/2 with z M-Lipschitz: the mixture is robust as long as tanh(z/2) is at least the margin."""
     for alpha in ALPHAS[1:]:
         for z in (0.5, 2.0, 6.0):
             exact = max(0.0, (z - 2 * np.arctanh(radius.needed_margin(alpha))) / 3.0)
@@ -61,8 +62,8 @@ def test_lipschitz_margin_radius_is_never_below_the_papers():
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_the_inverse_hyperbolic_tangent_of_a_gap_is_as_smooth_as_it_is_said(classes):
-    """Its gradient in logits against the bound that the theorem rests on: half the largest difference of directions."""
+def test_artanh_of_the_gap_has_the_lipschitz_constant_of_the_proof(classes):
+    """Its gradient is at most half the largest difference of the directions of the logits."""
     rng = np.random.default_rng(classes)
     for _ in range(200):
         logits, directions = rng.normal(scale=4, size=classes), rng.normal(size=(classes, 5))
@@ -92,12 +93,10 @@ def test_smoothing_radii_at_alpha_one_are_cohens(function):
     assert function(0.95, 0.05, 0.25) == pytest.approx(0.25 * ndtri(0.95), abs=1e-8)
 
 
-def test_all_of_a_hundred_thousand_votes_are_worth_what_the_literature_says():
-    from adaptive_smoothing.certification.bounds import clopper_pearson
-
-    doubt = clopper_pearson(np.array(0), 100_000, 0.001)
-    assert round(float(radius.smoothing_radius(1 - doubt, doubt, 1.0)), 4) == 3.8115
-    assert round(float(radius.smoothing_margin_radius(1 - doubt, doubt, 1.0)), 4) == 3.8115
+def test_the_radius_of_100_000_unanimous_votes_is_that_of_the_literature():
+    error = clopper_pearson(np.array(0), 100_000, 0.001)
+    assert round(float(radius.smoothing_radius(1 - error, error, 1.0)), 4) == 3.8115
+    assert round(float(radius.smoothing_margin_radius(1 - error, error, 1.0)), 4) == 3.8115
 
 
 def test_the_papers_smoothing_radius_is_its_formula():
@@ -107,7 +106,7 @@ def test_the_papers_smoothing_radius_is_its_formula():
     assert radius.smoothing_radius(1.0, 0.0, sigma, alpha) == pytest.approx(sigma * ndtri(alpha), abs=1e-6)
 
 
-def test_the_margin_radius_is_a_constant_less_where_two_classes_are_left():
+def test_the_margin_radius_of_two_classes_is_a_constant_less():
     for alpha in ALPHAS[1:]:
         for top in (0.7, 0.95, 0.999):
             exact = max(0.0, ndtri(top) - ndtri(1 / (2 * alpha)))
@@ -177,6 +176,6 @@ def test_certainty_is_finite():
         (lambda: radius.gaussian_lipschitz(0.0), "sigma > 0"),
     ],
 )
-def test_bad_input_is_named(call, message):
+def test_impossible_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

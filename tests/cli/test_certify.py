@@ -1,80 +1,112 @@
-"""The verb as a person uses it: small, from an empty folder, with wrong input, stopped in the middle."""
+"""The verb on tiny models: results, options, wrong input, interruption."""
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 from typer.testing import CliRunner
 
-from adaptive_smoothing.certification.certificates import build_frontier
-from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.certification.options import METHODS, SmoothingOptions
+from adaptive_smoothing.cli.main import app, load
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report.certified import WRITTEN, read_certificates
 from adaptive_smoothing.results import read_json
 
-runner = CliRunner()
-SMALL = ["certify", "compact-standard", "compact-robust", "--alpha", "0.8", "--sigma", "0.1", "--samples", "40"]
-SMALL += ["--selection", "8", "--images", "3", "--shard-size", "2"]
+# The tiny models are certain under this noise: all 40 samples of an image agree, and its radius is known.
+SMALL = ["certify", "compact-standard", "compact-robust", "--alpha", "0.8", "--sigma", "0.001", "--samples", "40"]
+SMALL += ["--images", "3", "--set", "selection=8", "--set", "shard_size=2"]
+UNANIMOUS = 0.001 * ndtri(0.001 ** (1 / 40))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
+@pytest.fixture
+def few_validation_samples(monkeypatch):
+    monkeypatch.setattr("adaptive_smoothing.cli.certify.VALIDATION_SAMPLES", 16)
+
+
 def run(*arguments):
-    return runner.invoke(app, list(arguments))
+    return CliRunner().invoke(app, list(arguments))
 
 
-def test_a_mixture_is_certified_into_its_folder(empty_folder):
+def test_a_mixture_is_certified_into_its_folder(package, tmp_path):
     result = run(*SMALL, "--hardmax", "--failure-probability", "0.05")
     assert result.exit_code == 0, result.output
-    folder = empty_folder / "runs" / "certify-compact-standard-compact-robust-0.8-smoothing"
+    folder = tmp_path / "runs" / "certify-compact-standard-compact-robust-0.8-smoothing"
     assert sorted(path.name for path in folder.iterdir()) == sorted(WRITTEN)
     assert "Certified accuracy" in result.output and "plug-in estimate" in result.output
     found, settings = read_certificates(folder), read_json(folder / "result.json")["settings"]
-    assert len(found.correct) == 3 and settings["sigma"] == 0.1 and settings["alpha"] == pytest.approx(0.8, abs=1e-5)
+    assert settings["sigma"] == 0.001 and settings["alpha"] == pytest.approx(0.8, abs=1e-5)
+    assert settings["selection"] == 8 and settings["failure probability"] == 0.05
     assert read_json(folder / "result.json")["models"]["hardmax"] is True
+    closed = 0.001 * (ndtri(0.05 ** (1 / 40)) - ndtri(1 / 1.6))
+    assert found.rows["radius"] == pytest.approx(np.full(3, closed), rel=1e-4)
 
 
-def test_the_network_is_compiled_if_asked(empty_folder, monkeypatch):
+def test_the_network_is_compiled_on_demand(package, tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr("torch.compile", lambda base, **options: compiled.append(base) or base)
     assert run(*SMALL, "--out", "plain").exit_code == 0 and not compiled
-    assert run(*SMALL, "--compile", "--out", "compiled").exit_code == 0 and len(compiled) == 1
-    assert read_json(empty_folder / "compiled" / "result.json")["settings"]["compiled"] is True
+    assert run(*SMALL, "--set", "compiled=true", "--out", "compiled").exit_code == 0 and len(compiled) == 1
+    assert read_json(tmp_path / "compiled" / "result.json")["settings"]["compiled"] is True
 
 
-def test_a_stopped_run_goes_on_and_another_is_not_overwritten(stop_certifying):
+def test_an_interrupted_run_continues_and_a_finished_one_is_not_overwritten(package, stop_certifying):
     done = stop_certifying(at=2)
     result = run(*SMALL)
-    assert result.exit_code == 130 and "run the same command again" in result.output
+    assert result.exit_code == 130 and "the same command" in result.output
     assert run(*SMALL).exit_code == 0 and done == [2, 1, 1]
     again = run(*SMALL)
     assert again.exit_code == 1 and "--overwrite" in str(again.exception)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("arguments", "message"),
     [
-        (["--method", "local", "--radius", "0.1"], "got --radius"),
-        (["--method", "local", "--sigma", "0.1"], "got --sigma"),
-        (["--method", "local", "--compile"], "got --compile,"),
-        (["--sigma", "0.1", "--steps", "3"], "got --steps"),
-        (["--method", "lipschitz", "--seed", "3"], "pairwise_lipschitz"),
+        (["--method", "local", "--radius", "0.1"], "--radius applies to --method smoothing only"),
+        (["--method", "local", "--sigma", "0.1"], "--sigma applies to --method smoothing only"),
+        (["--method", "local", "--votes", "soft"], "--votes applies to --method smoothing only"),
+        (["--method", "local", "--samples", "50"], "--samples applies to --method smoothing only"),
+        (["--method", "local", "--set", "compiled=true"], "--set compiled applies to --method smoothing only"),
+        (["--sigma", "0.1", "--set", "steps=3"], "--set steps applies to --method local only"),
+        (["--method", "local", "--set", "theorem=paper"], "--method smoothing and lipschitz only"),
+        (["--sigma", "0.1", "--set", "selektion=3"], "did you mean 'selection'?"),
+        (["--method", "local", "--set", "eps=much"], "8/255"),
+        (["--method", "lipschitz"], "pairwise_lipschitz"),
     ],
 )
-def test_what_the_method_has_no_use_for_is_refused_before_there_is_a_folder(empty_folder, change, message):
-    result = run("certify", "compact-robust", "--images", "2", *change)
+def test_an_option_of_another_method_is_refused_before_a_folder_is_made(package, tmp_path, arguments, message):
+    result = run("certify", "compact-robust", "--images", "2", *arguments)
     assert result.exit_code == 1 and message in str(result.exception)
-    assert not list(empty_folder.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_local_estimate_says_that_it_is_one(empty_folder):
-    result = run("certify", "compact-robust", "--method", "local", "--images", "2", "--steps", "2")
+def test_every_option_of_every_method_can_be_changed():
+    shown = {option.name for option in app_options()}
+    assert len(shown) <= 20
+    keys = next(option.help for option in app_options() if option.name == "changes")
+    for method in METHODS.values():
+        assert {name for name in vars(method()) if name not in shown} <= set(
+            keys.strip(".").replace(":", ",").split(", ")
+        )
+    assert {option.name: option.default for option in app_options()}["samples"] == SmoothingOptions().samples
+
+
+def app_options():
+    return [each for each in load("certify").params if each.param_type_name == "option" and each.name != "help"]
+
+
+def test_a_local_estimate_is_called_an_estimate(package, tmp_path):
+    result = run("certify", "compact-robust", "--method", "local", "--images", "2", "--set", "steps=2")
     assert result.exit_code == 0, result.output
     assert "Estimated, not certified" in result.output and "Certified accuracy" not in result.output
-    found = read_certificates(empty_folder / "runs" / "certify-compact-robust-local")
+    found = read_certificates(tmp_path / "runs" / "certify-compact-robust-local")
     assert not found.certified.any() and found.rows["constants"].shape == (2, 10)
     assert (found.rows["constants"] >= 0).all() and np.isfinite(found.rows["constants"]).all()
+    assert found.settings["steps"] == 2 and found.settings["eps"] == 8 / 255 and found.settings["norm"] == "Linf"
 
 
 @pytest.mark.parametrize(
@@ -85,76 +117,85 @@ def test_a_local_estimate_says_that_it_is_one(empty_folder):
         (["--failure-probability", "1"], "failure probability"),
         (["--alpha", "0.4"], "below 1/2"),
         (["--votes", "loud"], "hard, soft"),
-        (["--bound", "normal"], "bound among"),
         (["--method", "magic"], "method among"),
         (["--norm", "L7"], "norm among"),
-        (["--theorem", "none"], "theorem among"),
-        (["--precision", "int8"], "precision among"),
+        (["--set", "theorem=none"], "theorem among"),
+        (["--set", "precision=int8"], "precision among"),
     ],
 )
-def test_wrong_input_is_one_sentence(change, message):
+def test_wrong_input_is_explained(package, change, message):
     result = run(*SMALL, *change)
     assert result.exit_code == 1 and message in str(result.exception)
 
 
-def test_a_model_without_noise_or_proof_needs_to_be_told():
+def test_a_model_that_nothing_certifies_is_refused(empty_folder):
     result = run("certify", "compact-robust", "--images", "2")
     assert result.exit_code == 1 and "--method local" in str(result.exception)
     result = run("certify", "compact-mixed", "--sigma", "0.1", "--samples", "10", "--images", "2")
-    assert result.exit_code == 1 and "logits of its own" in str(result.exception)
+    assert result.exit_code == 1 and "replace the logits of h" in str(result.exception)
     result = run("certify", "compact-robust", "--sigma", "0.1", "--hardmax")
     assert result.exit_code == 1 and "mixture" in str(result.exception)
 
 
 FRONTIER = ["certify", "compact-standard", "compact-robust", "compact-standard", "--clean-accuracy", "0.5", "--hardmax"]
-FRONTIER += ["--sigma", "0.1", "--samples", "40", "--selection", "8", "--images", "4", "--shard-size", "2"]
+FRONTIER += ["--sigma", "0.001", "--samples", "40", "--images", "6", "--set", "selection=8", "--set", "shard_size=3"]
 
 
-def test_several_h_make_a_frontier(empty_folder):
-    folder = empty_folder / "runs" / "certify-compact-standard-at-50"
-    others = folder / "another" / "journal"  # of another run, which is not at its end
+def test_several_h_make_a_frontier(package, few_validation_samples, tmp_path):
+    """H predicts the same for all samples, so it wins with any alpha above 1/2; its accuracy and radii are known."""
+    folder = tmp_path / "runs" / "certify-compact-standard-at-50"
+    others = folder / "another" / "journal"  # of an unfinished run
     others.mkdir(parents=True)
     (others / "kept").write_text("")
+    data = package("builtin").take(slice(6))
+    correct = {
+        name: (zoo.load(name)(data.floats()).argmax(1) == data.labels).float().mean().item()
+        for name in ("compact-robust", "compact-standard")
+    }
+    assert correct["compact-robust"] < 0.5 < correct["compact-standard"]
     result = run(*FRONTIER)
     assert result.exit_code == 0, result.output
-    found, names = read_json(folder / "frontier.json"), ("compact-robust", "compact-standard")
-    runs = {name: (read_certificates(folder / name / "val"), read_certificates(folder / name)) for name in names}
-    again = build_frontier(runs, 0.5)
-    best, whose = again.best(found["radii"])
-    assert found["best"] == best.tolist() and found["whose"] == whose and found["best"][0] > 0
-    alphas = {name: member["settings"]["alpha"] for name, member in found["members"].items()}
-    assert alphas == {name: member.settings["alpha"] for name, member in again.members.items()}
+    assert "compact-robust is left out" in result.output
+    found = read_json(folder / "frontier.json")
+    assert list(found["members"]) == ["compact-standard"]
+    assert found["members"]["compact-standard"]["settings"]["alpha"] == 1
+    assert len(found["radii"]) >= 2 and found["radii"][0] == 0
+    for radius, best, name in zip(found["radii"], found["best"], found["whose"], strict=True):
+        reached = radius <= UNANIMOUS
+        assert best == pytest.approx(correct["compact-standard"] if reached else 0)
+        assert name == ("compact-standard" if reached else None)
+    assert read_certificates(folder / "compact-standard").rows["radius"] == pytest.approx(UNANIMOUS, rel=1e-4)
     assert list(folder.glob("**/journal")) == [others] and (others / "kept").exists()
     again = run(*FRONTIER)
     assert again.exit_code == 1 and "--overwrite" in str(again.exception)
 
 
-def test_every_h_of_a_frontier_has_a_name_of_its_own():
+def test_every_h_of_a_frontier_needs_its_own_name(package):
     result = run(*FRONTIER[:3], "compact-robust", *FRONTIER[4:])
-    assert result.exit_code == 1 and "under a name of its own" in str(result.exception)
+    assert result.exit_code == 1 and "each with a different name" in str(result.exception)
 
 
-def test_a_frontier_that_was_stopped_goes_on(stop_certifying):
-    done = stop_certifying(at=7)
+def test_an_interrupted_frontier_continues(package, few_validation_samples, stop_certifying):
+    done = stop_certifying(at=6)
     assert run(*FRONTIER).exit_code == 130
-    assert run(*FRONTIER).exit_code == 0 and len(done) == 9
+    assert run(*FRONTIER).exit_code == 0 and len(done) == 7
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--alpha", "0.8"], "alpha is what is chosen"),
+        (["--alpha", "0.8"], "--clean-accuracy chooses alpha"),
         (["--split", "val"], "alpha is chosen on val"),
         (["--radius", "0.1"], "all samples"),
         (["--clean-accuracy", "5"], "expected an accuracy"),
-        (["--method", "local"], "local estimates"),
+        (["--method", "local", "--sigma", "0.1"], "local estimates"),
     ],
 )
-def test_a_frontier_needs_what_it_chooses_from(change, message):
+def test_options_that_do_not_suit_a_frontier_are_refused(package, change, message):
     result = run(*FRONTIER, *change)
     assert result.exit_code == 1 and message in str(result.exception)
 
 
-def test_several_h_without_an_accuracy_are_a_question():
+def test_several_h_need_a_clean_accuracy(package):
     result = run("certify", "compact-standard", "compact-robust", "compact-standard", "--sigma", "0.1", "--alpha", "1")
     assert result.exit_code == 1 and "--clean-accuracy" in str(result.exception)

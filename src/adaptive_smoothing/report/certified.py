@@ -116,7 +116,7 @@ def _reach_note(members: Mapping[str, Certificates], at: list[float]) -> str:
         for name, member in members.items()
         if _reach(member) < at[-1]
     ]
-    return f"– {'; '.join(limits)}." if limits else ""
+    return f"–: {'; '.join(limits)}." if limits else ""
 
 
 def _radii(largest: float) -> list[float]:
