@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adaptive_smoothing.mixing.formula import NEVER
 from adaptive_smoothing.models.contract import check_eval, check_logit_form, with_zero_gradient
 
 
@@ -49,32 +48,6 @@ class LogitTransform(nn.Module, ABC):
 def without_transform(model: nn.Module) -> nn.Module:
     """Return the network inside a `LogitTransform`, or the model itself."""
     return model.model if isinstance(model, LogitTransform) else model
-
-
-class Claiming(nn.Module):
-    """A g that says what it was told, whatever it is shown, and is certain of it: no attack on a g does more.
-
-    What stands against every claim stands with any g.
-    """
-
-    claims: Tensor
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.register_buffer("claims", torch.zeros(0, dtype=torch.long))
-        self.training = False
-
-    def tell(self, claims: Tensor) -> None:
-        """One class per image of the next batch."""
-        if claims.shape == self.claims.shape and claims.device == self.claims.device:
-            self.claims.copy_(claims)  # in place, for those who have recorded where it is
-        else:
-            self.claims = claims.clone()
-
-    def forward(self, images: Tensor) -> Tensor:
-        certain = images.new_full((len(images), self.num_classes), NEVER)
-        return certain.scatter(1, self.claims[:, None], 0.0)
 
 
 class Hardmax(LogitTransform):
