@@ -95,9 +95,7 @@ class Linf(Threat):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (largest := self._extremes()[1]) > 1:
-            raise ValueError(
-                f"expected eps in [0, 1], as images are, got {largest:g}; did you mean {largest:g}/255?"
-            )
+            raise ValueError(f"expected eps in [0, 1], as images are, got {largest:g}; did you mean {largest:g}/255?")
 
     def clip(self, delta: Tensor) -> Tensor:
         eps = per_image(self.eps, delta)

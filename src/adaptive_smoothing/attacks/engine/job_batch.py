@@ -95,9 +95,7 @@ class JobBatch:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            warnings.warn(
-                f"this model cannot be recorded, so attacks take longer: {error}", stacklevel=2
-            )
+            warnings.warn(f"this model cannot be recorded, so attacks take longer: {error}", stacklevel=2)
             self.recordable = False
         else:
             self.graph = graph
