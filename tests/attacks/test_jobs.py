@@ -29,7 +29,7 @@ CODES = 4096
 
 @dataclass(frozen=True)
 class Scripted(StepAttack):
-    """Queries an image that encodes the attempt and the step; a table says what margin it has."""
+    """Queries an image that encodes the attempt and the step; a table holds its margin."""
 
     threat: Linf
     attempts: int

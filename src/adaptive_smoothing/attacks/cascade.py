@@ -70,7 +70,7 @@ class Stage:
     Args:
         key: names the stage in result files; random numbers are derived from it.
         source: returns the view of the model that is attacked, if it is not the model itself.
-        needs: says whether the stage applies to a model; None: it always does.
+        needs: whether the stage applies to a model; None: it always does.
         precise: attack in full precision, and only images that survive by less than the rounding error.
     """
 

@@ -45,7 +45,6 @@ def ascend(
     images: Tensor,
     labels: Tensor,
     threat: Threat,
-    *,
     steps: int,
     start: Tensor,
     step_size: float | Tensor | None = None,
@@ -133,17 +132,7 @@ class PGD:
     def _ascend(
         self, model: Model, images: Tensor, labels: Tensor, start: Tensor, observe: Observer | None = None
     ) -> Tensor:
-        return ascend(
-            self.objective,
-            model,
-            images,
-            labels,
-            self.threat,
-            steps=self.steps,
-            start=start,
-            step_size=self.step_size,
-            observe=observe,
-        )
+        return ascend(self.objective, model, images, labels, self.threat, self.steps, start, self.step_size, observe)
 
 
 class MaskedGradientWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""Views of a mixed classifier that attacks use, and predicates that say which attacks apply to a model."""
+"""Views of a mixed classifier that attacks use, and predicates for the attacks that apply to a model."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class LocalEstimate:
             def keep_largest(active: Active, points: Tensor, change: Tensor, probability: Tensor) -> None:
                 torch.maximum(best, change, out=best)
 
-            ascend(change, self.robust, start, which, self.threat, steps=self.steps, start=start, observe=keep_largest)
+            ascend(change, self.robust, start, which, self.threat, self.steps, start, observe=keep_largest)
         return best.double().unflatten(0, (len(images), classes))
 
     def _chosen(self, images: Tensor, which: Tensor) -> Tensor:
