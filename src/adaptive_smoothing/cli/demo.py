@@ -16,6 +16,7 @@ from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
 from adaptive_smoothing.cli.demo_learned import measured_now, stored_comparison
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
 from adaptive_smoothing.cli.options import Device, Images, pick_device
+from adaptive_smoothing.cli.progress import Count
 from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -81,7 +82,7 @@ def demo(
     test = pair.test.take(slice(images or work.images))
     live, interrupted = _measure(pair, test, choice, work, console)
     if learned is not None and not interrupted:
-        learned, interrupted = _attack_learned(learned, pair, test, target, console)
+        learned, interrupted = _attack_learned(learned, pair, test, target, work.batch_size, console)
     seconds = round(time.perf_counter() - start, 1)
     facts = {"models": pair.facts, "seconds": seconds, "interrupted": interrupted}
     if learned is not None and learned.now is not None:
@@ -149,7 +150,7 @@ def _measure(pair: Pair, test: ImageData, choice: Choice, work: Workload, consol
     attacked = ", ".join(f"{alpha:.3g}" for alpha in mix_alphas)
     console.print(
         f"Attacking {len(test):,} test images with {ATTACK.steps} steps of PGD, on g (STD), on h (ROB), and on the "
-        f"mixture (MIX) at α = {attacked}. --images N attacks another number of images.\n"
+        f"mixture (MIX) at α = {attacked}. Use --images N for another number of images.\n"
     )
     return measure_tradeoff(
         pair.standard,
@@ -163,13 +164,16 @@ def _measure(pair: Pair, test: ImageData, choice: Choice, work: Workload, consol
 
 
 def _attack_learned(
-    learned: Learned, pair: Pair, data: ImageData, wanted: float, console: Console
+    learned: Learned, pair: Pair, data: ImageData, wanted: float, batch_size: int, console: Console
 ) -> tuple[Learned, bool]:
     """Attack the mixture with a learned alpha; returns the result, and whether Ctrl-C ended the attack."""
     try:
         with TimeBar(console) as bar:
-            bar.say(f"attacking the mixture with a learned α on {len(data):,} images", None)
-            return measured_now(learned, pair.standard, pair.robust, data, ATTACK, wanted), False
+            count = Count(bar, len(data), "images attacked with a learned α")
+            found = measured_now(
+                learned, pair.standard, pair.robust, data, ATTACK, wanted, batch_size=batch_size, progress=count
+            )
+            return found, False
     except KeyboardInterrupt:
         console.print("[yellow]stopped[/]: the learned α was not attacked")
         return learned, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,15 @@ def stored_comparison(models: dict[str, Any]) -> Learned | None:
 
 
 def measured_now(
-    learned: Learned, standard: nn.Module, robust: nn.Module, data: ImageData, attack: PGD, wanted: float
+    learned: Learned,
+    standard: nn.Module,
+    robust: nn.Module,
+    data: ImageData,
+    attack: PGD,
+    wanted: float,
+    *,
+    batch_size: int,
+    progress: Callable[[int], None],
 ) -> Learned:
     """Return `learned` with the accuracies of the mixture on these images, clean and under attack.
 
@@ -49,7 +58,8 @@ def measured_now(
     device = next(robust.parameters()).device
     mixed = MixedClassifier.from_pretrained(folder, standard=standard, robust=robust, device=device)
     mixed = at_setting(mixed, accuracy.largest(wanted))
-    found = evaluate(mixed, data, replace(attack, stop_when_fooled=True))
+    attack = replace(attack, stop_when_fooled=True)
+    found = evaluate(mixed, data, attack, batch_size=batch_size, progress=progress)
     facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
     point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)
     return replace(learned, now=point)
