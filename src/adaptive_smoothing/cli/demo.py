@@ -12,11 +12,12 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, finish, screen, show
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
 from adaptive_smoothing.cli.options import VALIDATION, Device, Images, as_share, choose, pick_device
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.comparison import Comparison, LearnedAlphaResult, Point
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff, has_tradeoff, load_facts, load_tradeoff
@@ -27,6 +28,7 @@ from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.report import run_folder
 from adaptive_smoothing.report.sentences import Choice, Report
 from adaptive_smoothing.runs.folder import environment, make_folder
+from adaptive_smoothing.runs.progress import RunProgress
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, at_setting
 
@@ -46,7 +48,12 @@ def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
 
 
 def measured_now(
-    learned: LearnedAlphaResult, standard: nn.Module, robust: nn.Module, data: ImageData, attack: PGD, wanted: float
+    learned: LearnedAlphaResult,
+    pair: Pair,
+    data: ImageData,
+    wanted: float,
+    progress: RunProgress,
+    options: EvaluationOptions,
 ) -> LearnedAlphaResult:
     """Return `learned` with the accuracies of the mixture on these images, clean and under attack.
 
@@ -56,10 +63,9 @@ def measured_now(
     accuracy = CleanAccuracyCurve.load(folder / VALIDATION)
     if not accuracy.reaches(wanted):
         return learned
-    device = next(robust.parameters()).device
-    mixed = MixedClassifier.from_pretrained(folder, standard=standard, robust=robust, device=device)
+    mixed = MixedClassifier.from_pretrained(folder, standard=pair.standard, robust=pair.robust, device=pair.device)
     mixed = at_setting(mixed, accuracy.largest_setting(wanted))
-    found = evaluate(mixed, data, replace(attack, stop_when_fooled=True))
+    found = evaluate(mixed, data, replace(ATTACK, stop_when_fooled=True), progress=progress, options=options)
     facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
     point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)
     return replace(learned, measured=point)
@@ -115,7 +121,7 @@ def demo(
     test = pair.test.take(slice(images or work.images))
     live, interrupted = _measure(pair, test, choice, work, console)
     if learned is not None and not interrupted:
-        learned, interrupted = _attack_learned(learned, pair, test, target, console)
+        learned, interrupted = _attack_learned(learned, pair, test, target, work.batch_size, console)
     seconds = round(time.perf_counter() - start, 1)
     facts = {"models": pair.facts, "seconds": seconds, "interrupted": interrupted}
     if learned is not None and learned.measured is not None:
@@ -183,7 +189,7 @@ def _measure(pair: Pair, test: ImageData, choice: Choice, work: Workload, consol
     attacked = ", ".join(f"{alpha:.3g}" for alpha in mix_alphas)
     console.print(
         f"Attacking {len(test):,} test images with {ATTACK.steps} steps of PGD, on g (STD), on h (ROB), and on the "
-        f"mixture (MIX) at α = {attacked}. --images N attacks another number of images.\n"
+        f"mixture (MIX) at α = {attacked}. Use --images N for another number of images.\n"
     )
     return measure_tradeoff(
         pair.standard,
@@ -197,13 +203,14 @@ def _measure(pair: Pair, test: ImageData, choice: Choice, work: Workload, consol
 
 
 def _attack_learned(
-    learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float, console: Console
+    learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float, batch_size: int, console: Console
 ) -> tuple[LearnedAlphaResult, bool]:
     """Attack the mixture with a learned alpha; returns the result, and whether Ctrl-C ended the attack."""
     try:
         with TimeBar(console) as bar:
             bar.say(f"attacking the mixture with a learned α on {len(data):,} images", None)
-            return measured_now(learned, pair.standard, pair.robust, data, ATTACK, wanted), False
+            progress, options = RunProgressBar(bar), EvaluationOptions(batch_size=batch_size)
+            return measured_now(learned, pair, data, wanted, progress, options), False
     except KeyboardInterrupt:
         console.print("[yellow]stopped[/]: the learned α was not attacked")
         return learned, True

@@ -173,8 +173,8 @@ def _attacks(run: Tradeoff, alpha: float) -> str:
         f"At this α, {percent(left['std'])} are correct under the attack on g (STD), {percent(left['rob'])} under the "
         f"attack on h (ROB), and {percent(left['mix'])} under the attack on the mixture itself (MIX). "
         f"{percent(at(run, 'worst', alpha).value)} are correct under all three. MIX is {'' if strongest else 'not '}"
-        "the strongest of them. PGD is not the strongest attack there is, above all on a mixture, where a confident g "
-        "hides its gradient. For stronger ones, run adaptive-smoothing evaluate with --preset adaptive."
+        "the strongest of them. Attacks stronger than PGD leave less, above all of a mixture, because a confident g "
+        "hides its gradient: run adaptive-smoothing evaluate with --preset adaptive."
     )
 
 

@@ -75,7 +75,7 @@ def gap_table(run: Tradeoff) -> Table:
             enough = round(part * run.images) >= FEW_GAPS
             figures += [_gap(cell[f"{kind}_{what}"] if enough else None) for what in ("mean", "median")]
         rows.append((names[key], percent(accuracy), *figures))
-    columns = ("", "accuracy", "correct: mean gap", "median", "incorrect: mean gap", "median")
+    columns = ("", "accuracy", "correct: mean", "median", "incorrect: mean", "median")
     paper = PAPER_GAPS["h pgd"][1], PAPER_GAPS["h clean"][2]
     note = (
         "Gap: probability of the first class minus that of the second. A mixture needs an h that is more confident in "
@@ -182,7 +182,7 @@ def frontier_table(comparison: Comparison) -> Table:
         "Clean accuracy / accuracy under all attacks, %. In brackets: difference of the latter from the first row, on "
         "the same images, with its 95 % interval."
     )
-    return Table(f"Mixtures on {comparison.images:,} images", columns, tuple(rows), note)
+    return Table(f"Mixtures under attack, {comparison.images:,} images", columns, tuple(rows), note)
 
 
 def lead_table(comparison: Comparison) -> Table:

@@ -78,7 +78,7 @@ def gap_table(verdict: Verdict) -> Table:
         figures = [cell[f"{kind}_{what}"] for kind in ("right", "wrong") for what in ("mean", "median")]
         shown = ["–" if figure is None else f"{figure:.3f}" for figure in figures]
         rows.append((name, f"{100 * (cell['accuracy'] or 0):.2f} %", *shown))
-    columns = ("", "accuracy", "correct: mean gap", "median", "incorrect: mean gap", "median")
+    columns = ("", "accuracy", "correct: mean", "median", "incorrect: mean", "median")
     note = (
         "Gap: probability of the first class minus that of the second; under attack, on the worst version of an image. "
         "Most presets stop at the first success, so their gaps of incorrect predictions are not the largest possible; "
