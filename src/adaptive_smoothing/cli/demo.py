@@ -15,7 +15,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
 from adaptive_smoothing.cli.demo_learned import measured_now, stored_comparison
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
-from adaptive_smoothing.cli.options import Device, Images, pick_device
+from adaptive_smoothing.cli.options import Device, pick_device
 from adaptive_smoothing.cli.progress import Count
 from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
 from adaptive_smoothing.data import datasets
@@ -67,7 +67,9 @@ def demo(
     wanted: Annotated[
         float, typer.Option("--clean-accuracy", help="Wanted clean accuracy of the mixture: 0.9, or 90.")
     ] = 0.9,
-    images: Images = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Test images to attack; by default 24 on a CPU, otherwise 1,000.")
+    ] = None,
     device: Device = "auto",
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
 ) -> None:

@@ -115,7 +115,9 @@ def mix(
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
     reached = _store(mixed, pair.val, folder, hold, card, attacked)
     console.print(f"\n{reached} {_compared(pair, curve, attacked)}", soft_wrap=True)
-    console.print(f"Written to {folder}. Next, attack it: adaptive-smoothing evaluate {folder} --preset adaptive")
+    # A command that is broken over two lines cannot be copied.
+    attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
+    console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
 
 
 def _check_folder(folder: Path, replaces: bool) -> None:
