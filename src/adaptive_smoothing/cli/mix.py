@@ -11,21 +11,9 @@ import typer
 from rich.console import Console
 from torch import nn
 
+from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.mix_options import MixOptions, Mode, Target, check_mode, read_target, split_changes
-from adaptive_smoothing.cli.options import (
-    CleanAccuracy,
-    DataRoot,
-    Device,
-    Download,
-    Out,
-    Overwrite,
-    Resume,
-    Robust,
-    Standard,
-    pick_device,
-    set_option,
-)
 from adaptive_smoothing.cli.target import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -57,12 +45,12 @@ FEW = 100
 
 
 def mix(
-    standard: Standard,
-    robust: Robust,
+    standard: opt.Standard,
+    robust: opt.Robust,
     mode: Annotated[
         Mode, typer.Option(help="One alpha for all images, an alpha per image from a trained network, or MixedNUTS.")
     ] = Mode.adaptive,
-    clean: CleanAccuracy = None,
+    clean: opt.CleanAccuracy = None,
     robust_accuracy: Annotated[
         float | None, typer.Option(help="Choose alpha for this accuracy under attack: 0.4, or 40.")
     ] = None,
@@ -71,20 +59,20 @@ def mix(
         str | None, typer.Option(help="Linf:8/255, L2:0.5, ...; by default that of the recipe, or Linf:8/255.")
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="A recipe for --mode adaptive: recipes/mixing*.toml.")] = None,
-    changes: Annotated[list[str], set_option(MixOptions, "search=true", "a key of the recipe")] = [],  # noqa: B006
+    changes: Annotated[list[str], opt.set_option(MixOptions, "search=true", "a key of the recipe")] = [],  # noqa: B006
     data: Annotated[
         str | None, typer.Option(help="Data set, as in `sweep`; by default that of the recipe, or cifar10.")
     ] = None,
-    data_root: DataRoot = None,
-    download: Download = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    resume: Resume = False,
+    data_root: opt.DataRoot = None,
+    download: opt.Download = False,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     hold: Annotated[bool, typer.Option("--hold", help="Store copies of G and H with the mixture.")] = False,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Mix two models into one, with a wanted clean or robust accuracy."""
-    console, where = screen(), pick_device(device)
+    console, where = screen(), opt.pick_device(device)
     target = read_target(mode, clean, robust_accuracy, alpha)
     options, recipe_changes = split_changes(changes)
     check_mode(mode, recipe, recipe_changes, resume, options, target)
