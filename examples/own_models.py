@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import adaptive_smoothing as ads
+from adaptive_smoothing.models.features import FeatureTaps, suggest_taps
 
 
 class MyNetwork(nn.Module):
@@ -32,8 +33,7 @@ x, y = torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3])
 print("logits", tuple(mixed(x).shape), "alpha", [round(alpha, 3) for alpha in mixed.mix(x).alpha.tolist()])
 
 # Features of named layers and the logits, in one forward pass.
-taps = ads.suggest_taps(g)
-logits, features = ads.FeatureTaps(g, taps)(x)
+logits, features = FeatureTaps(g, suggest_taps(g))(x)
 print("taps", {name: tuple(feature.shape) for name, feature in features.items()})
 
 # forward returns logits only, so any attack library works on a mixed classifier.

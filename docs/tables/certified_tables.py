@@ -16,8 +16,7 @@ from adaptive_smoothing.certification.certificates import (
     with_alpha,
 )
 from adaptive_smoothing.certification.local_lipschitz import estimated_radius
-from adaptive_smoothing.certification.radius import lipschitz_radius, needed_margin
-from adaptive_smoothing.certification.smoothing import THEOREMS
+from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, lipschitz_radius, needed_margin
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
 from adaptive_smoothing.evaluation.verdict import ROBUST
 from adaptive_smoothing.report.certified import read_certificates
@@ -110,7 +109,7 @@ def _reach(member: Certificates, theorem: str, estimated: bool) -> float:
         return float(lipschitz_radius(1.0, [0.0], each, each, settings["alpha"])) if theorem == "paper" else np.inf
     # With n samples, no valid lower bound of a mean in [0, 1] exceeds this one.
     top = 1.0 if estimated else settings["failure probability"] ** (1 / settings["samples"])
-    return float(THEOREMS[theorem](top, 1 - top, settings["sigma"], settings["alpha"]))
+    return float(SMOOTHING_THEOREMS[theorem](top, 1 - top, settings["sigma"], settings["alpha"]))
 
 
 def _alpha(member: Certificates) -> str:

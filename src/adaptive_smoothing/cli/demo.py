@@ -12,9 +12,18 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
+<<<<<<< HEAD
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, finish, screen, show
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
 from adaptive_smoothing.cli.options import VALIDATION, Device, Images, as_share, choose, pick_device
+=======
+from adaptive_smoothing.cli import options as opt
+from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
+from adaptive_smoothing.cli.demo_learned import measured_now, stored_comparison
+from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
+from adaptive_smoothing.cli.progress import Count
+from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
+>>>>>>> area-cli
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
@@ -106,13 +115,15 @@ def demo(
     wanted: Annotated[
         float, typer.Option("--clean-accuracy", help="Wanted clean accuracy of the mixture: 0.9, or 90.")
     ] = 0.9,
-    images: Images = None,
-    device: Device = "auto",
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Test images to attack; by default 24 on a CPU, otherwise 1,000.")
+    ] = None,
+    device: opt.Device = "auto",
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
 ) -> None:
     """Mix and attack the two models of the package, in under three minutes on a CPU."""
     target, console = as_share(wanted), screen()
-    pair = Pair.load(pick_device(device))
+    pair = Pair.load(opt.pick_device(device))
     make_folder(out, overwrite=True)
     console.print(_introduction(pair), markup=False)
     stored, learned, start = _stored_facts(pair, console), stored_comparison(pair.facts), time.perf_counter()

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from torch import nn
 
+<<<<<<< HEAD
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
@@ -28,6 +29,14 @@ from adaptive_smoothing.cli.options import (
     pick_devices,
     set_option,
 )
+=======
+from adaptive_smoothing.attacks.adaptive import PRESETS, preset
+from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.titles import stage_title
+from adaptive_smoothing.cli import options as opt
+from adaptive_smoothing.cli.console import TimeBar, screen
+from adaptive_smoothing.cli.progress import RunProgress
+>>>>>>> area-cli
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
@@ -52,23 +61,23 @@ def evaluate(
     robust: Annotated[str | None, typer.Argument(metavar="[H]", help="The robust model of a mixture G H.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in a mixture G H.")] = None,
     name: Annotated[str, typer.Option("--preset", help=f"Attacks: {', '.join(PRESETS)}.")] = "fast",
-    threat: ThreatText = "Linf:8/255",
-    data: Data = "builtin",
-    data_root: DataRoot = None,
-    download: Download = False,
-    split: Split = "test",
-    images: Images = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    device: Devices = "auto",
-    seed: Seed = 0,
+    threat: opt.ThreatText = "Linf:8/255",
+    data: opt.Data = "builtin",
+    data_root: opt.DataRoot = None,
+    download: opt.Download = False,
+    split: opt.Split = "test",
+    images: opt.Images = None,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    device: opt.Devices = "auto",
+    seed: opt.Seed = 0,
     check: Annotated[list[str], typer.Option("--check", help="A further check: binarization.")] = [],  # noqa: B006
-    changes: Annotated[list[str], set_option(EvaluationOptions, "precise=true")] = [],  # noqa: B006
+    changes: Annotated[list[str], opt.set_option(EvaluationOptions, "precise=true")] = [],  # noqa: B006
 ) -> None:
     """Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued."""
     cascade, options = preset(name, parse_threat(threat), seed=seed), changed(EvaluationOptions(), changes)
     _check_checks(check)
-    devices = pick_devices(device)
+    devices = opt.pick_devices(device)
     loaded = LoadedModel.load(model, robust, alpha, devices[0])
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes(loaded.parts, everything)

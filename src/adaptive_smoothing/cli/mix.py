@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from torch import nn
 
+from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.mix_options import MixOptions, Mode, Target, check_mode, read_target, split_changes
+<<<<<<< HEAD
 from adaptive_smoothing.cli.options import (
     VALIDATION,
     CleanAccuracy,
@@ -27,6 +29,9 @@ from adaptive_smoothing.cli.options import (
     pick_device,
     set_option,
 )
+=======
+from adaptive_smoothing.cli.target import VALIDATION
+>>>>>>> area-cli
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -50,12 +55,12 @@ FEW = 100
 
 
 def mix(
-    standard: Standard,
-    robust: Robust,
+    standard: opt.Standard,
+    robust: opt.Robust,
     mode: Annotated[
         Mode, typer.Option(help="One alpha for all images, an alpha per image from a trained network, or MixedNUTS.")
     ] = Mode.adaptive,
-    clean: CleanAccuracy = None,
+    clean: opt.CleanAccuracy = None,
     robust_accuracy: Annotated[
         float | None, typer.Option(help="Choose alpha for this accuracy under attack: 0.4, or 40.")
     ] = None,
@@ -64,20 +69,20 @@ def mix(
         str | None, typer.Option(help="Linf:8/255, L2:0.5, ...; by default that of the recipe, or Linf:8/255.")
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="A recipe for --mode adaptive: recipes/mixing*.toml.")] = None,
-    changes: Annotated[list[str], set_option(MixOptions, "search=true", "a key of the recipe")] = [],  # noqa: B006
+    changes: Annotated[list[str], opt.set_option(MixOptions, "search=true", "a key of the recipe")] = [],  # noqa: B006
     data: Annotated[
         str | None, typer.Option(help="Data set, as in `sweep`; by default that of the recipe, or cifar10.")
     ] = None,
-    data_root: DataRoot = None,
-    download: Download = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    resume: Resume = False,
+    data_root: opt.DataRoot = None,
+    download: opt.Download = False,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    resume: opt.Resume = False,
     hold: Annotated[bool, typer.Option("--hold", help="Store copies of G and H with the mixture.")] = False,
-    device: Device = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Mix two models into one, with a wanted clean or robust accuracy."""
-    console, where = screen(), pick_device(device)
+    console, where = screen(), opt.pick_device(device)
     target = read_target(mode, clean, robust_accuracy, alpha)
     options, recipe_changes = split_changes(changes)
     check_mode(mode, recipe, recipe_changes, resume, options, target)
@@ -108,7 +113,9 @@ def mix(
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
     reached = _store(mixed, pair.val, folder, hold, card, attacked)
     console.print(f"\n{reached} {_compared(pair, curve, attacked)}", soft_wrap=True)
-    console.print(f"Written to {folder}. Next, attack it: adaptive-smoothing evaluate {folder} --preset adaptive")
+    # A command that is broken over two lines cannot be copied.
+    attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
+    console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
 
 
 def _check_folder(folder: Path, replaces: bool) -> None:

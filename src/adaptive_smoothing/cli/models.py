@@ -19,8 +19,8 @@ MIXTURE_NOTE = (
     "under the attacks of that preset, on the number of test images in the card. `evaluate NAME` attacks a mixture."
 )
 
-# Titles of the kinds of a learned alpha, by their spelling in mixture.json.
-KINDS = {"network": "mixing network", "second-ending": "fine-tuned tail"}
+# Titles of the kinds of a learned alpha, by their names in a mixture.
+KINDS = {"network": "mixing network", "fine-tuned-tail": "fine-tuned tail"}
 
 
 def models() -> None:

@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import finish, screen, show
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
+<<<<<<< HEAD
 from adaptive_smoothing.cli.options import (
     CleanAccuracy,
     Data,
@@ -30,6 +32,9 @@ from adaptive_smoothing.cli.options import (
     pick_device,
     set_option,
 )
+=======
+from adaptive_smoothing.cli.target import as_share, choose
+>>>>>>> area-cli
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
 from adaptive_smoothing.mixing.loading import check_classes
@@ -60,23 +65,23 @@ class SweepOptions:
 
 
 def sweep(
-    standard: Standard,
-    robust: Robust,
+    standard: opt.Standard,
+    robust: opt.Robust,
     alphas: Annotated[str | None, typer.Option(help="Alphas at which to attack the mixture: 0,0.5,0.9,1.")] = None,
-    wanted: CleanAccuracy = None,
-    threat: ThreatText = "Linf:8/255",
-    data: Data = "builtin",
-    data_root: DataRoot = None,
-    download: Download = False,
-    split: Split = "test",
-    images: Images = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    device: Device = "auto",
-    changes: Annotated[list[str], set_option(SweepOptions, "steps=50")] = [],  # noqa: B006
+    wanted: opt.CleanAccuracy = None,
+    threat: opt.ThreatText = "Linf:8/255",
+    data: opt.Data = "builtin",
+    data_root: opt.DataRoot = None,
+    download: opt.Download = False,
+    split: opt.Split = "test",
+    images: opt.Images = None,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    device: opt.Device = "auto",
+    changes: Annotated[list[str], opt.set_option(SweepOptions, "steps=50")] = [],  # noqa: B006
 ) -> None:
     """Measure the mixture of two models at every alpha, clean and under three attacks."""
-    options, mix_alphas, where = changed(SweepOptions(), changes), parse_alphas(alphas), pick_device(device)
+    options, mix_alphas, where = changed(SweepOptions(), changes), parse_alphas(alphas), opt.pick_device(device)
     attack, target = PGD(parse_threat(threat), steps=options.steps), _target(wanted, split)
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     models = {"g": model_facts(standard), "h": model_facts(robust)}

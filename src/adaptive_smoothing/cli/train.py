@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import screen
-from adaptive_smoothing.cli.options import DataRoot, Device, Download, Out, Resume, pick_device
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import train_base
@@ -22,11 +22,11 @@ def train(
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe: --set optimizer.epochs=3."),
     ] = [],  # noqa: B006
-    data_root: DataRoot = None,
-    download: Download = False,
-    out: Out = None,
-    resume: Resume = False,
-    device: Device = "auto",
+    data_root: opt.DataRoot = None,
+    download: opt.Download = False,
+    out: opt.Out = None,
+    resume: opt.Resume = False,
+    device: opt.Device = "auto",
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile the model; by default on CUDA only.")
     ] = None,
@@ -41,7 +41,7 @@ def train(
     card = train_base(
         settings,
         folder,
-        device=pick_device(device),
+        device=opt.pick_device(device),
         root=data_root,
         download=download,
         resume=resume,

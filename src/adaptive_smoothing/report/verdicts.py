@@ -100,7 +100,7 @@ def cost_table(costs: dict[str, Cost]) -> Table:
         )
         for name, cost in costs.items()
     ]
-    columns = ("", "parameters", "FLOPs per image", "images per second", "relative speed")
+    columns = ("", "parameters", "FLOPs per image", "images / s", "relative speed")
     return Table(
         "Cost of a prediction", columns, tuple(rows), "Forward passes on this machine, with default settings of torch."
     )
