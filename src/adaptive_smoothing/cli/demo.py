@@ -12,18 +12,10 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
-<<<<<<< HEAD
+from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, finish, screen, show
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
-from adaptive_smoothing.cli.options import VALIDATION, Device, Images, as_share, choose, pick_device
-=======
-from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import TimeBar, finish, screen, show
-from adaptive_smoothing.cli.demo_learned import measured_now, stored_comparison
-from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
-from adaptive_smoothing.cli.progress import Count
-from adaptive_smoothing.cli.target import VALIDATION, as_share, choose
->>>>>>> area-cli
+from adaptive_smoothing.cli.options import VALIDATION, as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions

@@ -11,32 +11,10 @@ import typer
 from rich.console import Console
 from torch import nn
 
-<<<<<<< HEAD
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, preset
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
-from adaptive_smoothing.cli.options import (
-    Data,
-    DataRoot,
-    Devices,
-    Download,
-    Images,
-    Out,
-    Overwrite,
-    Seed,
-    Split,
-    ThreatText,
-    pick_devices,
-    set_option,
-)
-=======
-from adaptive_smoothing.attacks.adaptive import PRESETS, preset
-from adaptive_smoothing.attacks.cascade import Cascade
-from adaptive_smoothing.attacks.titles import stage_title
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import TimeBar, screen
-from adaptive_smoothing.cli.progress import RunProgress
->>>>>>> area-cli
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test

@@ -14,24 +14,7 @@ from torch import nn
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import TimeBar, screen
 from adaptive_smoothing.cli.mix_options import MixOptions, Mode, Target, check_mode, read_target, split_changes
-<<<<<<< HEAD
-from adaptive_smoothing.cli.options import (
-    VALIDATION,
-    CleanAccuracy,
-    DataRoot,
-    Device,
-    Download,
-    Out,
-    Overwrite,
-    Resume,
-    Robust,
-    Standard,
-    pick_device,
-    set_option,
-)
-=======
-from adaptive_smoothing.cli.target import VALIDATION
->>>>>>> area-cli
+from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier

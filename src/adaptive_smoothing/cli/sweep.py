@@ -13,28 +13,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import finish, screen, show
 from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
-<<<<<<< HEAD
-from adaptive_smoothing.cli.options import (
-    CleanAccuracy,
-    Data,
-    DataRoot,
-    Device,
-    Download,
-    Images,
-    Out,
-    Overwrite,
-    Robust,
-    Split,
-    Standard,
-    ThreatText,
-    as_share,
-    choose,
-    pick_device,
-    set_option,
-)
-=======
-from adaptive_smoothing.cli.target import as_share, choose
->>>>>>> area-cli
+from adaptive_smoothing.cli.options import as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
 from adaptive_smoothing.mixing.loading import check_classes
