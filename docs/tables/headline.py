@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from places import RESULTS, comparison, percent, sweep
 
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
-from adaptive_smoothing.evaluation.verdict import STANDS
+from adaptive_smoothing.evaluation.verdict import ROBUST
 from adaptive_smoothing.report.figures import png, side_by_side
 from adaptive_smoothing.report.panels import Panel
 from adaptive_smoothing.report.style import LIGHT, Style
@@ -28,7 +28,7 @@ MIXTURES = {
 
 def base(model: str) -> tuple[np.ndarray, np.ndarray]:
     """Return which images the base classifier g or h classifies correctly: clean, and under its strongest attack."""
-    attacked = read_rows(RESULTS / ALONE[model] / "rows.npz")["fooled_by"] == STANDS
+    attacked = read_rows(RESULTS / ALONE[model] / "rows.npz")["fooled_by"] == ROBUST
     return load_tradeoff(sweep("resnet18")).rows[f"clean_{model}"], attacked
 
 
