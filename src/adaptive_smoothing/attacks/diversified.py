@@ -6,25 +6,16 @@ differ, and then the objective, with step sizes that decrease to zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import Objective, margin
+from adaptive_smoothing.attacks.objectives import LossAndLogits, Model, Objective, margin
 from adaptive_smoothing.attacks.pgd import pgd_step
-from adaptive_smoothing.attacks.step_attack import (
-    Answer,
-    State,
-    StepAttack,
-    column,
-    keep_worst,
-    random_start,
-    targets_with_restarts,
-)
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst, random_start
 from adaptive_smoothing.noise import fold, uniform
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, column
 
 MOMENTUM = 0.25
 # Steps between two checks of an untargeted attack: most of the images that it fools are fooled by the first step.
@@ -37,7 +28,6 @@ class DiversifiedPGD(StepAttack):
 
     Args:
         steps: steps on the objective, after the steps on a random combination of logits.
-        target_classes: how many of the most likely wrong classes to try, each `restarts` times; 0: untargeted.
         diversify: steps on a random combination of logits.
         first_step: in units of eps.
     """
@@ -59,13 +49,8 @@ class DiversifiedPGD(StepAttack):
     def check_every(self) -> int:
         return super().check_every if self.target_classes else EARLY_CHECK
 
-    def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return targets_with_restarts(logits, labels, self.target_classes, self.restarts)
-
     def current_objective(self, state: State) -> Objective:
-        def diverse_first(
-            model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor
-        ) -> tuple[Tensor, Tensor]:
+        def diverse_first(model: Model, images: Tensor, labels: Tensor, targets: Tensor) -> LossAndLogits:
             loss, logits = self.objective(model, images, labels, targets)
             diverse = (logits.float() * state["direction"]).sum(1)
             return torch.where(state["step"] < self.diversify, diverse, loss), logits
@@ -76,9 +61,6 @@ class DiversifiedPGD(StepAttack):
         start = random_start(self.threat, state)
         direction = 2 * uniform(fold(state["key"], 1), classes) - 1
         return {"iterate": start, "previous": start.clone(), "direction": direction}
-
-    def query(self, state: State) -> Tensor:
-        return state["iterate"]
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None

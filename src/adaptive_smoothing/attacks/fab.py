@@ -13,17 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import Objective, logit_margin, targeted_margin
-from adaptive_smoothing.attacks.step_attack import (
-    Answer,
-    State,
-    StepAttack,
-    choose,
-    column,
-    keep_worst,
-    most_likely_targets,
-)
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.attacks.objectives import logit_margin, targeted_margin
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, keep_worst
+from adaptive_smoothing.threat import Threat, column
 
 # The reference's numbers: the largest weight of the clean image, the overshoot beyond the plane, and the share of the
 # perturbation that is kept after a misclassified iterate.
@@ -41,22 +33,10 @@ class FAB(StepAttack):
     steps: int = 100
     target_classes: int = 9
     seed: int = 0
-
-    @property
-    def evaluations(self) -> int:
-        return self.steps + 1
-
-    def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return most_likely_targets(logits, labels, self.target_classes)
-
-    def current_objective(self, state: State) -> Objective:
-        return targeted_margin
+    objective = targeted_margin
 
     def begin(self, state: State, classes: int) -> State:
         return {"iterate": state["clean"].clone()}
-
-    def query(self, state: State) -> Tensor:
-        return state["iterate"]
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         logits, lead, gradient = answer

@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.objectives import Objective, cross_entropy, logit_margin
+from adaptive_smoothing.attacks.objectives import Model, Objective, cross_entropy, logit_margin
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.threat import Threat, per_image
+from adaptive_smoothing.threat import Threat, column, per_image
 
 # Success is confirmed in full precision. An attack that stops early must fool the model by more than TF32's rounding.
 SAFE_MARGIN = 0.01
 # 20 steps of 0.0027 at eps = 8/255, the paper's setting, in units of eps / steps.
 STEP_FACTOR = 0.0027 * 20 / (8 / 255)
 
-Model = Callable[[Tensor], Tensor]
 # Which images of a batch are still attacked: their numbers, or a slice for all of them.
 Active = Tensor | slice
 # observe(active, iterates, losses, logits) returns a mask of the active images to go on with, or None for all.
@@ -31,11 +30,7 @@ Observer = Callable[[Active, Tensor, Tensor, Tensor], Tensor | None]
 
 
 def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:
-    """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box.
-
-    Args:
-        step_size: one number, or one per image.
-    """
+    """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box."""
     return threat.project(iterate + per_image(step_size, iterate) * threat.steepest(gradient), clean)
 
 
@@ -133,6 +128,7 @@ class PGD:
     def _ascend(
         self, model: Model, images: Tensor, labels: Tensor, start: Tensor, observe: Observer | None = None
     ) -> Tensor:
+        size = self.step_size
         return ascend(
             self.objective,
             model,
@@ -141,7 +137,7 @@ class PGD:
             self.threat,
             steps=self.steps,
             start=start,
-            step_size=self.step_size,
+            step_size=size,
             observe=observe,
         )
 
@@ -165,7 +161,7 @@ class _Worst:
         """
         margin = logit_margin(logits, self.labels[active]).nan_to_num(nan=torch.inf)
         worse = margin > self.margin[active]
-        self.images[active] = torch.where(worse.view(-1, 1, 1, 1), iterate, self.images[active])
+        self.images[active] = torch.where(column(worse, iterate), iterate, self.images[active])
         self.margin[active] = torch.where(worse, margin, self.margin[active])
         self.moved[active] |= (iterate != self.start[active]).flatten(1).any(1)
         return margin <= SAFE_MARGIN if self.stop_when_fooled else None

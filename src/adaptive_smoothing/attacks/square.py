@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import logit_margin
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, column
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose
 from adaptive_smoothing.noise import fold, uniform
-from adaptive_smoothing.threat import L2, Threat
+from adaptive_smoothing.threat import L2, Threat, column
 
 # Share of the image that the first squares cover.
 FIRST_AREA = 0.8

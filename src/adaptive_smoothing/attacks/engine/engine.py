@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -76,11 +76,9 @@ class Engine:
             accurate = (candidate for candidate in candidates if candidate.is_accurate(self.model, images, logits))
             self._arithmetic = next(accurate, FULL_PRECISION)
             if self._arithmetic == FULL_PRECISION:
-                tried = " and ".join(candidate.name for candidate in candidates)
-                share = f"1/{1 / candidates[-1].tolerance:g}"
-                warnings.warn(
-                    f"{tried} logits differ by more than {share} of their spread; using float32", stacklevel=5
-                )
+                tried, share = " and ".join(candidate.name for candidate in candidates), 1 / candidates[-1].tolerance
+                message = f"{tried} logits differ by more than 1/{share:g} of their spread; using float32"
+                warnings.warn(message, stacklevel=5)
         return self._arithmetic
 
     def retry(
@@ -93,7 +91,9 @@ class Engine:
         while True:
             try:
                 view = self.view(source)
-                with frozen(*filter(None, (self.model, view))), self._current_device():
+                # Graphs are recorded on the current device, whichever device their tensors are on.
+                current = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+                with frozen(*filter(None, (self.model, view))), current:
                     return work(view)
             except torch.OutOfMemoryError:
                 if self.size == 1:
@@ -108,10 +108,6 @@ class Engine:
                 self.compiled = False
                 self._forget_compiled()
 
-    def _current_device(self) -> AbstractContextManager[None]:
-        """Graphs are recorded on the current device, whichever device their tensors are on."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
     def _forget_compiled(self) -> None:
         self._fast.clear()
         self._recorded.clear()
@@ -125,11 +121,6 @@ class Engine:
         if source not in self._views:
             self._views[source] = source(self.model)
         return self._views[source]
-
-    def victim(self, source: nn.Module | None, arithmetic: Arithmetic) -> Victim:
-        """Return the model, and the model that gradients come from, in an arithmetic."""
-        model = self._fast_model(self.model, arithmetic)
-        return Victim(model, None if source is None else self._fast_model(source, arithmetic), arithmetic)
 
     def _fast_model(self, model: nn.Module, arithmetic: Arithmetic) -> FastModel:
         key = (id(model), arithmetic)
@@ -150,7 +141,8 @@ class Engine:
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
-        victim, compiled = self.victim(source, arithmetic), self._compiles(arithmetic)
+        model, view = (None if part is None else self._fast_model(part, arithmetic) for part in (self.model, source))
+        victim, compiled = Victim(model, view, arithmetic), self._compiles(arithmetic)
         batch = JobBatch(attack, victim, state, capacity=self._capacity(state), compiled=compiled, memory=self._memory)
         if batch.cuda:
             self._recorded[key] = batch

@@ -29,25 +29,19 @@ class Victim:
     def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
         """Return the answer to one step, with one pass of each network."""
         with self.arithmetic.float32_context():
-            if objective is None:
-                return Answer(self.predict(images))
-            with torch.enable_grad():
-                images = images.detach().requires_grad_()
-                source = self.model if self.source is None else self.source
-                loss, logits = objective(source, images, state["label"], state["target"])
-                gradient = _gradient(loss, images)
-            logits = logits.detach() if self.source is None else self.predict(images)
-            return Answer(logits, loss.detach(), gradient)
-
-    def predict(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.model(images.detach())
-
-
-def _gradient(loss: Tensor, images: Tensor) -> Tensor:
-    """Return the gradient; zero where the output does not depend on the images, which an alarm reports."""
-    gradient = torch.autograd.grad(loss.sum(), images, allow_unused=True)[0] if loss.requires_grad else None
-    return torch.zeros_like(images) if gradient is None else gradient
+            loss = gradient = None
+            if objective is not None:
+                with torch.enable_grad():
+                    images = images.detach().requires_grad_()
+                    loss, logits = objective(self.source or self.model, images, state["label"], state["target"])
+                    if loss.requires_grad:
+                        (gradient,) = torch.autograd.grad(loss.sum(), images, allow_unused=True)
+                # Where the output does not depend on the images, the gradient is zero, which an alarm reports.
+                loss, gradient = loss.detach(), torch.zeros_like(images) if gradient is None else gradient
+            if objective is None or self.source is not None:
+                with torch.no_grad():
+                    logits = self.model(images.detach())
+            return Answer(logits.detach(), loss, gradient)
 
 
 class JobBatch:
@@ -78,7 +72,6 @@ class JobBatch:
         if compiled:
             self.query = torch.compile(self.query, dynamic=True)
             self.update = torch.compile(self.update, dynamic=True)
-        self.lookahead = getattr(self.attack, "lookahead", 1)
         self.gradient = self.attack.current_objective(state) is not None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.recordable = self.cuda
