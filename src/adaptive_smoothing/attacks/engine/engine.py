@@ -90,7 +90,9 @@ class Engine:
             self.size = min(self.size, max(8, BATCH.get(self.device.type, 256) * CIFAR_PIXELS // pixels))
         while True:
             try:
-                view = self.view(source)
+                if source is not None and source not in self._views:
+                    self._views[source] = source(self.model)
+                view = None if source is None else self._views[source]
                 # Graphs are recorded on the current device, whichever device their tensors are on.
                 current = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
                 with frozen(*filter(None, (self.model, view))), current:
@@ -114,14 +116,6 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def view(self, source: View | None) -> nn.Module | None:
-        """Return a view of the model; it is made once."""
-        if source is None:
-            return None
-        if source not in self._views:
-            self._views[source] = source(self.model)
-        return self._views[source]
-
     def _fast_model(self, model: nn.Module, arithmetic: Arithmetic) -> FastModel:
         key = (id(model), arithmetic)
         if key not in self._fast:
@@ -141,8 +135,9 @@ class Engine:
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
-        model, view = (None if part is None else self._fast_model(part, arithmetic) for part in (self.model, source))
-        victim, compiled = Victim(model, view, arithmetic), self._compiles(arithmetic)
+        view = None if source is None else self._fast_model(source, arithmetic)
+        victim = Victim(self._fast_model(self.model, arithmetic), view, arithmetic)
+        compiled = self._compiles(arithmetic)
         batch = JobBatch(attack, victim, state, capacity=self._capacity(state), compiled=compiled, memory=self._memory)
         if batch.cuda:
             self._recorded[key] = batch

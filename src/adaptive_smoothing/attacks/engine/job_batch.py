@@ -17,6 +17,8 @@ from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
+ALL_ROWS = slice(None)
+
 
 @dataclass(frozen=True)
 class Victim:
@@ -44,6 +46,7 @@ class Victim:
             return Answer(logits.detach(), loss, gradient)
 
 
+@dataclass(eq=False)
 class JobBatch:
     """Rows of jobs that step together.
 
@@ -52,37 +55,26 @@ class JobBatch:
         memory: the pool of CUDA memory that recorded graphs share.
     """
 
-    def __init__(
-        self,
-        attack: StepAttack,
-        victim: Victim,
-        state: State,
-        *,
-        capacity: int = 1,
-        compiled: bool = False,
-        memory: _POOL_HANDLE | None = None,
-    ) -> None:
-        self.victim, self.state, self.memory = victim, state, memory
-        # Keeps the attack alive, so that no other one gets its id, by which the engine finds this batch.
-        self.made_for = attack
-        self.cuda = state["label"].is_cuda
-        self.attack = attack.for_rows(len(state["label"]), capacity)
+    made_for: StepAttack  # kept alive, so that no other attack gets its id, by which the engine finds this batch
+    victim: Victim
+    state: State
+    capacity: int = 1
+    compiled: bool = False
+    memory: _POOL_HANDLE | None = None
+
+    def __post_init__(self) -> None:
+        self.recordable = self.cuda = self.state["label"].is_cuda
+        self.attack = self.made_for.for_rows(len(self.state["label"]), self.capacity)
         self.query: Callable[[State], Tensor] = self.attack.query
         self.update: Callable[[State, Tensor, Answer], State] = self.attack.update
-        if compiled:
+        if self.compiled:
             self.query = torch.compile(self.query, dynamic=True)
             self.update = torch.compile(self.update, dynamic=True)
-        self.gradient = self.attack.current_objective(state) is not None
+        self.gradient = self.attack.current_objective(self.state) is not None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.recordable = self.cuda
 
-    def load(self, state: State) -> None:
-        """Replace the state, keeping the memory of its tensors."""
-        for name, value in state.items():
-            self.state[name].copy_(value)
-
-    def put(self, rows: Tensor, state: State) -> None:
-        """Replace some rows of the state."""
+    def load(self, state: State, rows: Tensor | slice = ALL_ROWS) -> None:
+        """Replace rows of the state, keeping the memory of its tensors."""
         for name, value in state.items():
             self.state[name][rows] = value
 
