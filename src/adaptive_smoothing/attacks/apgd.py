@@ -21,20 +21,15 @@ FIRST, DECREASE, SHORTEST = 0.22, 0.03, 0.06
 
 @dataclass(frozen=True)
 class APGD(StepAttack):
-    """APGD on any objective.
-
-    Args:
-        first_step: in units of eps.
-        from_worst: start from the worst version that earlier attacks have found, not from a random point.
-    """
+    """APGD on any objective."""
 
     threat: Threat
     steps: int = 100
     objective: Objective = cross_entropy
     target_classes: int = 0
     restarts: int = 1
-    first_step: float = 2.0
-    from_worst: bool = False
+    first_step: float = 2.0  # in units of eps
+    from_worst: bool = False  # start from the worst version that earlier attacks have found, not at random
     widest_margin: bool = False
     seed: int = 0
 

@@ -63,20 +63,13 @@ def stage_title(key: str) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One attack of a cascade.
+    """One attack of a cascade."""
 
-    Args:
-        key: names the stage in result files; random numbers are derived from it.
-        source: returns the view of the model that is attacked, if it is not the model itself.
-        needs: says whether the stage applies to a model; None: it always does.
-        precise: attack in full precision, and only images that survive by less than the rounding error.
-    """
-
-    key: str
+    key: str  # names the stage in result files; random numbers are derived from it
     attack: StepAttack | PlainAttack
-    source: View | None = None
-    needs: Needs | None = None
-    precise: bool = False
+    source: View | None = None  # returns the view of the model that is attacked, if it is not the model itself
+    needs: Needs | None = None  # says whether the stage applies to a model; None: it always does
+    precise: bool = False  # attack in full precision, and only images that survive by less than the rounding error
 
     @property
     def title(self) -> str:

@@ -24,13 +24,7 @@ EARLY_CHECK = 2
 
 @dataclass(frozen=True)
 class DiversifiedPGD(StepAttack):
-    """PGD with momentum from a random start.
-
-    Args:
-        steps: steps on the objective, after the steps on a random combination of logits.
-        diversify: steps on a random combination of logits.
-        first_step: in units of eps.
-    """
+    """PGD with momentum from a random start: `diversify` steps on a random combination of logits, then `steps`."""
 
     threat: Threat
     steps: int = 20
@@ -38,7 +32,7 @@ class DiversifiedPGD(StepAttack):
     target_classes: int = 0
     restarts: int = 1
     diversify: int = 0
-    first_step: float = 2.0
+    first_step: float = 2.0  # in units of eps
     seed: int = 0
 
     @property

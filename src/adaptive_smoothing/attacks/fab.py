@@ -47,7 +47,7 @@ class FAB(StepAttack):
         offset = (gradient * images).sum((1, 2, 3)) - lead
         to_plane = step_to_plane(threat, here, gradient, offset)
         from_clean = step_to_plane(threat, clean, gradient, offset)
-        near, far = (_length(threat, delta) for delta in (to_plane, from_clean))
+        near, far = (threat.distance(step, torch.zeros_like(step)).clamp_min(1e-8) for step in (to_plane, from_clean))
         weight = column((near / (near + far)).clamp(max=MAX_CLEAN_WEIGHT), images)
         ahead = (here + OVERSHOOT * to_plane) * (1 - weight) + (clean + OVERSHOOT * from_clean) * weight
         # NaN is not outside, so that it reaches the confirmation, which refuses it.
@@ -78,7 +78,3 @@ def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor
         # An infinite time would give NaN for a pace of zero.
         time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
     return downhill * torch.minimum(column(time, points) * pace, room)
-
-
-def _length(threat: Threat, delta: Tensor) -> Tensor:
-    return threat.distance(delta, torch.zeros_like(delta)).clamp_min(1e-8)

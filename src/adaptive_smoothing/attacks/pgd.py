@@ -81,17 +81,13 @@ class PGD:
     """`PGD(threat, steps=20)(model, images, labels)` returns adversarial images.
 
     Of each image it returns the iterate with the widest margin of misclassification, or the closest to one.
-    Random starts depend on the batch, not on the image.
-
-    Args:
-        step_size: the paper's if it is not given.
-        stop_when_fooled: attack an image only until an iterate fools the model. The images that are fooled are the
-            same, for fewer passes, but their margins are not the widest.
+    Random starts depend on the batch, not on the image. With `stop_when_fooled` an image is attacked only until an
+    iterate fools the model: the fooled images are the same, for fewer passes, but their margins are not the widest.
     """
 
     threat: Threat
     steps: int = 20
-    step_size: float | Tensor | None = None
+    step_size: float | Tensor | None = None  # None: the paper's
     random_start: bool = False
     objective: Objective = cross_entropy
     stop_when_fooled: bool = False

@@ -24,7 +24,6 @@ PAPER_WEIGHT = 0.5
 # Alphas of the mixtures that attacks are transferred from.
 OTHER_ALPHAS = (0.5, 0.9)
 
-Preset = Callable[..., Cascade]
 targeted_apgd = partial(APGD, target_classes=TARGETS)
 
 
@@ -161,7 +160,7 @@ def adaptive_auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     return Cascade("D", threat, (*lower_alpha_stages(threat, PAPER_WEIGHT, seed), *without_alpha, *others))
 
 
-PRESETS: dict[str, Preset] = {
+PRESETS: dict[str, Callable[..., Cascade]] = {
     "fast": fast_attack,
     "standard": auto_attack,
     "adaptive": adaptive_attack,

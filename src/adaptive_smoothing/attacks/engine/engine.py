@@ -46,7 +46,6 @@ class Engine:
 
     Args:
         batch_size: rows of a batch; by default chosen for the device and the size of the images.
-        compiled: compile the model and the steps of attacks.
         precise: attack in full precision only.
         examples: returns the images that the arithmetic is chosen on; by default the first images under attack.
     """
@@ -97,24 +96,19 @@ class Engine:
                 current = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
                 with frozen(*filter(None, (self.model, view))), current:
                     return work(view)
-            except torch.OutOfMemoryError:
-                if self.size == 1:
-                    raise
-                self.size //= 2
-                self._forget_compiled()
             except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError) and self.size > 1:
+                    self.size //= 2
                 # Importing the compiler's error classes would take two seconds.
-                if not (self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))):
+                elif self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                    warnings.warn(f"this model cannot be compiled, so attacks take longer: {error}", stacklevel=2)
+                    self.compiled = False
+                else:
                     raise
-                warnings.warn(f"this model cannot be compiled, so attacks take longer: {error}", stacklevel=2)
-                self.compiled = False
-                self._forget_compiled()
-
-    def _forget_compiled(self) -> None:
-        self._fast.clear()
-        self._recorded.clear()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+                self._fast.clear()
+                self._recorded.clear()
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
 
     def _fast_model(self, model: nn.Module, arithmetic: Arithmetic) -> FastModel:
         key = (id(model), arithmetic)
@@ -137,8 +131,7 @@ class Engine:
             return self._recorded[key]
         view = None if source is None else self._fast_model(source, arithmetic)
         victim = Victim(self._fast_model(self.model, arithmetic), view, arithmetic)
-        compiled = self._compiles(arithmetic)
-        batch = JobBatch(attack, victim, state, capacity=self._capacity(state), compiled=compiled, memory=self._memory)
+        batch = JobBatch(attack, victim, state, self._capacity(state), self._compiles(arithmetic), self._memory)
         if batch.cuda:
             self._recorded[key] = batch
         return batch

@@ -48,19 +48,14 @@ class Victim:
 
 @dataclass(eq=False)
 class JobBatch:
-    """Rows of jobs that step together.
-
-    Args:
-        capacity: how many images keep the device busy.
-        memory: the pool of CUDA memory that recorded graphs share.
-    """
+    """Rows of jobs that step together."""
 
     made_for: StepAttack  # kept alive, so that no other attack gets its id, by which the engine finds this batch
     victim: Victim
     state: State
-    capacity: int = 1
+    capacity: int = 1  # how many images keep the device busy
     compiled: bool = False
-    memory: _POOL_HANDLE | None = None
+    memory: _POOL_HANDLE | None = None  # the pool that recorded graphs share
 
     def __post_init__(self) -> None:
         self.recordable = self.cuda = self.state["label"].is_cuda
@@ -112,10 +107,9 @@ class JobBatch:
         try:
             with torch.cuda.graph(graph, pool=self.memory, stream=stream):
                 self.step_in_place()
+            self.graph = graph
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             warnings.warn(f"this model cannot be recorded, so attacks take longer: {error}", stacklevel=2)
             self.recordable = False
-        else:
-            self.graph = graph

@@ -8,9 +8,8 @@ succeeded, and the earliest success counts. With `widest_margin` no job is dropp
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from adaptive_smoothing.noise import WORD, fold, keyed_seed
 
 # progress(share of the work that is done, number of fooled images)
 AttackProgress = Callable[[float, int], None]
-Numbers = TypeVar("Numbers", int, np.ndarray)
 
 
 def run_attack(
@@ -80,8 +78,7 @@ class Jobs:
 
     def run(self) -> AttackOutcome:
         """Run all jobs and return the outcome of each image."""
-        waiting = iter(range(self.images * self.attempts))
-        jobs = self._next(waiting, self.engine.rows(self.images * self.attempts))
+        jobs = self._next(self.engine.rows(self.images * self.attempts))
         # The job of each row; -1 for idle rows, which repeat the first job.
         job = np.array(jobs + [-1] * (self.engine.rows(len(jobs)) - len(jobs)))
         batch = self._batch(self._begin(np.where(job < 0, jobs[0], job)))
@@ -90,7 +87,7 @@ class Jobs:
             self.engine.passes.add(len(job) * self.attack.check_every * batch.attack.lookahead, batch.gradient)
             job[self._check(batch.state, job)] = -1
             idle = np.flatnonzero(job < 0)
-            if new := self._next(waiting, len(idle)):
+            if new := self._next(len(idle)):
                 rows = idle[: len(new)]
                 batch.load(self._begin(np.array(new)), self._on_device(rows))
                 job[rows] = new
@@ -99,23 +96,22 @@ class Jobs:
         self.outcome.queries = self._on_device(self.queries)
         return self.outcome
 
-    def _next(self, waiting: Iterator[int], count: int) -> list[int]:
+    def _next(self, count: int) -> list[int]:
         """Return up to `count` jobs that can still change the outcome."""
         found: list[int] = []
-        while len(found) < count and (job := next(waiting, None)) is not None:
-            self.taken = job + 1
-            if self._is_open(*divmod(job, self.images)):
-                found.append(job)
+        while len(found) < count and self.taken < self.images * self.attempts:
+            if self._is_open(*divmod(self.taken, self.images)):
+                found.append(self.taken)
+            self.taken += 1
         return found
 
-    def _is_open(self, attempt: Numbers, image: Numbers) -> np.ndarray:
+    def _is_open(self, attempt: int | np.ndarray, image: int | np.ndarray) -> np.ndarray:
         """Whether attempts can still change the outcome of their images."""
         return (attempt < self.success[image]) | self.attack.widest_margin
 
     def _begin(self, jobs: np.ndarray) -> State:
         attempt, image = (self._on_device(part) for part in divmod(jobs, self.images))
-        inputs = self.inputs.take(image)
-        stream = keyed_seed(self.attack.seed, self.key) & WORD
+        inputs, stream = self.inputs.take(image), keyed_seed(self.attack.seed, self.key) & WORD
         state = {
             "clean": inputs.images,
             "label": inputs.labels,
@@ -164,7 +160,7 @@ class Jobs:
 
     def _confirm(self, state: State, rows: np.ndarray, job: np.ndarray, step: np.ndarray) -> None:
         """Check successes in full precision. One that is refused raises the threshold of its row."""
-        which = self._on_device(rows)
+        which, outcome = self._on_device(rows), self.outcome
         threat = self.inputs.threat.with_eps(state["eps"][which])
         clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
         margin, logits = confirm(self.engine.model, worst, clean, state["label"][which], threat)
@@ -175,24 +171,19 @@ class Jobs:
         self.engine.passes.add(len(rows), gradient=False)
         succeeded = np.flatnonzero((margin > 0).cpu().numpy())
         attempt, image = np.divmod(job[rows], self.images)
-        new = self._improvements(succeeded, attempt, image, margin)
+        # On each image the earliest success counts, or the one with the widest margin.
+        rank, best = attempt, self.success
+        if self.attack.widest_margin:
+            rank, best = -margin.cpu().numpy(), -outcome.margin.where(outcome.fooled, -torch.inf).cpu().numpy()
+        new = _first_of_each_image(succeeded, rank, image)
+        new = new[rank[new] < best[image[new]]]
         self.success[image[new]] = attempt[new]
         if not self.attack.widest_margin:
             steps = np.minimum(step[rows[new]], self.attack.evaluations)
             self.queries[image[new]] = attempt[new] * self.attack.evaluations + steps.astype(int)
         at, source = self._on_device(image[new]), self._on_device(new)
-        outcome = self.outcome
         outcome.fooled[at] = True
         outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[source], margin[source], logits[source]
-
-    def _improvements(self, rows: np.ndarray, attempt: np.ndarray, image: np.ndarray, margin: Tensor) -> np.ndarray:
-        """Return the successful row of each image that counts, if it replaces the outcome so far."""
-        rank = -margin.cpu().numpy() if self.attack.widest_margin else attempt
-        new = _first_of_each_image(rows, rank, image)
-        if not self.attack.widest_margin:
-            return new[attempt[new] < self.success[image[new]]]
-        before = self.outcome.margin.where(self.outcome.fooled, -torch.inf).cpu().numpy()
-        return new[-rank[new] > before[image[new]]]
 
     def _keep_closest(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
         """Keep the widest margin of the finished jobs of images that are not fooled."""
