@@ -173,8 +173,7 @@ def run_stage(
         which = torch.arange(len(inputs), device=which.device)
     if not len(which):
         return
-    part = replace(inputs, worst=state.worst).take(which)
-    attack, source = stage.attack, stage.source
+    attack, source, part = stage.attack, stage.source, replace(inputs, worst=state.worst).take(which)
     if isinstance(attack, StepAttack):
         before = int((state.fooled_by[which] >= 0).sum())
         newly = None if progress is None else lambda share, fooled: progress(share, max(0, fooled - before))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import LossAndLogits, Model, Objective, margin
+from adaptive_smoothing.attacks.objectives import LossLogits, Model, Objective, margin
 from adaptive_smoothing.attacks.pgd import pgd_step
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst, random_start
 from adaptive_smoothing.noise import fold, uniform
@@ -44,7 +44,7 @@ class DiversifiedPGD(StepAttack):
         return super().check_every if self.target_classes else EARLY_CHECK
 
     def current_objective(self, state: State) -> Objective:
-        def diverse_first(model: Model, images: Tensor, labels: Tensor, targets: Tensor) -> LossAndLogits:
+        def diverse_first(model: Model, images: Tensor, labels: Tensor, targets: Tensor) -> LossLogits:
             loss, logits = self.objective(model, images, labels, targets)
             diverse = (logits.float() * state["direction"]).sum(1)
             return torch.where(state["step"] < self.diversify, diverse, loss), logits

@@ -20,8 +20,8 @@ Model = Callable[[Tensor], Tensor]
 # One class per image; None for an untargeted attack.
 Targets = Tensor | None
 Loss = Callable[[Tensor, Tensor, Targets], Tensor]
-LossAndLogits = tuple[Tensor, Tensor]
-Objective = Callable[..., LossAndLogits]
+LossLogits = tuple[Tensor, Tensor]  # the loss of each image, and the logits
+Objective = Callable[..., LossLogits]
 
 TINY = 1e-12
 # With fewer classes DLR has too little to divide by: then it is the margin.
@@ -96,7 +96,7 @@ class LossObjective:
 
     loss: Loss
 
-    def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossAndLogits:
+    def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         logits = model(images)
         return self.loss(logits, labels, targets), logits
 
@@ -108,17 +108,12 @@ targeted_probability = LossObjective(targeted_probability_loss)
 
 @dataclass(frozen=True)
 class LowerAlpha:
-    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and lower its alpha (the paper's setting D).
-
-    `weight` is one number, or one per image.
-    """
+    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and lower its alpha (the paper's setting D)."""
 
     loss: Loss
-    weight: float | Tensor
+    weight: float | Tensor  # one number, or one per image
 
-    def __call__(
-        self, model: MixedClassifier, images: Tensor, labels: Tensor, targets: Targets = None
-    ) -> LossAndLogits:
+    def __call__(self, model: MixedClassifier, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         mixed = model.mix(images)
         lowered = -mixed.alpha.clamp_min(TINY).log()
         return (1 - self.weight) * self.loss(mixed.logits, labels, targets) + self.weight * lowered, mixed.logits
@@ -137,9 +132,7 @@ class FlipStandard:
     max_lead: float = 5.0
     worst_case: bool = False
 
-    def __call__(
-        self, model: MixedClassifier, images: Tensor, labels: Tensor, targets: Targets = None
-    ) -> LossAndLogits:
+    def __call__(self, model: MixedClassifier, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         mixed, target = model.mix(images), require_targets(targets)
         logits = mix_with_certain_standard(mixed.h, mixed.alpha, target) if self.worst_case else mixed.logits
         lead = -logit_margin(mixed.g, target).clamp(min=-self.max_lead)
@@ -157,7 +150,7 @@ class KLDivergence:
 
     reference: Tensor
 
-    def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossAndLogits:
+    def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         logits = model(images)
         if len(logits) != len(self.reference):
             raise ValueError(

@@ -48,15 +48,11 @@ class StepAttack(ABC):
     threat: Threat
     seed: int
     steps: int
-    # What steps maximise; None for an attack that uses no gradient.
-    objective: Objective | None = None
-    # How many of the most likely wrong classes to try in turn, and how often; 0: untargeted.
-    target_classes: int = 0
+    objective: Objective | None = None  # what steps maximise; None for an attack that uses no gradient
+    target_classes: int = 0  # how many of the most likely wrong classes to try in turn; 0: untargeted
     restarts: int = 1
-    # Images per job that a step evaluates.
-    lookahead: int = 1
-    # Whether jobs continue to their end on fooled images as well, to find the widest margin.
-    widest_margin: bool = False
+    lookahead: int = 1  # images per job that a step evaluates
+    widest_margin: bool = False  # continue jobs to their end on fooled images as well, to find the widest margin
 
     @property
     def evaluations(self) -> int:

@@ -59,12 +59,9 @@ class SmoothedSurrogate:
 
 @dataclass(frozen=True)
 class WithoutTransforms:
-    """The mixture without transforms, so that the gradients of all targets differ.
+    """The mixture without transforms, so that the gradients of all targets differ."""
 
-    Alpha has a gradient where it is clipped, unless `alpha` sets one value for all images.
-    """
-
-    alpha: float | None = None
+    alpha: float | None = None  # one value for all images; None: the model's, with a gradient where it is clipped
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)

@@ -42,19 +42,14 @@ class Passes:
 
 @dataclass
 class Engine:
-    """Runs a model for attacks on one device. Compiled and recorded functions are kept for the next images.
-
-    Args:
-        batch_size: rows of a batch; by default chosen for the device and the size of the images.
-        precise: attack in full precision only.
-        examples: returns the images that the arithmetic is chosen on; by default the first images under attack.
-    """
+    """Runs a model for attacks on one device. Compiled and recorded functions are kept for the next images."""
 
     model: nn.Module
     device: torch.device
-    batch_size: int | None = None
+    batch_size: int | None = None  # rows of a batch; None: chosen for the device and the size of the images
     compiled: bool = False
-    precise: bool = False
+    precise: bool = False  # attack in full precision only
+    # Returns the images that the arithmetic is chosen on; None: the first images under attack.
     examples: Callable[[], Tensor] | None = None
     passes: Passes = field(default_factory=Passes)
 
@@ -85,8 +80,8 @@ class Engine:
     ) -> AttackOutcome:
         """Return work(view of the model), with frozen weights; repeat it with smaller batches if memory runs out."""
         if self.batch_size is None:
-            pixels = inputs.images[0].numel()
-            self.size = min(self.size, max(8, BATCH.get(self.device.type, 256) * CIFAR_PIXELS // pixels))
+            fitting = BATCH.get(self.device.type, 256) * CIFAR_PIXELS // inputs.images[0].numel()
+            self.size = min(self.size, max(8, fitting))
         while True:
             try:
                 if source is not None and source not in self._views:

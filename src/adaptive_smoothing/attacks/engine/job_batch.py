@@ -5,17 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.cuda import _POOL_HANDLE
 
 from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
 from adaptive_smoothing.attacks.objectives import Objective
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
-
-if TYPE_CHECKING:
-    from torch.cuda import _POOL_HANDLE
 
 ALL_ROWS = slice(None)
 

@@ -169,13 +169,12 @@ class Jobs:
         state["margin"][which] = computed = computed.where(computed < torch.finfo(computed.dtype).max, margin)
         state["threshold"][which] = computed.clamp_min(0)
         self.engine.passes.add(len(rows), gradient=False)
-        succeeded = np.flatnonzero((margin > 0).cpu().numpy())
         attempt, image = np.divmod(job[rows], self.images)
         # On each image the earliest success counts, or the one with the widest margin.
         rank, best = attempt, self.success
         if self.attack.widest_margin:
             rank, best = -margin.cpu().numpy(), -outcome.margin.where(outcome.fooled, -torch.inf).cpu().numpy()
-        new = _first_of_each_image(succeeded, rank, image)
+        new = _first_of_each_image(np.flatnonzero((margin > 0).cpu().numpy()), rank, image)
         new = new[rank[new] < best[image[new]]]
         self.success[image[new]] = attempt[new]
         if not self.attack.widest_margin:
