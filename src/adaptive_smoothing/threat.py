@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 
+def column(values: Tensor, images: Tensor) -> Tensor:
+    """Return one number per image, shaped to broadcast against the images."""
+    return values.view(-1, *[1] * (images.dim() - 1))
+
+
 def per_image(value: float | Tensor, images: Tensor) -> float | Tensor:
-    """Return one number per image shaped to broadcast against NCHW images; a plain number is returned unchanged."""
+    """Return the `column` of one number per image; a plain number is returned unchanged."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     if value.shape != images.shape[:1]:
-        raise ValueError(
-            f"expected one radius per image ({images.shape[0]}), got a tensor of shape {tuple(value.shape)}"
-        )
-    return value.to(images).view(-1, *[1] * (images.dim() - 1))
+        raise ValueError(f"expected one radius per image ({len(images)}), got a tensor of shape {tuple(value.shape)}")
+    return column(value.to(images), images)
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,7 @@ class Linf(Threat):
 
     def clip(self, delta: Tensor) -> Tensor:
         eps = per_image(self.eps, delta)
-        if isinstance(eps, Tensor):
-            return torch.minimum(torch.maximum(delta, -eps), eps)
-        return delta.clamp(-eps, eps)
+        return torch.minimum(torch.maximum(delta, -eps), eps) if isinstance(eps, Tensor) else delta.clamp(-eps, eps)
 
     def steepest(self, gradient: Tensor) -> Tensor:
         # sign(NaN) is 0, which would stop the attack and look like robustness.
@@ -131,14 +132,12 @@ class L2(Threat):
     """Perturbations of Euclidean norm at most eps."""
 
     def clip(self, delta: Tensor) -> Tensor:
-        eps = per_image(self.eps, delta)
-        length = _length(delta)
-        return delta * (eps / length).clamp(max=1)
+        return delta * (per_image(self.eps, delta) / _length(delta)).clamp(max=1)
 
     def steepest(self, gradient: Tensor) -> Tensor:
         # Scaled by the largest entry first: the squares of tiny gradients would underflow.
         largest = gradient.flatten(1).abs().amax(1).clamp_min(torch.finfo(gradient.dtype).tiny)
-        scaled = gradient / largest.view(-1, *[1] * (gradient.dim() - 1))
+        scaled = gradient / column(largest, gradient)
         return scaled / _length(scaled)
 
     def dual_norm(self, gradient: Tensor) -> Tensor:
@@ -156,8 +155,7 @@ class L2(Threat):
 
     def surface_delta(self, uniform: Tensor) -> Tensor:
         # Moved halfway to the next of the 2^24 numbers, so that neither end becomes infinite.
-        gauss = torch.erfinv(2 * uniform - 1 + 2.0**-24)
-        return self.steepest(gauss) * per_image(self.eps, uniform)
+        return self.steepest(torch.erfinv(2 * uniform - 1 + 2.0**-24)) * per_image(self.eps, uniform)
 
     def pace(self, normal: Tensor) -> Tensor:
         return normal.abs()
@@ -165,8 +163,7 @@ class L2(Threat):
 
 def _length(delta: Tensor) -> Tensor:
     """Return the Euclidean norm of each image, shaped to broadcast and never zero."""
-    tiny = torch.finfo(delta.dtype).tiny
-    return delta.flatten(1).norm(dim=1).clamp_min(tiny).view(-1, *[1] * (delta.dim() - 1))
+    return column(delta.flatten(1).norm(dim=1).clamp_min(torch.finfo(delta.dtype).tiny), delta)
 
 
 NORMS: dict[str, type[Threat]] = {"Linf": Linf, "L2": L2}

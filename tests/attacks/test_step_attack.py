@@ -14,7 +14,7 @@ from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.objectives import cross_entropy, dlr, margin, targeted_dlr, targeted_margin
 from adaptive_smoothing.attacks.presets import auto_attack, fast_attack
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.step_attack import most_likely_targets, targets_with_restarts
+from adaptive_smoothing.attacks.step_attack import most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import L2, Linf
 
@@ -189,5 +189,6 @@ def test_any_number_of_classes(classes, kind):
 def test_targets_are_the_most_likely_wrong_classes_and_restarts_repeat_them():
     logits, labels = torch.tensor([[1.0, 4.0, 3.0, 2.0]]), torch.tensor([1])
     assert most_likely_targets(logits, labels, 9).tolist() == [[2, 3, 0]]
-    assert targets_with_restarts(logits, labels, 2, 2).tolist() == [[2, 3, 2, 3]]
-    assert targets_with_restarts(logits, labels, 0, 3).tolist() == [[1, 1, 1]]
+    targeted, untargeted = (APGD(Linf(0.1), target_classes=count, restarts=2) for count in (2, 0))
+    assert targeted.targets(logits, labels).tolist() == [[2, 3, 2, 3]]
+    assert untargeted.targets(logits, labels).tolist() == [[1, 1]]

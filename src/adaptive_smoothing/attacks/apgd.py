@@ -9,17 +9,8 @@ from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, cross_entropy
 from adaptive_smoothing.attacks.pgd import pgd_step
-from adaptive_smoothing.attacks.step_attack import (
-    Answer,
-    State,
-    StepAttack,
-    choose,
-    column,
-    keep_worst,
-    random_start,
-    targets_with_restarts,
-)
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, keep_worst, random_start
+from adaptive_smoothing.threat import Threat, column
 
 MOMENTUM = 0.25
 # Progress has stalled in a window if at most this share of its steps increased the loss.
@@ -30,34 +21,17 @@ FIRST, DECREASE, SHORTEST = 0.22, 0.03, 0.06
 
 @dataclass(frozen=True)
 class APGD(StepAttack):
-    """APGD on any objective.
-
-    Args:
-        target_classes: how many of the most likely wrong classes to try in turn, with a targeted objective; 0: none.
-        first_step: in units of eps.
-        from_worst: start from the worst version that earlier attacks have found, not from a random point.
-        widest_margin: see `StepAttack`.
-    """
+    """APGD on any objective."""
 
     threat: Threat
     steps: int = 100
     objective: Objective = cross_entropy
     target_classes: int = 0
     restarts: int = 1
-    first_step: float = 2.0
-    from_worst: bool = False
+    first_step: float = 2.0  # in units of eps
+    from_worst: bool = False  # start from the worst version that earlier attacks have found, not at random
     widest_margin: bool = False
     seed: int = 0
-
-    @property
-    def evaluations(self) -> int:
-        return self.steps + 1
-
-    def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return targets_with_restarts(logits, labels, self.target_classes, self.restarts)
-
-    def current_objective(self, state: State) -> Objective:
-        return self.objective
 
     def begin(self, state: State, classes: int) -> State:
         start = state["worst"].clone() if self.from_worst else random_start(self.threat, state)

@@ -1,4 +1,4 @@
-"""What an attack is given, and what it returns."""
+"""The input of an attack, its outcome, and the confirmation of its successes in full precision."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.threat import Threat
 
+# A float32 pixel that is moved by eps and back has a rounding error. That of an L2 norm is relative and grows with the
+# number of pixels: some millionths for an ImageNet image.
+PIXEL_ROUNDING, NORM_ROUNDING = 1e-6, 1e-5
+
 
 @dataclass(frozen=True)
 class AttackInput:
-    """Images with their labels, indices in the data set, logits and radii.
-
-    `worst` holds the worst versions of the images that earlier attacks have found, if there were any.
-    """
+    """Images, with their indices in the data set and the worst versions that earlier attacks have found."""
 
     images: Tensor
     labels: Tensor
@@ -61,11 +62,6 @@ class AttackOutcome:
         none_fooled, no_queries = torch.zeros_like(inputs.labels, dtype=torch.bool), torch.zeros_like(inputs.labels)
         low = torch.full(inputs.labels.shape, -torch.inf, device=inputs.images.device)
         return cls(none_fooled, inputs.images.clone(), low, torch.zeros_like(inputs.logits), no_queries)
-
-
-# A float32 pixel that is moved by eps and back has a rounding error. That of an L2 norm is relative and grows with the
-# number of pixels: some millionths for an ImageNet image.
-PIXEL_ROUNDING, NORM_ROUNDING = 1e-6, 1e-5
 
 
 def confirm(

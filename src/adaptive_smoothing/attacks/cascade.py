@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +17,10 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.threat import Threat
+
+# The interface of attack libraries: attack(model, images, labels) returns adversarial images.
+PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
+Needs = Callable[[nn.Module], bool]
 
 # g is the standard classifier, h the robust one. "targeted": one run per likely wrong class.
 TITLES = {
@@ -58,31 +61,18 @@ def stage_title(key: str) -> str:
     return TITLES.get(key, key)
 
 
-# The interface of attack libraries: attack(model, images, labels) returns adversarial images.
-PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
-Needs = Callable[[nn.Module], bool]
-
-
 @dataclass(frozen=True)
 class Stage:
-    """One attack of a cascade.
+    """One attack of a cascade."""
 
-    Args:
-        key: names the stage in result files; random numbers are derived from it.
-        source: returns the view of the model that is attacked, if it is not the model itself.
-        needs: whether the stage applies to a model; None: it always does.
-        precise: attack in full precision, and only images that survive by less than the rounding error.
-    """
-
-    key: str
+    key: str  # names the stage in result files; random numbers are derived from it
     attack: StepAttack | PlainAttack
-    source: View | None = None
-    needs: Needs | None = None
-    precise: bool = False
+    source: View | None = None  # returns the view of the model that is attacked, if it is not the model itself
+    needs: Needs | None = None  # says whether the stage applies to a model; None: it always does
+    precise: bool = False  # attack in full precision, and only images that survive by less than the rounding error
 
     @property
     def title(self) -> str:
-        """What people read."""
         return stage_title(self.key)
 
     @property
@@ -96,7 +86,7 @@ class Stage:
             return 1.0
         if not isinstance(self.attack, StepAttack):
             return 3.0 * getattr(self.attack, "steps", 20)
-        attempts = max(1, getattr(self.attack, "target_classes", 1)) * getattr(self.attack, "restarts", 1)
+        attempts = max(1, self.attack.target_classes) * self.attack.restarts
         return attempts * self.attack.evaluations * (1 if isinstance(self.attack, Square) else 3)
 
 
@@ -176,33 +166,21 @@ def run_stage(
     progress: AttackProgress | None = None,
 ) -> None:
     """Run a stage on the images it is for, and add its outcome to `state`."""
-    which = _images_for(engine, stage, inputs, state)
+    which = state.left()
+    if stage.precise:
+        which = which[state.margin[which] > -engine.arithmetic(inputs).rounding(inputs.logits[which])]
+    elif stage.widest_margin:
+        which = torch.arange(len(inputs), device=which.device)
     if not len(which):
         return
-    part = replace(inputs, worst=state.worst).take(which)
-    if isinstance(stage.attack, StepAttack):
-        if progress is not None:
-            progress = _count_new_only(progress, int((state.fooled_by[which] >= 0).sum()))
-        outcome = run_attack(
-            engine, stage.key, stage.attack, part, source=stage.source, precise=stage.precise, progress=progress
-        )
+    attack, source, part = stage.attack, stage.source, replace(inputs, worst=state.worst).take(which)
+    if isinstance(attack, StepAttack):
+        before = int((state.fooled_by[which] >= 0).sum())
+        newly = None if progress is None else lambda share, fooled: progress(share, max(0, fooled - before))
+        outcome = run_attack(engine, stage.key, attack, part, source=source, precise=stage.precise, progress=newly)
     else:
-        attack = stage.attack
-        outcome = engine.retry(part, stage.source, lambda view: run_plain_attack(engine, attack, part, view))
+        outcome = engine.retry(part, source, lambda view: run_plain_attack(engine, attack, part, view))
     state.add(number, which, outcome)
-
-
-def _images_for(engine: Engine, stage: Stage, inputs: AttackInput, state: CascadeState) -> Tensor:
-    """Return the survivors; only those by a rounding error for a precise stage, all images for the widest margin."""
-    left = state.left()
-    if stage.precise:
-        return left[state.margin[left] > -engine.arithmetic(inputs).rounding(inputs.logits[left])]
-    return torch.arange(len(inputs), device=left.device) if stage.widest_margin else left
-
-
-def _count_new_only(progress: AttackProgress, before: int) -> AttackProgress:
-    """Return a callback without the images that were fooled `before` the stage."""
-    return lambda share, fooled: progress(share, max(0, fooled - before))
 
 
 def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, view: nn.Module | None) -> AttackOutcome:
@@ -210,40 +188,20 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
     attacked = view or engine.model
     found, queries = [], torch.zeros_like(inputs.labels)
     for rows in torch.arange(len(inputs), device=inputs.labels.device).split(engine.size):
-        part = inputs.take(rows)
-        with _count_images(attacked) as calls:
-            found.append(_with_radii(attack, part)(attacked, part.images, part.labels))
+        part, calls = inputs.take(rows), list[int]()
+        if isinstance(attack, PGD):
+            attack = replace(attack, threat=attack.threat.with_eps(part.threat.eps))
+        with attacked.register_forward_hook(lambda module, images, logits, calls=calls: calls.append(len(logits))):
+            found.append(attack(attacked, part.images, part.labels))
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
     worst = torch.cat(found)
     margin, logits = confirm(engine.model, worst, inputs.images, inputs.labels, inputs.threat)
-    _warn_if_outside(worst, inputs, margin)
-    return AttackOutcome(margin > 0, worst, margin, logits, queries)
-
-
-def _warn_if_outside(worst: Tensor, inputs: AttackInput, margin: Tensor) -> None:
-    """Warn of an attack with a larger radius than the evaluation: its images do not count, which looks robust."""
-    outside = margin.isneginf()
-    if outside.any():
+    if (outside := margin.isneginf()).any():  # images that do not count would make the model look robust
         farthest = inputs.threat.distance(worst, inputs.images)[outside].max().item()
         warnings.warn(
             f"an attack left the {inputs.threat.norm} ball on {int(outside.sum())} of {len(inputs)} images, and went "
             f"as far as {farthest:.4g}: they count as not fooled; give the attack the eps of the evaluation",
-            stacklevel=2,
+            stacklevel=1,
         )
-
-
-@contextmanager
-def _count_images(model: nn.Module) -> Iterator[list[int]]:
-    """Yield a list that grows by the number of images of each call of the model."""
-    calls: list[int] = []
-    handle = model.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
-def _with_radii(attack: PlainAttack, inputs: AttackInput) -> PlainAttack:
-    """Return PGD with the radii of these images; any other attack is returned unchanged."""
-    return replace(attack, threat=attack.threat.with_eps(inputs.threat.eps)) if isinstance(attack, PGD) else attack
+    return AttackOutcome(margin > 0, worst, margin, logits, queries)

@@ -6,25 +6,16 @@ differ, and then the objective, with step sizes that decrease to zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import Objective, margin
+from adaptive_smoothing.attacks.objectives import LossLogits, Model, Objective, margin
 from adaptive_smoothing.attacks.pgd import pgd_step
-from adaptive_smoothing.attacks.step_attack import (
-    Answer,
-    State,
-    StepAttack,
-    column,
-    keep_worst,
-    random_start,
-    targets_with_restarts,
-)
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst, random_start
 from adaptive_smoothing.noise import fold, uniform
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, column
 
 MOMENTUM = 0.25
 # Steps between two checks of an untargeted attack: most of the images that it fools are fooled by the first step.
@@ -33,14 +24,7 @@ EARLY_CHECK = 2
 
 @dataclass(frozen=True)
 class DiversifiedPGD(StepAttack):
-    """PGD with momentum from a random start.
-
-    Args:
-        steps: steps on the objective, after the steps on a random combination of logits.
-        target_classes: how many of the most likely wrong classes to try, each `restarts` times; 0: untargeted.
-        diversify: steps on a random combination of logits.
-        first_step: in units of eps.
-    """
+    """PGD with momentum from a random start: `diversify` steps on a random combination of logits, then `steps`."""
 
     threat: Threat
     steps: int = 20
@@ -48,7 +32,7 @@ class DiversifiedPGD(StepAttack):
     target_classes: int = 0
     restarts: int = 1
     diversify: int = 0
-    first_step: float = 2.0
+    first_step: float = 2.0  # in units of eps
     seed: int = 0
 
     @property
@@ -59,13 +43,8 @@ class DiversifiedPGD(StepAttack):
     def check_every(self) -> int:
         return super().check_every if self.target_classes else EARLY_CHECK
 
-    def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return targets_with_restarts(logits, labels, self.target_classes, self.restarts)
-
     def current_objective(self, state: State) -> Objective:
-        def diverse_first(
-            model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor
-        ) -> tuple[Tensor, Tensor]:
+        def diverse_first(model: Model, images: Tensor, labels: Tensor, targets: Tensor) -> LossLogits:
             loss, logits = self.objective(model, images, labels, targets)
             diverse = (logits.float() * state["direction"]).sum(1)
             return torch.where(state["step"] < self.diversify, diverse, loss), logits
@@ -76,9 +55,6 @@ class DiversifiedPGD(StepAttack):
         start = random_start(self.threat, state)
         direction = 2 * uniform(fold(state["key"], 1), classes) - 1
         return {"iterate": start, "previous": start.clone(), "direction": direction}
-
-    def query(self, state: State) -> Tensor:
-        return state["iterate"]
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None

@@ -13,17 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import Objective, logit_margin, targeted_margin
-from adaptive_smoothing.attacks.step_attack import (
-    Answer,
-    State,
-    StepAttack,
-    choose,
-    column,
-    keep_worst,
-    most_likely_targets,
-)
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.attacks.objectives import logit_margin, targeted_margin
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, keep_worst
+from adaptive_smoothing.threat import Threat, column
 
 # The reference's numbers: the largest weight of the clean image, the overshoot beyond the plane, and the share of the
 # perturbation that is kept after a misclassified iterate.
@@ -41,22 +33,10 @@ class FAB(StepAttack):
     steps: int = 100
     target_classes: int = 9
     seed: int = 0
-
-    @property
-    def evaluations(self) -> int:
-        return self.steps + 1
-
-    def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return most_likely_targets(logits, labels, self.target_classes)
-
-    def current_objective(self, state: State) -> Objective:
-        return targeted_margin
+    objective = targeted_margin
 
     def begin(self, state: State, classes: int) -> State:
         return {"iterate": state["clean"].clone()}
-
-    def query(self, state: State) -> Tensor:
-        return state["iterate"]
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         logits, lead, gradient = answer
@@ -67,7 +47,7 @@ class FAB(StepAttack):
         offset = (gradient * images).sum((1, 2, 3)) - lead
         to_plane = step_to_plane(threat, here, gradient, offset)
         from_clean = step_to_plane(threat, clean, gradient, offset)
-        near, far = (_length(threat, delta) for delta in (to_plane, from_clean))
+        near, far = (threat.distance(step, torch.zeros_like(step)).clamp_min(1e-8) for step in (to_plane, from_clean))
         weight = column((near / (near + far)).clamp(max=MAX_CLEAN_WEIGHT), images)
         ahead = (here + OVERSHOOT * to_plane) * (1 - weight) + (clean + OVERSHOOT * from_clean) * weight
         # NaN is not outside, so that it reaches the confirmation, which refuses it.
@@ -98,7 +78,3 @@ def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor
         # An infinite time would give NaN for a pace of zero.
         time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
     return downhill * torch.minimum(column(time, points) * pace, room)
-
-
-def _length(threat: Threat, delta: Tensor) -> Tensor:
-    return threat.distance(delta, torch.zeros_like(delta)).clamp_min(1e-8)

@@ -1,33 +1,38 @@
-"""What an attack maximises: `objective(model, images, labels, targets)` returns (loss per image, logits).
+"""Losses of logits, and the objectives that attacks maximise.
 
-Attacks know nothing about mixing or training. All such knowledge is in the objective.
+`objective(model, images, labels, targets)` returns (loss per image, logits). All that an attack knows about mixing or
+training is in its objective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptive_smoothing.mixing.classifier import MixedOutput
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_with_certain_standard
 
-Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Model = Callable[[Tensor], Tensor]
+# One class per image; None for an untargeted attack.
+Targets = Tensor | None
+Loss = Callable[[Tensor, Tensor, Targets], Tensor]
+LossLogits = tuple[Tensor, Tensor]  # the loss of each image, and the logits
+Objective = Callable[..., LossLogits]
 
 TINY = 1e-12
+# With fewer classes DLR has too little to divide by: then it is the margin.
 DLR_CLASSES = 4
 
 
 def logit_margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the largest logit of a wrong class minus that of the label: positive when the image is misclassified."""
     logits = logits.float()
-    right = logits.gather(1, labels[:, None])
     wrong = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
-    return wrong - right.squeeze(1)
+    return wrong - logits.gather(1, labels[:, None]).squeeze(1)
 
 
 def kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
@@ -36,65 +41,53 @@ def kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
 
 
-def cross_entropy_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
+def cross_entropy_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
     return F.cross_entropy(logits.float(), labels, reduction="none")
 
 
-def margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
+def margin_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
     return logit_margin(logits, labels)
 
 
-def targeted_margin_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
+def targeted_margin_loss(logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
     """Return the logit of the target minus that of the label."""
-    return _lead(logits.float(), labels, require_targets(targets))
+    return _lead(logits.float(), labels, targets)
 
 
-def targeted_probability_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
+def targeted_probability_loss(logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
     """Return the probability of the target minus that of the label.
 
     A mixed classifier adds up probabilities, so a base classifier that is certain of its class has no gradient here.
     """
-    return _lead(logits.float().softmax(1), labels, require_targets(targets))
+    return _lead(logits.float().softmax(1), labels, targets)
 
 
-def dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
-    """Return the difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3, which removes the scale.
-
-    With fewer than four classes there is too little to divide by; then it is the margin.
-    """
+def dlr_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
+    """Return the difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3; see `DLR_CLASSES`."""
     if logits.shape[1] < DLR_CLASSES:
         return margin_loss(logits, labels)
     top = logits.float().topk(3).values
     return logit_margin(logits, labels) / (top[:, 0] - top[:, 2] + TINY)
 
 
-def targeted_dlr_loss(logits: Tensor, labels: Tensor, targets: Tensor | None) -> Tensor:
-    """Return the targeted margin over z_1 - (z_3 + z_4) / 2; with fewer than four classes the targeted margin."""
+def targeted_dlr_loss(logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+    """Return the targeted margin over z_1 - (z_3 + z_4) / 2."""
     if logits.shape[1] < DLR_CLASSES:
         return targeted_margin_loss(logits, labels, targets)
     logits = logits.float()
     top = logits.topk(4).values
-    return _lead(logits, labels, require_targets(targets)) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY)
+    return _lead(logits, labels, targets) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY)
 
 
-def _lead(scores: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-    return (scores.gather(1, targets[:, None]) - scores.gather(1, labels[:, None])).squeeze(1)
+def _lead(scores: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+    return (scores.gather(1, require_targets(targets)[:, None]) - scores.gather(1, labels[:, None])).squeeze(1)
 
 
-def require_targets(targets: Tensor | None) -> Tensor:
+def require_targets(targets: Targets) -> Tensor:
     """Return `targets`; None is an error."""
     if targets is None:
         raise ValueError("expected a target class per image for a targeted loss, got none: pass targets")
     return targets
-
-
-Objective = Callable[..., tuple[Tensor, Tensor]]
-
-
-class Mixes(Protocol):
-    """A mixed classifier, in any arithmetic."""
-
-    def mix(self, images: Tensor) -> MixedOutput: ...
 
 
 @dataclass(frozen=True)
@@ -103,9 +96,7 @@ class LossObjective:
 
     loss: Loss
 
-    def __call__(
-        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         logits = model(images)
         return self.loss(logits, labels, targets), logits
 
@@ -117,21 +108,15 @@ targeted_probability = LossObjective(targeted_probability_loss)
 
 @dataclass(frozen=True)
 class LowerAlpha:
-    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and lower its alpha (the paper's setting D).
-
-    `weight` is one number, or one per image.
-    """
+    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and lower its alpha (the paper's setting D)."""
 
     loss: Loss
-    weight: float | Tensor
+    weight: float | Tensor  # one number, or one per image
 
-    def __call__(
-        self, model: Mixes, images: Tensor, labels: Tensor, targets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, model: MixedClassifier, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         mixed = model.mix(images)
-        lowered = -mixed.alpha.clamp_min(1e-12).log()
-        loss = (1 - self.weight) * self.loss(mixed.logits, labels, targets) + self.weight * lowered
-        return loss, mixed.logits
+        lowered = -mixed.alpha.clamp_min(TINY).log()
+        return (1 - self.weight) * self.loss(mixed.logits, labels, targets) + self.weight * lowered, mixed.logits
 
 
 @dataclass(frozen=True)
@@ -147,9 +132,7 @@ class FlipStandard:
     max_lead: float = 5.0
     worst_case: bool = False
 
-    def __call__(
-        self, model: Mixes, images: Tensor, labels: Tensor, targets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, model: MixedClassifier, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         mixed, target = model.mix(images), require_targets(targets)
         logits = mix_with_certain_standard(mixed.h, mixed.alpha, target) if self.worst_case else mixed.logits
         lead = -logit_margin(mixed.g, target).clamp(min=-self.max_lead)
@@ -167,9 +150,7 @@ class KLDivergence:
 
     reference: Tensor
 
-    def __call__(
-        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, targets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         logits = model(images)
         if len(logits) != len(self.reference):
             raise ValueError(

@@ -12,30 +12,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.objectives import Objective, cross_entropy, logit_margin
+from adaptive_smoothing.attacks.objectives import Model, Objective, cross_entropy, logit_margin
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.threat import Threat, per_image
+from adaptive_smoothing.threat import Threat, column, per_image
 
 # Success is confirmed in full precision. An attack that stops early must fool the model by more than TF32's rounding.
 SAFE_MARGIN = 0.01
 # 20 steps of 0.0027 at eps = 8/255, the paper's setting, in units of eps / steps.
 STEP_FACTOR = 0.0027 * 20 / (8 / 255)
 
-Model = Callable[[Tensor], Tensor]
+Noise = torch.Generator | None
 # Which images of a batch are still attacked: their numbers, or a slice for all of them.
 Active = Tensor | slice
+ALL: Active = slice(None)
 # observe(active, iterates, losses, logits) returns a mask of the active images to go on with, or None for all.
 Observer = Callable[[Active, Tensor, Tensor, Tensor], Tensor | None]
 
 
 def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:
-    """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box.
-
-    Args:
-        step_size: one number, or one per image.
-    """
+    """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box."""
     return threat.project(iterate + per_image(step_size, iterate) * threat.steepest(gradient), clean)
 
 
@@ -56,17 +53,16 @@ def ascend(
         step_size: the paper's, in units of eps / steps, if it is not given.
         observe: is called with every iterate, from `start` to the last one, and can drop images.
     """
-    iterate = start
-    active: Active = slice(None)
+    iterate, active = start, ALL
     for _ in range(steps):
-        ball, clean = threat.take(active), images[active]
+        ball = threat.take(active)
         with torch.enable_grad():
             iterate = iterate.detach().requires_grad_()
             loss, logits = objective(model, iterate, labels[active])
             (gradient,) = torch.autograd.grad(loss.sum(), iterate)
         with torch.no_grad():
             size = STEP_FACTOR / steps * ball.eps if step_size is None else step_size
-            following = pgd_step(ball, iterate, gradient, size, clean)
+            following = pgd_step(ball, iterate, gradient, size, images[active])
             keep = None if observe is None else observe(active, iterate.detach(), loss.detach(), logits.detach())
         if keep is not None:
             active, following = torch.arange(len(images), device=images.device)[active][keep], following[keep]
@@ -84,17 +80,13 @@ class PGD:
     """`PGD(threat, steps=20)(model, images, labels)` returns adversarial images.
 
     Of each image it returns the iterate with the widest margin of misclassification, or the closest to one.
-    Random starts depend on the batch, not on the image.
-
-    Args:
-        step_size: the paper's if it is not given.
-        stop_when_fooled: attack an image only until an iterate fools the model. The images that are fooled are the
-            same, for fewer passes, but their margins are not the widest.
+    Random starts depend on the batch, not on the image. With `stop_when_fooled` an image is attacked only until an
+    iterate fools the model: the fooled images are the same, for fewer passes, but their margins are not the widest.
     """
 
     threat: Threat
     steps: int = 20
-    step_size: float | Tensor | None = None
+    step_size: float | Tensor | None = None  # None: the paper's
     random_start: bool = False
     objective: Objective = cross_entropy
     stop_when_fooled: bool = False
@@ -108,9 +100,8 @@ class PGD:
         check_eval(model)
         check_images(images)
         check_labels(labels, images, getattr(model, "num_classes", None))
-        start = self.start(images)
-        worst = _Worst(images, labels, start, self.stop_when_fooled)
-        self._ascend(model, images, labels, start, worst.observe)
+        worst = _Worst(images, labels, self.stop_when_fooled)
+        self.last_iterate(model, images, labels, observe=worst.observe)
         worst.check(self.threat)
         return worst.images
 
@@ -118,21 +109,19 @@ class PGD:
         """Return the attack for a selection of the images, with their radii."""
         return replace(self, threat=self.threat.take(which))
 
-    def start(self, images: Tensor, noise: torch.Generator | None = None) -> Tensor:
+    def start(self, images: Tensor, noise: Noise = None) -> Tensor:
         """Return the first iterates: the images, or random points of their balls."""
         if not self.random_start:
             return images
         noise = noise or generator(self.seed, "pgd start", device=images.device)
         return self.threat.project(images + self.threat.random_delta(images, noise), images)
 
-    def last_iterate(self, model: Model, images: Tensor, labels: Tensor, noise: torch.Generator) -> Tensor:
-        """Return the last iterates, for adversarial training: nothing is checked, nothing waits for the device."""
-        return self._ascend(model, images, labels, self.start(images, noise))
-
-    def _ascend(
-        self, model: Model, images: Tensor, labels: Tensor, start: Tensor, observe: Observer | None = None
+    def last_iterate(
+        self, model: Model, images: Tensor, labels: Tensor, noise: Noise = None, observe: Observer | None = None
     ) -> Tensor:
-        return ascend(self.objective, model, images, labels, self.threat, self.steps, start, self.step_size, observe)
+        """Return the last iterates, for adversarial training: nothing is checked, nothing waits for the device."""
+        task, start = (self.objective, model, images, labels, self.threat), self.start(images, noise)
+        return ascend(*task, steps=self.steps, start=start, step_size=self.step_size, observe=observe)
 
 
 class MaskedGradientWarning(UserWarning):
@@ -142,8 +131,9 @@ class MaskedGradientWarning(UserWarning):
 class _Worst:
     """The worst iterate of every image so far."""
 
-    def __init__(self, images: Tensor, labels: Tensor, start: Tensor, stop_when_fooled: bool) -> None:
-        self.images, self.labels, self.start, self.stop_when_fooled = images.clone(), labels, start, stop_when_fooled
+    def __init__(self, images: Tensor, labels: Tensor, stop_when_fooled: bool) -> None:
+        self.images, self.labels, self.stop_when_fooled = images.clone(), labels, stop_when_fooled
+        self.start: Tensor | None = None
         self.margin = torch.full(labels.shape, -torch.inf, device=images.device)
         self.moved = torch.zeros_like(labels, dtype=torch.bool)
 
@@ -152,9 +142,11 @@ class _Worst:
 
         NaN counts as the widest margin, so that it reaches the check, which refuses it.
         """
+        if self.start is None:
+            self.start = iterate
         margin = logit_margin(logits, self.labels[active]).nan_to_num(nan=torch.inf)
         worse = margin > self.margin[active]
-        self.images[active] = torch.where(worse.view(-1, 1, 1, 1), iterate, self.images[active])
+        self.images[active] = torch.where(column(worse, iterate), iterate, self.images[active])
         self.margin[active] = torch.where(worse, margin, self.margin[active])
         self.moved[active] |= (iterate != self.start[active]).flatten(1).any(1)
         return margin <= SAFE_MARGIN if self.stop_when_fooled else None

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import logit_margin
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, column
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose
 from adaptive_smoothing.noise import fold, uniform
-from adaptive_smoothing.threat import L2, Threat
+from adaptive_smoothing.threat import L2, Threat, column
 
 # Share of the image that the first squares cover.
 FIRST_AREA = 0.8
 # Queries after which the area of the squares is halved.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 CHECK_EVERY = 51
+# The tensors of the state that a proposal depends on.
+PROPOSAL_INPUTS = ("clean", "eps", "key", "step", "worst", "start")
 # About one proposal in twenty is kept. With a longer lookahead, too many proposals would be repeated.
 MAX_LOOKAHEAD = 8
 
@@ -33,9 +35,6 @@ class Square(StepAttack):
     queries: int = 5000
     lookahead: int = 1
     seed: int = 0
-
-    # The tensors of the state that a proposal depends on.
-    _proposal_inputs = ("clean", "eps", "key", "step", "worst", "start")
 
     @property
     def evaluations(self) -> int:
@@ -54,38 +53,32 @@ class Square(StepAttack):
         return {"start": threat.project(state["clean"] + start, state["clean"])}
 
     def query(self, state: State) -> Tensor:
-        ahead = {name: state[name].repeat_interleave(self.lookahead, 0) for name in self._proposal_inputs}
+        """Return the start at step 0, then changes of the worst image so far."""
         number = torch.arange(self.lookahead, device=state["step"].device).repeat(len(state["step"]))
-        return self._proposal(ahead, ahead["step"] + number)
+        state = {name: state[name].repeat_interleave(self.lookahead, 0) for name in PROPOSAL_INPUTS}
+        step, clean, threat = state["step"] + number, state["clean"], self.threat.with_eps(state["eps"])
+        chance = uniform(fold(state["key"], step), 5 + clean.shape[1])
+        change = _move_mass if isinstance(threat, L2) else _flip
+        size = _side(step - 1, clean.shape[2], clean.shape[3], odd=isinstance(threat, L2))
+        return choose(step == 0, state["start"], threat.project(change(state, size, chance), clean))
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         labels = state["label"].repeat_interleave(self.lookahead)
         # NaN counts as the widest margin, so that it reaches the confirmation, which refuses it.
         margin = logit_margin(answer.logits, labels).nan_to_num(nan=torch.inf).view(-1, self.lookahead)
         number = torch.arange(self.lookahead, device=margin.device)
-        better = margin > state["margin"][:, None]
-        better &= state["step"][:, None] + number < self.evaluations
+        better = (margin > state["margin"][:, None]) & (state["step"][:, None] + number < self.evaluations)
         # A row that may have succeeded waits until the host confirms or refuses it.
         active = state["margin"] <= state["threshold"]
-        first = better.int().argmax(1)
-        kept = active & better.any(1)
-        chosen = images.view(-1, self.lookahead, *images.shape[1:])[
-            torch.arange(len(first), device=first.device), first
-        ]
+        first, kept = better.int().argmax(1), active & better.any(1)
+        rows = torch.arange(len(first), device=first.device)
+        chosen = images.view(-1, self.lookahead, *images.shape[1:])[rows, first]
         used = torch.where(better.any(1), first + 1, self.lookahead)
         return {
             "worst": choose(kept, chosen, state["worst"]),
             "margin": torch.where(kept, margin.gather(1, first[:, None]).squeeze(1), state["margin"]),
             "step": torch.where(active, state["step"] + used, state["step"]),
         }
-
-    def _proposal(self, state: State, step: Tensor) -> Tensor:
-        """Return the start at step 0, then a change of the worst image so far."""
-        threat, clean = self.threat.with_eps(state["eps"]), state["clean"]
-        chance = uniform(fold(state["key"], step), 5 + clean.shape[1])
-        change = _move_mass if isinstance(threat, L2) else _flip
-        size = _side(step - 1, clean.shape[2], clean.shape[3], odd=isinstance(threat, L2))
-        return choose(step == 0, state["start"], threat.project(change(state, size, chance), clean))
 
 
 def _side(query: Tensor, height: int, width: int, *, odd: bool) -> Tensor:
@@ -101,18 +94,15 @@ def _signs(chance: Tensor) -> Tensor:
     return torch.where(chance < 0.5, -1.0, 1.0)
 
 
-# --- Linf -----------------------------------------------------------------------------------------
-
-
 def _stripes(state: State) -> Tensor:
-    """Return a perturbation of +eps or -eps for every column of every channel."""
+    """Return the start in Linf: a perturbation of +eps or -eps for every column of every channel."""
     count, channels, _, width = state["clean"].shape
     chance = uniform(fold(state["key"], 0), channels * width).view(count, channels, 1, width)
     return _signs(chance) * column(state["eps"], state["clean"])
 
 
 def _flip(state: State, size: Tensor, chance: Tensor) -> Tensor:
-    """Return the worst image with a random square in which every channel moves to one end of its range."""
+    """Return a proposal in Linf: in a random square, every channel moves to one end of its range."""
     worst = state["worst"]
     inside = _window(worst, size, chance[:, 0], chance[:, 1])
     return worst + 2 * column(state["eps"], worst) * _signs(chance[:, 5:])[:, :, None, None] * inside
@@ -121,8 +111,11 @@ def _flip(state: State, size: Tensor, chance: Tensor) -> Tensor:
 def _window(images: Tensor, size: Tensor, top: Tensor, left: Tensor) -> Tensor:
     """Return 1 inside a square of `size` at a random position of each image, 0 outside."""
     row, col = _positions(images, size, top, left)
-    side = size[:, None, None]
-    return ((row >= 0) & (row < side) & (col >= 0) & (col < side)).to(images.dtype)[:, None]
+    return _inside(row, col, size[:, None, None]).to(images.dtype)[:, None]
+
+
+def _inside(row: Tensor, col: Tensor, side: Tensor) -> Tensor:
+    return (row >= 0) & (row < side) & (col >= 0) & (col < side)
 
 
 def _positions(images: Tensor, size: Tensor, top: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,11 +128,8 @@ def _positions(images: Tensor, size: Tensor, top: Tensor, left: Tensor) -> tuple
     return positions[0][:, :, None], positions[1][:, None, :]
 
 
-# --- L2 -------------------------------------------------------------------------------------------
-
-
 def _tiles(state: State) -> Tensor:
-    """Return a centred grid of about five by five bumps of L2 norm eps, with random orientations and signs."""
+    """Return the start in L2: a centred grid of about five by five bumps with random orientations and signs."""
     clean = state["clean"]
     count, channels, height, width = clean.shape
     size = max(min(height, width) // 5, 2)
@@ -156,7 +146,7 @@ def _tiles(state: State) -> Tensor:
 
 
 def _move_mass(state: State, size: Tensor, chance: Tensor) -> Tensor:
-    """Return the worst image after moving the norm of one window, and the unused norm, to a bump in another window."""
+    """Return a proposal in L2: the norm of one window, and the unused norm, moves to a bump in another window."""
     clean, delta = state["clean"], state["worst"] - state["clean"]
     eps, channels = column(state["eps"], delta), delta.shape[1]
     to, source = (_window(delta, size, chance[:, i], chance[:, i + 1]) for i in (0, 2))
@@ -184,7 +174,7 @@ def _bump(size: Tensor, row: Tensor, col: Tensor) -> Tensor:
     away = torch.maximum((torch.where(lower, row - half, row) - height // 2).abs(), (col - side // 2).abs())
     largest = torch.maximum(height // 2, side // 2)
     bump = _inverse_squares(largest + 1) - _inverse_squares(away.clamp_min(0))
-    inside = (row >= 0) & (row < side) & (col >= 0) & (col < side)
+    inside = _inside(row, col, side)
     up, down = bump * (inside & ~lower), bump * (inside & lower)
     return up / _length(up, (1, 2)) - down / _length(down, (1, 2))
 

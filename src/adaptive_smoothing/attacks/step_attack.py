@@ -26,7 +26,7 @@ from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, logit_margin
 from adaptive_smoothing.noise import uniform
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, column
 
 State = dict[str, Tensor]
 
@@ -47,13 +47,17 @@ class StepAttack(ABC):
 
     threat: Threat
     seed: int
-    # Whether jobs continue to their end on fooled images as well, to find the widest margin.
-    widest_margin: bool = False
+    steps: int
+    objective: Objective | None = None  # what steps maximise; None for an attack that uses no gradient
+    target_classes: int = 0  # how many of the most likely wrong classes to try in turn; 0: untargeted
+    restarts: int = 1
+    lookahead: int = 1  # images per job that a step evaluates
+    widest_margin: bool = False  # continue jobs to their end on fooled images as well, to find the widest margin
 
     @property
-    @abstractmethod
     def evaluations(self) -> int:
-        """The number of steps of a job."""
+        """The number of steps of a job, that at the start included."""
+        return self.steps + 1
 
     @property
     def check_every(self) -> int:
@@ -62,23 +66,24 @@ class StepAttack(ABC):
 
     def targets(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return [images, attempts]: the target of each attempt, in order, or the label for an untargeted one."""
-        return labels[:, None]
+        once = most_likely_targets(logits, labels, self.target_classes) if self.target_classes else labels[:, None]
+        return once.repeat(1, self.restarts)
 
     def for_rows(self, rows: int, capacity: int) -> StepAttack:
         """Return the attack arranged for a batch of `rows`, on a device that `capacity` images keep busy."""
         return self
 
     def current_objective(self, state: State) -> Objective | None:
-        """Return what the next step maximises; None for an attack that uses no gradient."""
-        return None
+        """Return what the next step maximises."""
+        return self.objective
 
     def begin(self, state: State, classes: int) -> State:
         """Return the attack's own tensors before the first step."""
         return {}
 
-    @abstractmethod
     def query(self, state: State) -> Tensor:
         """Return the images of the next step."""
+        return state["iterate"]
 
     @abstractmethod
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
@@ -89,12 +94,6 @@ def most_likely_targets(logits: Tensor, labels: Tensor, count: int) -> Tensor:
     """Return [images, at most count]: the wrong classes, the most likely first."""
     wrong = logits.float().scatter(1, labels[:, None], -torch.inf)
     return wrong.topk(min(count, logits.shape[1] - 1)).indices
-
-
-def targets_with_restarts(logits: Tensor, labels: Tensor, classes: int, restarts: int) -> Tensor:
-    """Return all targets, `restarts` times one after the other; without target classes, the label."""
-    once = most_likely_targets(logits, labels, classes) if classes else labels[:, None]
-    return once.repeat(1, restarts)
 
 
 def random_start(threat: Threat, state: State) -> Tensor:
@@ -110,21 +109,14 @@ def keep_worst(state: State, images: Tensor, logits: Tensor, inside: Tensor | No
     A job continues until the host checks it; iterates after its end do not count. NaN, in the logits or in the image,
     counts as the widest margin, so that it reaches the confirmation, which refuses it.
     """
-    margin = logit_margin(logits, state["label"]) + 0 * images.detach().sum((1, 2, 3))
-    margin = margin.nan_to_num(nan=torch.inf)
+    margin = (logit_margin(logits, state["label"]) + 0 * images.detach().sum((1, 2, 3))).nan_to_num(nan=torch.inf)
     worse = (margin > state["margin"]) & (state["step"] < state["end"])
-    worse = worse if inside is None else inside & worse
-    return {
-        "worst": choose(worse, images.detach(), state["worst"]),
-        "margin": torch.where(worse, margin, state["margin"]),
-    }
+    if inside is not None:
+        worse &= inside
+    worst = choose(worse, images.detach(), state["worst"])
+    return {"worst": worst, "margin": torch.where(worse, margin, state["margin"])}
 
 
 def choose(which: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """Return `torch.where` image by image."""
     return torch.where(column(which, yes), yes, no)
-
-
-def column(values: Tensor, images: Tensor) -> Tensor:
-    """Return one number per image, shaped to broadcast against the images."""
-    return values.view(-1, *[1] * (images.dim() - 1))

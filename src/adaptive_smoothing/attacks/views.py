@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -58,12 +59,9 @@ class SmoothedSurrogate:
 
 @dataclass(frozen=True)
 class WithoutTransforms:
-    """The mixture without transforms, so that the gradients of all targets differ.
+    """The mixture without transforms, so that the gradients of all targets differ."""
 
-    Alpha has a gradient where it is clipped, unless `alpha` sets one value for all images.
-    """
-
-    alpha: float | None = None
+    alpha: float | None = None  # one value for all images; None: the model's, with a gradient where it is clipped
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
@@ -82,30 +80,16 @@ def mixes_probabilities(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier)
 
 
-def mixes_no_probabilities(model: nn.Module) -> bool:
-    return not mixes_probabilities(model)
-
-
 def has_differentiable_standard(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and not isinstance(model.standard, Hardmax)
-
-
-def lacks_differentiable_standard(model: nn.Module) -> bool:
-    return not has_differentiable_standard(model)
 
 
 def learns_alpha(model: nn.Module) -> bool:
     return isinstance(model, MixedClassifier) and model.learns_alpha
 
 
-def lacks_learned_alpha(model: nn.Module) -> bool:
-    return not learns_alpha(model)
-
-
 def has_hardmax(model: nn.Module) -> bool:
-    return isinstance(model, MixedClassifier) and any(
-        isinstance(base, Hardmax) for base in (model.standard, model.robust)
-    )
+    return isinstance(model, MixedClassifier) and Hardmax in (type(model.standard), type(model.robust))
 
 
 def has_hardmax_or_learned_alpha(model: nn.Module) -> bool:
@@ -120,3 +104,11 @@ def has_transformed_robust(model: nn.Module) -> bool:
 
 def learns_alpha_with_transformed_robust(model: nn.Module) -> bool:
     return learns_alpha(model) and has_transformed_robust(model)
+
+
+def lacks(needs: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:
+    """Return the opposite predicate."""
+    return lambda model: not needs(model)
+
+
+lacks_learned_alpha = lacks(learns_alpha)

@@ -27,17 +27,11 @@ TOLERANCE = 2.0**-6
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How networks are computed.
-
-    Args:
-        autocast: the type of `torch.autocast`.
-        float32: the precision of float32 products, `ieee` or `tf32`; None: torch's present setting.
-        tolerance: the largest error of a margin, as a share of the spread of the logits.
-    """
+    """How networks are computed."""
 
     name: str
     autocast: torch.dtype | None = None
-    float32: str | None = None
+    float32: str | None = None  # the precision of float32 products, `ieee` or `tf32`; None: torch's present setting
     tolerance: float = TOLERANCE
 
     def rounding(self, logits: Tensor) -> Tensor:
@@ -79,7 +73,6 @@ class FastModel:
         self, model: nn.Module, device: torch.device, arithmetic: Arithmetic | None = None, *, compiled: bool = False
     ) -> None:
         self.device, self.arithmetic = device, arithmetic or fast_arithmetics(device)[0]
-        self.uses_float16 = self.arithmetic.autocast == torch.float16
         # Logits of a mixture are read from `mix`, so that it is compiled once.
         function: Callable[[Tensor], Tensor | MixedOutput] = model.mix if isinstance(model, MixedClassifier) else model
         self.function = torch.compile(function, dynamic=True) if compiled else function
@@ -96,12 +89,11 @@ class FastModel:
 
     def _answer(self, images: Tensor) -> Tensor | MixedOutput:
         with ExitStack() as stack:
+            stack.enter_context(trusted_images())
             if self.arithmetic.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, self.arithmetic.autocast))
-            if self.uses_float16:
+            if self.arithmetic.autocast == torch.float16:
                 stack.enter_context(Float16Convolutions())
-            stack.enter_context(trusted_images())
-            if self.uses_float16:
                 return with_scaled_gradients(self.function, images)
             if self.device.type == "cuda":
                 images = images.contiguous(memory_format=torch.channels_last)

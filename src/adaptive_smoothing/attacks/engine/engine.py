@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -42,20 +42,14 @@ class Passes:
 
 @dataclass
 class Engine:
-    """Runs a model for attacks on one device. Compiled and recorded functions are kept for the next images.
-
-    Args:
-        batch_size: rows of a batch; by default chosen for the device and the size of the images.
-        compiled: compile the model and the steps of attacks.
-        precise: attack in full precision only.
-        examples: returns the images that the arithmetic is chosen on; by default the first images under attack.
-    """
+    """Runs a model for attacks on one device. Compiled and recorded functions are kept for the next images."""
 
     model: nn.Module
     device: torch.device
-    batch_size: int | None = None
+    batch_size: int | None = None  # rows of a batch; None: chosen for the device and the size of the images
     compiled: bool = False
-    precise: bool = False
+    precise: bool = False  # attack in full precision only
+    # Returns the images that the arithmetic is chosen on; None: the first images under attack.
     examples: Callable[[], Tensor] | None = None
     passes: Passes = field(default_factory=Passes)
 
@@ -76,11 +70,9 @@ class Engine:
             accurate = (candidate for candidate in candidates if candidate.is_accurate(self.model, images, logits))
             self._arithmetic = next(accurate, FULL_PRECISION)
             if self._arithmetic == FULL_PRECISION:
-                tried = " and ".join(candidate.name for candidate in candidates)
-                share = f"1/{1 / candidates[-1].tolerance:g}"
-                warnings.warn(
-                    f"{tried} logits differ by more than {share} of their spread; using float32", stacklevel=5
-                )
+                tried, share = " and ".join(candidate.name for candidate in candidates), 1 / candidates[-1].tolerance
+                message = f"{tried} logits differ by more than 1/{share:g} of their spread; using float32"
+                warnings.warn(message, stacklevel=5)
         return self._arithmetic
 
     def retry(
@@ -88,48 +80,30 @@ class Engine:
     ) -> AttackOutcome:
         """Return work(view of the model), with frozen weights; repeat it with smaller batches if memory runs out."""
         if self.batch_size is None:
-            pixels = inputs.images[0].numel()
-            self.size = min(self.size, max(8, BATCH.get(self.device.type, 256) * CIFAR_PIXELS // pixels))
+            fitting = BATCH.get(self.device.type, 256) * CIFAR_PIXELS // inputs.images[0].numel()
+            self.size = min(self.size, max(8, fitting))
         while True:
             try:
-                view = self.view(source)
-                with frozen(*filter(None, (self.model, view))), self._current_device():
+                if source is not None and source not in self._views:
+                    self._views[source] = source(self.model)
+                view = None if source is None else self._views[source]
+                # Graphs are recorded on the current device, whichever device their tensors are on.
+                current = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+                with frozen(*filter(None, (self.model, view))), current:
                     return work(view)
-            except torch.OutOfMemoryError:
-                if self.size == 1:
-                    raise
-                self.size //= 2
-                self._forget_compiled()
             except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError) and self.size > 1:
+                    self.size //= 2
                 # Importing the compiler's error classes would take two seconds.
-                if not (self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))):
+                elif self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                    warnings.warn(f"this model cannot be compiled, so attacks take longer: {error}", stacklevel=2)
+                    self.compiled = False
+                else:
                     raise
-                warnings.warn(f"this model cannot be compiled, so attacks take longer: {error}", stacklevel=2)
-                self.compiled = False
-                self._forget_compiled()
-
-    def _current_device(self) -> AbstractContextManager[None]:
-        """Graphs are recorded on the current device, whichever device their tensors are on."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
-    def _forget_compiled(self) -> None:
-        self._fast.clear()
-        self._recorded.clear()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def view(self, source: View | None) -> nn.Module | None:
-        """Return a view of the model; it is made once."""
-        if source is None:
-            return None
-        if source not in self._views:
-            self._views[source] = source(self.model)
-        return self._views[source]
-
-    def victim(self, source: nn.Module | None, arithmetic: Arithmetic) -> Victim:
-        """Return the model, and the model that gradients come from, in an arithmetic."""
-        model = self._fast_model(self.model, arithmetic)
-        return Victim(model, None if source is None else self._fast_model(source, arithmetic), arithmetic)
+                self._fast.clear()
+                self._recorded.clear()
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
 
     def _fast_model(self, model: nn.Module, arithmetic: Arithmetic) -> FastModel:
         key = (id(model), arithmetic)
@@ -150,8 +124,9 @@ class Engine:
         if key in self._recorded:
             self._recorded[key].load(state)
             return self._recorded[key]
-        victim, compiled = self.victim(source, arithmetic), self._compiles(arithmetic)
-        batch = JobBatch(attack, victim, state, capacity=self._capacity(state), compiled=compiled, memory=self._memory)
+        view = None if source is None else self._fast_model(source, arithmetic)
+        victim = Victim(self._fast_model(self.model, arithmetic), view, arithmetic)
+        batch = JobBatch(attack, victim, state, self._capacity(state), self._compiles(arithmetic), self._memory)
         if batch.cuda:
             self._recorded[key] = batch
         return batch

@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from adaptive_smoothing.threat import column
+
 ON_ARM = platform.machine() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available()
 HAS_FLOAT16 = ON_ARM and torch.ops.mkldnn._is_mkldnn_fp16_supported()
 # Well within the range of float32.
 LARGEST_SCALE = 2.0**100
 
 Output = TypeVar("Output")
+Pair = tuple[int, int]
 
 
 class Float16Convolutions(TorchFunctionMode):
@@ -29,8 +32,8 @@ class Float16Convolutions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.conv2d and not kwargs and _applies(*args):
-            return _Convolution.apply(*args[:6])
+        if func is torch.conv2d and not kwargs and (convolution := _arguments(*args)):
+            return _Convolution.apply(*convolution)
         if func not in IN_FLOAT32:
             return func(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
@@ -54,22 +57,23 @@ def _half(images: Tensor) -> Tensor:
     return images.to(torch.float16, memory_format=torch.channels_last)
 
 
-def _applies(
+def _arguments(
     images: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] | str = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
+    stride: Pair = (1, 1),
+    padding: Pair | str = (0, 0),
+    dilation: Pair = (1, 1),
     groups: int = 1,
-) -> bool:
-    """Whether a convolution has frozen weights and a gradient that is a convolution."""
+) -> tuple[object, ...] | None:
+    """Return the arguments of `_Convolution`; None unless weights are frozen and the gradient is a convolution."""
     if groups != 1 or images.dim() != 4 or weight.requires_grad or not isinstance(padding, tuple):
-        return False
-    return all(pad <= reach for pad, reach in zip(padding, _reach(weight, dilation), strict=True))
+        return None
+    fits = all(pad <= reach for pad, reach in zip(padding, _reach(weight, dilation), strict=True))
+    return (images, weight, bias, stride, padding, dilation) if fits else None
 
 
-def _reach(weight: Tensor, dilation: tuple[int, int]) -> list[int]:
+def _reach(weight: Tensor, dilation: Pair) -> list[int]:
     """Return the distance from the first to the last position of a kernel."""
     return [step * (length - 1) for step, length in zip(dilation, weight.shape[2:], strict=True)]
 
@@ -100,7 +104,7 @@ class _Scale(torch.autograd.Function):
         usable = (largest > 0) & largest.isfinite()
         scale = torch.exp2(-largest.where(usable, 1.0).log2().floor()).clamp_max(LARGEST_SCALE)
         ctx.scale["factors"] = scale
-        return None, *(gradient * _like(scale, gradient) for gradient in gradients)
+        return None, *(gradient * column(scale.to(gradient.dtype), gradient) for gradient in gradients)
 
 
 class _Unscale(torch.autograd.Function):
@@ -112,25 +116,14 @@ class _Unscale(torch.autograd.Function):
         return images.view_as(images)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        return gradient / _like(ctx.scale["factors"], gradient), None
-
-
-def _like(scale: Tensor, gradient: Tensor) -> Tensor:
-    return scale.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1))
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / column(ctx.scale["factors"].to(gradient.dtype), gradient), None
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        images: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: tuple[int, int] = (1, 1),
-        padding: tuple[int, int] = (0, 0),
-        dilation: tuple[int, int] = (1, 1),
+        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair
     ) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.images, ctx.stride, ctx.padding, ctx.dilation = images.shape, stride, padding, dilation

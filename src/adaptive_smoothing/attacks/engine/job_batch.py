@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.cuda import _POOL_HANDLE
 
 from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
 from adaptive_smoothing.attacks.objectives import Objective
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
 
-if TYPE_CHECKING:
-    from torch.cuda import _POOL_HANDLE
+ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True)
@@ -29,67 +28,45 @@ class Victim:
     def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
         """Return the answer to one step, with one pass of each network."""
         with self.arithmetic.float32_context():
-            if objective is None:
-                return Answer(self.predict(images))
-            with torch.enable_grad():
-                images = images.detach().requires_grad_()
-                source = self.model if self.source is None else self.source
-                loss, logits = objective(source, images, state["label"], state["target"])
-                gradient = _gradient(loss, images)
-            logits = logits.detach() if self.source is None else self.predict(images)
-            return Answer(logits, loss.detach(), gradient)
-
-    def predict(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.model(images.detach())
-
-
-def _gradient(loss: Tensor, images: Tensor) -> Tensor:
-    """Return the gradient; zero where the output does not depend on the images, which an alarm reports."""
-    gradient = torch.autograd.grad(loss.sum(), images, allow_unused=True)[0] if loss.requires_grad else None
-    return torch.zeros_like(images) if gradient is None else gradient
+            loss = gradient = None
+            if objective is not None:
+                with torch.enable_grad():
+                    images = images.detach().requires_grad_()
+                    loss, logits = objective(self.source or self.model, images, state["label"], state["target"])
+                    if loss.requires_grad:
+                        (gradient,) = torch.autograd.grad(loss.sum(), images, allow_unused=True)
+                # Where the output does not depend on the images, the gradient is zero, which an alarm reports.
+                loss, gradient = loss.detach(), torch.zeros_like(images) if gradient is None else gradient
+            if objective is None or self.source is not None:
+                with torch.no_grad():
+                    logits = self.model(images.detach())
+            return Answer(logits.detach(), loss, gradient)
 
 
+@dataclass(eq=False)
 class JobBatch:
-    """Rows of jobs that step together.
+    """Rows of jobs that step together."""
 
-    Args:
-        capacity: how many images keep the device busy.
-        memory: the pool of CUDA memory that recorded graphs share.
-    """
+    made_for: StepAttack  # kept alive, so that no other attack gets its id, by which the engine finds this batch
+    victim: Victim
+    state: State
+    capacity: int = 1  # how many images keep the device busy
+    compiled: bool = False
+    memory: _POOL_HANDLE | None = None  # the pool that recorded graphs share
 
-    def __init__(
-        self,
-        attack: StepAttack,
-        victim: Victim,
-        state: State,
-        *,
-        capacity: int = 1,
-        compiled: bool = False,
-        memory: _POOL_HANDLE | None = None,
-    ) -> None:
-        self.victim, self.state, self.memory = victim, state, memory
-        # Keeps the attack alive, so that no other one gets its id, by which the engine finds this batch.
-        self.made_for = attack
-        self.cuda = state["label"].is_cuda
-        self.attack = attack.for_rows(len(state["label"]), capacity)
+    def __post_init__(self) -> None:
+        self.recordable = self.cuda = self.state["label"].is_cuda
+        self.attack = self.made_for.for_rows(len(self.state["label"]), self.capacity)
         self.query: Callable[[State], Tensor] = self.attack.query
         self.update: Callable[[State, Tensor, Answer], State] = self.attack.update
-        if compiled:
+        if self.compiled:
             self.query = torch.compile(self.query, dynamic=True)
             self.update = torch.compile(self.update, dynamic=True)
-        self.lookahead = getattr(self.attack, "lookahead", 1)
-        self.gradient = self.attack.current_objective(state) is not None
+        self.gradient = self.attack.current_objective(self.state) is not None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.recordable = self.cuda
 
-    def load(self, state: State) -> None:
-        """Replace the state, keeping the memory of its tensors."""
-        for name, value in state.items():
-            self.state[name].copy_(value)
-
-    def put(self, rows: Tensor, state: State) -> None:
-        """Replace some rows of the state."""
+    def load(self, state: State, rows: Tensor | slice = ALL_ROWS) -> None:
+        """Replace rows of the state, keeping the memory of its tensors."""
         for name, value in state.items():
             self.state[name][rows] = value
 
@@ -127,10 +104,9 @@ class JobBatch:
         try:
             with torch.cuda.graph(graph, pool=self.memory, stream=stream):
                 self.step_in_place()
+            self.graph = graph
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             warnings.warn(f"this model cannot be recorded, so attacks take longer: {error}", stacklevel=2)
             self.recordable = False
-        else:
-            self.graph = graph

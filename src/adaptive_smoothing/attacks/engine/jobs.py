@@ -2,15 +2,14 @@
 
 Jobs that are done leave the batch, and waiting jobs take their rows. The result is the same as that of trying the
 attempts on an image one after the other until one succeeds: a job is dropped only when an earlier attempt has
-succeeded, and the earliest success counts. With `widest_margin` no job is dropped, and the success with the widest
-margin counts.
+succeeded, and the earliest success counts. With `widest_margin` no job is dropped, and the widest margin counts.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from adaptive_smoothing.noise import WORD, fold, keyed_seed
 
 # progress(share of the work that is done, number of fooled images)
 AttackProgress = Callable[[float, int], None]
-Numbers = TypeVar("Numbers", int, np.ndarray)
 
 
 def run_attack(
@@ -39,13 +37,7 @@ def run_attack(
     precise: bool = False,
     progress: AttackProgress | None = None,
 ) -> AttackOutcome:
-    """Attack every image of `inputs`.
-
-    Args:
-        key: the random numbers are derived from it.
-        source: returns the view of the model that gradients come from.
-        precise: attack in full precision, which takes several times as long.
-    """
+    """Attack every image of `inputs`; the arguments are those of a `Stage`."""
 
     def work(view: nn.Module | None) -> AttackOutcome:
         arithmetic = FULL_PRECISION if precise else engine.arithmetic(inputs)
@@ -60,77 +52,66 @@ def run_attack(
     return engine.retry(inputs, source, work)
 
 
+@dataclass
 class Jobs:
     """One attack on one set of images. Job k is attempt k // images on image k % images."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        key: str,
-        attack: StepAttack,
-        inputs: AttackInput,
-        source: nn.Module | None,
-        arithmetic: Arithmetic,
-        progress: AttackProgress | None = None,
-    ) -> None:
-        self.engine, self.key, self.attack, self.inputs = engine, key, attack, inputs
-        self.source, self.arithmetic, self.progress = source, arithmetic, progress
+    engine: Engine
+    key: str
+    attack: StepAttack
+    inputs: AttackInput
+    source: nn.Module | None
+    arithmetic: Arithmetic
+    progress: AttackProgress | None = None
+
+    def __post_init__(self) -> None:
         # A view can rank classes better: to a transform of h all unlikely classes are equal.
+        inputs, source = self.inputs, self.source
         logits = inputs.logits if source is None else fp32_logits_chunked(source, inputs.images)
-        self.targets = attack.targets(logits, inputs.labels)
+        self.targets = self.attack.targets(logits, inputs.labels)
         self.images, self.attempts = self.targets.shape
         self.taken = 0
         # The attempt that succeeded on each image; `attempts` where none has.
         self.success = np.full(self.images, self.attempts)
-        self.queries = np.full(self.images, self.attempts * attack.evaluations)
+        self.queries = np.full(self.images, self.attempts * self.attack.evaluations)
         self.outcome = AttackOutcome.before(inputs)
 
     def run(self) -> AttackOutcome:
         """Run all jobs and return the outcome of each image."""
-        waiting = iter(range(self.images * self.attempts))
-        jobs = self._next(waiting, self.engine.rows(self.images * self.attempts))
-        batch = self._batch(jobs)
-        # The job of each row; -1 for idle rows.
-        job = np.full(len(batch.state["label"]), -1)
-        job[: len(jobs)] = jobs
+        jobs = self._next(self.engine.rows(self.images * self.attempts))
+        # The job of each row; -1 for idle rows, which repeat the first job.
+        job = np.array(jobs + [-1] * (self.engine.rows(len(jobs)) - len(jobs)))
+        batch = self._batch(self._begin(np.where(job < 0, jobs[0], job)))
         while (job >= 0).any():
             batch.advance(self.attack.check_every)
-            self.engine.passes.add(len(job) * self.attack.check_every * batch.lookahead, batch.gradient)
+            self.engine.passes.add(len(job) * self.attack.check_every * batch.attack.lookahead, batch.gradient)
             job[self._check(batch.state, job)] = -1
             idle = np.flatnonzero(job < 0)
-            if new := self._next(waiting, len(idle)):
+            if new := self._next(len(idle)):
                 rows = idle[: len(new)]
-                batch.put(self._on_device(rows), self._begin(np.array(new)))
+                batch.load(self._begin(np.array(new)), self._on_device(rows))
                 job[rows] = new
             batch, job = self._shrink(batch, job)
         self._confirm_near_misses()
         self.outcome.queries = self._on_device(self.queries)
         return self.outcome
 
-    # --- jobs -------------------------------------------------------------------------------------
-
-    def _next(self, waiting: Iterator[int], count: int) -> list[int]:
+    def _next(self, count: int) -> list[int]:
         """Return up to `count` jobs that can still change the outcome."""
         found: list[int] = []
-        while len(found) < count and (job := next(waiting, None)) is not None:
-            self.taken = job + 1
-            if self._is_open(*divmod(job, self.images)):
-                found.append(job)
+        while len(found) < count and self.taken < self.images * self.attempts:
+            if self._is_open(*divmod(self.taken, self.images)):
+                found.append(self.taken)
+            self.taken += 1
         return found
 
-    def _is_open(self, attempt: Numbers, image: Numbers) -> np.ndarray:
+    def _is_open(self, attempt: int | np.ndarray, image: int | np.ndarray) -> np.ndarray:
         """Whether attempts can still change the outcome of their images."""
         return (attempt < self.success[image]) | self.attack.widest_margin
 
-    def _share_done(self, running: np.ndarray, step: np.ndarray) -> float:
-        """Return the share of the work that is done, dropped jobs included."""
-        remaining = len(running) - np.minimum(step / self.attack.evaluations, 1).sum()
-        return float((self.taken - remaining) / (self.images * self.attempts))
-
     def _begin(self, jobs: np.ndarray) -> State:
         attempt, image = (self._on_device(part) for part in divmod(jobs, self.images))
-        inputs = self.inputs.take(image)
-        stream = keyed_seed(self.attack.seed, self.key) & WORD
+        inputs, stream = self.inputs.take(image), keyed_seed(self.attack.seed, self.key) & WORD
         state = {
             "clean": inputs.images,
             "label": inputs.labels,
@@ -145,11 +126,8 @@ class Jobs:
         }
         return state | self.attack.begin(state, self.inputs.logits.shape[1])
 
-    def _batch(self, jobs: list[int]) -> JobBatch:
-        """Return a batch for these jobs; idle rows repeat the first job."""
-        rows = self.engine.rows(len(jobs))
-        padded = np.array(jobs + [jobs[0]] * (rows - len(jobs)))
-        return self.engine.batch(self.attack, self.source, self.arithmetic, self._begin(padded))
+    def _batch(self, state: State) -> JobBatch:
+        return self.engine.batch(self.attack, self.source, self.arithmetic, state)
 
     def _shrink(self, batch: JobBatch, job: np.ndarray) -> tuple[JobBatch, np.ndarray]:
         """Return a smaller batch and its jobs, if enough rows are idle."""
@@ -158,19 +136,14 @@ class Jobs:
         if not len(running) or rows == len(job):
             return batch, job
         kept = np.concatenate([running, np.repeat(running[:1], rows - len(running))])
-        which = self._on_device(kept)
-        state = {name: value[which] for name, value in batch.state.items()}
-        job = job[kept]
+        which, job = self._on_device(kept), job[kept]
         job[len(running) :] = -1
-        return self.engine.batch(self.attack, self.source, self.arithmetic, state), job
-
-    # --- results ----------------------------------------------------------------------------------
+        return self._batch({name: value[which] for name, value in batch.state.items()}), job
 
     def _check(self, state: State, job: np.ndarray) -> np.ndarray:
         """Confirm apparent successes and keep the results of finished jobs; return which rows are free."""
-        margin, threshold, step = (
-            torch.stack([state["margin"], state["threshold"], state["step"].float()]).cpu().numpy()
-        )
+        numbers = torch.stack([state["margin"], state["threshold"], state["step"].float()])
+        margin, threshold, step = numbers.cpu().numpy()
         running, at_end = job >= 0, step >= self.attack.evaluations
         promising = np.flatnonzero(running & (margin > threshold) & (at_end | (not self.attack.widest_margin)))
         if len(promising):
@@ -180,12 +153,14 @@ class Jobs:
         finished = running & ~dropped & at_end
         self._keep_closest(state, np.flatnonzero(finished), image, margin)
         if self.progress is not None:
-            self.progress(self._share_done(job[running], step[running]), int((self.success < self.attempts).sum()))
+            remaining = running.sum() - np.minimum(step[running] / self.attack.evaluations, 1).sum()
+            share_done = float((self.taken - remaining) / (self.images * self.attempts))  # dropped jobs included
+            self.progress(share_done, int((self.success < self.attempts).sum()))
         return dropped | finished
 
     def _confirm(self, state: State, rows: np.ndarray, job: np.ndarray, step: np.ndarray) -> None:
         """Check successes in full precision. One that is refused raises the threshold of its row."""
-        which = self._on_device(rows)
+        which, outcome = self._on_device(rows), self.outcome
         threat = self.inputs.threat.with_eps(state["eps"][which])
         clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
         margin, logits = confirm(self.engine.model, worst, clean, state["label"][which], threat)
@@ -194,34 +169,24 @@ class Jobs:
         state["margin"][which] = computed = computed.where(computed < torch.finfo(computed.dtype).max, margin)
         state["threshold"][which] = computed.clamp_min(0)
         self.engine.passes.add(len(rows), gradient=False)
-        succeeded = np.flatnonzero((margin > 0).cpu().numpy())
         attempt, image = np.divmod(job[rows], self.images)
-        new = self._improvements(succeeded, attempt, image, margin)
+        # On each image the earliest success counts, or the one with the widest margin.
+        rank, best = attempt, self.success
+        if self.attack.widest_margin:
+            rank, best = -margin.cpu().numpy(), -outcome.margin.where(outcome.fooled, -torch.inf).cpu().numpy()
+        new = _first_of_each_image(np.flatnonzero((margin > 0).cpu().numpy()), rank, image)
+        new = new[rank[new] < best[image[new]]]
         self.success[image[new]] = attempt[new]
         if not self.attack.widest_margin:
             steps = np.minimum(step[rows[new]], self.attack.evaluations)
             self.queries[image[new]] = attempt[new] * self.attack.evaluations + steps.astype(int)
         at, source = self._on_device(image[new]), self._on_device(new)
-        outcome = self.outcome
         outcome.fooled[at] = True
         outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[source], margin[source], logits[source]
 
-    def _improvements(self, rows: np.ndarray, attempt: np.ndarray, image: np.ndarray, margin: Tensor) -> np.ndarray:
-        """Return the successful row of each image that counts, if it replaces the outcome so far."""
-        rank = -margin.cpu().numpy() if self.attack.widest_margin else attempt
-        order = rows[np.argsort(rank[rows], kind="stable")]
-        _, first = np.unique(image[order], return_index=True)
-        new = order[first]
-        if not self.attack.widest_margin:
-            return new[attempt[new] < self.success[image[new]]]
-        before = self.outcome.margin.where(self.outcome.fooled, -torch.inf).cpu().numpy()
-        return new[-rank[new] > before[image[new]]]
-
     def _keep_closest(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
         """Keep the widest margin of the finished jobs of images that are not fooled."""
-        order = rows[np.argsort(-margin[rows], kind="stable")]
-        _, first = np.unique(image[order], return_index=True)
-        rows = order[first]
+        rows = _first_of_each_image(rows, -margin, image)
         rows = rows[self.success[image[rows]] == self.attempts]
         if not len(rows):
             return
@@ -243,3 +208,9 @@ class Jobs:
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         return torch.as_tensor(numbers, dtype=torch.int64).to(self.inputs.images.device)
+
+
+def _first_of_each_image(rows: np.ndarray, rank: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """Return, of the rows of each image, the one with the lowest rank."""
+    order = rows[np.argsort(rank[rows], kind="stable")]
+    return order[np.unique(image[order], return_index=True)[1]]
