@@ -24,10 +24,7 @@ def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Te
     count, _, height, width = images.shape
     chance = generator(seed, "cutout", epoch, step)
     centres = torch.stack(
-        [
-            torch.randint(height, (count, 1), generator=chance),
-            torch.randint(width, (count, 1), generator=chance),
-        ]
+        [torch.randint(height, (count, 1), generator=chance), torch.randint(width, (count, 1), generator=chance)]
     )
     row, column = to_device(centres, images.device)
     rows = _near(row, height, size)[:, None, :, None]
@@ -89,14 +86,7 @@ def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 
 
 
 def augment(
-    images: Tensor,
-    *,
-    seed: int,
-    epoch: int,
-    step: int,
-    pad: int = 4,
-    flip: bool = True,
-    reflect: bool = False,
+    images: Tensor, *, seed: int, epoch: int, step: int, pad: int = 4, flip: bool = True, reflect: bool = False
 ) -> Tensor:
     """Return images of any dtype, each shifted by up to `pad` pixels each way and mirrored with probability 1/2.
 

@@ -38,14 +38,7 @@ class SmoothedClassifier(nn.Module):
     NOT_IN_DIGEST: ClassVar = frozenset({"_noise"})
 
     def __init__(
-        self,
-        base: nn.Module,
-        sigma: float,
-        samples: int = 100,
-        seed: int = 0,
-        *,
-        hard: bool = False,
-        batch: int = 512,
+        self, base: nn.Module, sigma: float, samples: int = 100, seed: int = 0, *, hard: bool = False, batch: int = 512
     ) -> None:
         super().__init__()
         if not (sigma >= 0 and math.isfinite(sigma)):

@@ -22,13 +22,7 @@ def _load_timm(text: str) -> nn.Module:
     model = timm.create_model(name, pretrained=_flag(options["pretrained"]), **extra)
     config = timm.data.resolve_model_data_config(model)
     channels, height, width = config["input_size"]
-    return wrap(
-        model,
-        mean=config["mean"],
-        std=config["std"],
-        size=(height, width),
-        shape=(channels, height, width),
-    )
+    return wrap(model, mean=config["mean"], std=config["std"], size=(height, width), shape=(channels, height, width))
 
 
 def _load_torchvision(text: str) -> nn.Module:
