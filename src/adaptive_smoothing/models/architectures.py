@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -39,10 +39,7 @@ def lipschitz_net(
     size: int = 32,
     num_classes: int = 10,
 ) -> LipschitzNet:
-    """Return a network with Lipschitz constant `scale`: stages of residual convolutions.
-
-    Each stage has twice the width and half the image size of the stage before.
-    """
+    """Return a network with Lipschitz constant `scale`: each stage has twice the width of the one before."""
     widths = [width * 2**i for i in range(len(blocks))]
     return LipschitzNet(widths, blocks, hidden=hidden, scale=scale, size=size, num_classes=num_classes)
 
@@ -61,19 +58,13 @@ def build(arch: str, **options: Any) -> nn.Module:
     """Return an untrained model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"expected an architecture among {sorted(ARCHITECTURES)}, got {arch!r}")
+    known = list(signature(ARCHITECTURES[arch]).parameters)
+    if known[-1] == "options":  # passed on to the network
+        fixed = ("blocks", "widths", "stem", "block")
+        known = known[:-1] + [name for name in signature(PreActResNet).parameters if name not in fixed]
     for option in options:
-        if option not in (known := _options(arch)):
+        if option not in known:
             nearest = difflib.get_close_matches(option, known, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(known)}"
             raise ValueError(f"expected an option of {arch}, got {option!r}: {hint}")
     return ARCHITECTURES[arch](**options)
-
-
-def _options(arch: str) -> list[str]:
-    """Return the options of an architecture, with those that it passes on to the network."""
-    own = signature(ARCHITECTURES[arch]).parameters.values()
-    names = [part.name for part in own if part.kind != Parameter.VAR_KEYWORD]
-    if len(names) == len(own):
-        return names
-    fixed = ("blocks", "widths", "stem", "block")
-    return names + [name for name in signature(PreActResNet).parameters if name not in fixed]

@@ -39,11 +39,9 @@ def model_digest(model: nn.Module, tag: str = "") -> str:
 
 
 def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
-    """Return a sha256 of all parameters and buffers by name, or only of those in the `state_dict`.
-
-    Normalisation often is a buffer that is not in the `state_dict`.
-    """
-    tensors = dict(model.state_dict()) if persistent_only else _tensors(model)
+    """Return a sha256 of all parameters and buffers, or only of those in the `state_dict` (without normalisation)."""
+    everything = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.state_dict() if persistent_only else everything)
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -66,10 +64,6 @@ def _model_digest(model: nn.Module, seen: dict[int, object], tag: str = "") -> s
         digest.update(json.dumps(description, sort_keys=True).encode())
     digest.update(weights_digest(model).encode())
     return digest.hexdigest()
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -38,12 +38,8 @@ def float32_as(kind: str) -> Iterator[None]:
 def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
     """Return the logits of checked images in full precision, or raise an error if they are not finite logits."""
     check_images(images)
-    with (
-        torch.no_grad(),
-        full_precision(),
-        torch.autocast(images.device.type, enabled=False),
-        precision_explained(model),
-    ):
+    autocast = torch.autocast(images.device.type, enabled=False)
+    with torch.no_grad(), full_precision(), autocast, precision_explained(model):
         logits = model(images)
     check_logits(logits, images)
     check_two_classes(logits)
@@ -60,6 +56,4 @@ class NotFiniteError(ValueError):
     """The gradient of the model is not finite."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
-        )
+        super().__init__("expected a finite gradient of the model, got NaN: look for 0/0, a sqrt at 0 or an overflow")

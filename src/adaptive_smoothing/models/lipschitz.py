@@ -122,8 +122,15 @@ def _row_sums(rows: Tensor) -> Tensor:
     return (rows @ rows.T).abs().sum(1, keepdim=True) + TINY
 
 
-class PixelsToChannels(LipschitzLayer):
-    """Moves each square of pixels into the channels of one pixel, which keeps all norms."""
+class Isometry(LipschitzLayer):
+    """A layer that only moves numbers."""
+
+    def lipschitz(self) -> float:
+        return 1.0
+
+
+class PixelsToChannels(Isometry):
+    """Moves each square of pixels into the channels of one pixel."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -132,29 +139,20 @@ class PixelsToChannels(LipschitzLayer):
     def forward(self, features: Tensor) -> Tensor:
         return F.pixel_unshuffle(features, self.side)
 
-    def lipschitz(self) -> float:
-        return 1.0
 
-
-class Flatten(LipschitzLayer):
+class Flatten(Isometry):
     """Turns a feature map into a vector."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features.flatten(1)
 
-    def lipschitz(self) -> float:
-        return 1.0
 
-
-class FoldedMax(LipschitzLayer):
+class FoldedMax(Isometry):
     """Sorts pairs of channels: an activation that keeps all norms (Anil et al. 2019)."""
 
     def forward(self, features: Tensor) -> Tensor:
         one, other = features.chunk(2, 1)
         return torch.cat([torch.maximum(one, other), torch.minimum(one, other)], 1)
-
-    def lipschitz(self) -> float:
-        return 1.0
 
 
 class LipschitzNet(nn.Module):
@@ -182,10 +180,8 @@ class LipschitzNet(nn.Module):
         if hidden % 2:
             raise ValueError(f"expected an even number of hidden units, which are sorted in pairs, got {hidden}")
         if len(widths) != len(blocks) or size % 2 ** len(widths):
-            raise ValueError(
-                f"expected as many widths as blocks, and images that can be halved as often, got {list(widths)}, "
-                f"{list(blocks)} and size {size}"
-            )
+            found = f"{list(widths)}, {list(blocks)} and size {size}"
+            raise ValueError(f"expected as many widths as blocks, and images that halve as often, got {found}")
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.scale, self.size, self.num_classes = scale, size, num_classes
         layers: list[LipschitzLayer] = []

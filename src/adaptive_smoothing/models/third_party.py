@@ -56,18 +56,15 @@ def _load_hf(text: str) -> nn.Module:
 
 def _hf_size(processor: Any) -> tuple[int, int]:
     """Return the size of the network's input: of the crop if there is one, else of the resized image."""
-    crops = getattr(processor, "do_center_crop", False)
-    size = processor.crop_size if crops else processor.size
+    size = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
     if isinstance(size, int):
         return size, size
     size = dict(size)
     edge = size.get("shortest_edge")
     height, width = size.get("height", edge), size.get("width", edge)
     if height is None or width is None:
-        raise ValueError(
-            f"expected an image size with height and width or shortest_edge, got {size}: load the model with "
-            "transformers and pass it to ads.wrap with size="
-        )
+        hint = "load the model with transformers and pass it to ads.wrap with size="
+        raise ValueError(f"expected an image size with height and width or shortest_edge, got {size}: {hint}")
     return int(height), int(width)
 
 
@@ -115,11 +112,8 @@ def _flag(text: str) -> bool:
 def _import(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"expected {module} for this model, got {error}: run pip install 'adaptive-smoothing[{extra}]'"
-        ) from error
-    except RuntimeError as error:
-        raise ImportError(
-            f"expected {module} to import, got {error}: it was built for another torch; reinstall both"
-        ) from error
+    except (ImportError, RuntimeError) as error:
+        hint = f"run pip install 'adaptive-smoothing[{extra}]'"
+        if isinstance(error, RuntimeError):
+            hint = "it was built for another torch; reinstall both"
+        raise ImportError(f"expected {module} for this model, got {error}: {hint}") from error
