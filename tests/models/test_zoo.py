@@ -115,7 +115,7 @@ def test_saving_does_not_change_the_model(folder):
     ("card", "words"),
     [
         ({}, "expected arch .a name. and options .a table. in the card, got None"),
-        ({**CARD, "options": {"depth": 10, "width": 1}}, "expected weights of wide_resnet .*size mismatch for head"),
+        ({**CARD, "options": {"depth": 10, "width": 1}}, "expected weights for wide_resnet .*size mismatch for head"),
         (
             {**CARD, "options": {**CARD["options"], "activation": "silu"}},
             "relative difference of .*activation, mean, std",

@@ -76,20 +76,17 @@ class NpzFile:
         held = tuple(split for split in SPLITS if f"{split}_images" in self.arrays.files)
         if held or "images" in self.arrays.files:
             return held or ("all",)
-        raise ValueError(
-            f"expected the keys train_images, train_labels, test_images, test_labels (or images, labels) in "
-            f"{self.path}, got {', '.join(self.arrays.files) or 'none'}: rename the arrays"
-        )
+        found = f"{', '.join(self.arrays.files) or 'none'}: rename the arrays"
+        wanted = "train_images, train_labels, test_images, test_labels (or images, labels)"
+        raise ValueError(f"expected the keys {wanted} in {self.path}, got {found}")
 
     def read(self, split: str) -> Part:
         prefix = "" if split == "all" else f"{split}_"
         images, labels = self._array(f"{prefix}images"), self._labels(f"{prefix}labels")
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
-            raise ValueError(
-                f"expected {prefix}images in {self.path} to be uint8 of shape (count, height, width, "
-                f"channels), got {images.dtype} of shape {images.shape}: convert to levels 0..255, "
-                "channels last"
-            )
+            found = f"{images.dtype} of shape {images.shape}: convert to levels 0..255, channels last"
+            wanted = f"{prefix}images in {self.path} to be uint8 of shape (count, height, width, channels)"
+            raise ValueError(f"expected {wanted}, got {found}")
         channels_last = images if images.ndim == 4 else images[..., None]
         return whole(channels_last.transpose(0, 3, 1, 2), labels, self._classes())
 
@@ -100,14 +97,10 @@ class NpzFile:
             held = ", ".join(self.arrays.files)
             raise ValueError(f"expected the key {key} in {self.path}, got only {held}: add it") from None
         except Exception as error:  # a damaged file can raise nearly any error
-            if "allow_pickle" not in str(error):
-                raise ValueError(
-                    f"expected an array under {key} in {self.path}, got a damaged file: {error}; download it again"
-                ) from error
-            raise ValueError(
-                f"expected plain numbers under {key} in {self.path}, got Python objects, which are not read "
-                "because a pickle can run code: save it with a numeric dtype"
-            ) from error
+            what, found = "an array", f"a damaged file: {error}; download it again"
+            if "allow_pickle" in str(error):
+                what, found = "plain numbers", "Python objects, which can run code: save it with a numeric dtype"
+            raise ValueError(f"expected {what} under {key} in {self.path}, got {found}") from error
 
     def _labels(self, key: str) -> np.ndarray:
         labels = self._array(key).reshape(-1)
@@ -151,10 +144,8 @@ class ImageFolder:
         classes = self._classes()
         found = [(file, classes.index(sub.name)) for sub in _folders(folder) for file in _image_files(sub)]
         if not found:
-            raise ValueError(
-                f"expected one subfolder of images per class in {folder}, got none with images in it: "
-                f"arrange it as {folder}/CLASS/IMAGE.png"
-            )
+            hint = f"got none with images in it: arrange it as {folder}/CLASS/IMAGE.png"
+            raise ValueError(f"expected one subfolder of images per class in {folder}, {hint}")
         return whole(self._pixels([file for file, _ in found]), np.array([label for _, label in found]), classes)
 
     def _classes(self) -> tuple[str, ...]:
@@ -168,10 +159,9 @@ class ImageFolder:
         for row, path in zip(images, paths, strict=True):
             pixels = self._open(path)
             if pixels.shape != first.shape:
-                raise ValueError(
-                    f"expected images of one size, got {_extent(first)} in {paths[0]} and {_extent(pixels)} "
-                    f"in {path}: pass size=(height, width) to resize them all"
-                )
+                one, other = (f"{array.shape[1]} x {array.shape[2]}" for array in (first, pixels))
+                found = f"{one} in {paths[0]} and {other} in {path}: pass size=(height, width) to resize them all"
+                raise ValueError(f"expected images of one size, got {found}")
             row[:] = pixels
         return images
 
@@ -207,10 +197,6 @@ def _image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
-def _extent(pixels: np.ndarray) -> str:
-    return f"{pixels.shape[1]} x {pixels.shape[2]}"
-
-
 @dataclass(frozen=True)
 class Builtin:
     """The built-in CIFAR-10 images: the first 1,000 of the test split and of the validation split.
@@ -222,9 +208,12 @@ class Builtin:
     splits: tuple[str, ...] = ("val", "test")
 
     def read(self, split: str) -> Part:
+        from PIL import Image
+
         entry = self.index()["splits"][split]
         labels, index = np.array(entry["labels"]), np.array(entry["index"])
-        return Part(self._sheet(entry["sheet"], len(labels)), labels, tuple(self.index()["classes"]), index)
+        sheet = np.asarray(Image.open(io.BytesIO((_builtin() / entry["sheet"]).read_bytes())).convert("RGB"))
+        return Part(from_sheet(sheet, len(labels)), labels, tuple(self.index()["classes"]), index)
 
     def fingerprint(self, split: str) -> str:
         return self.index()["splits"][split]["sha256"]
@@ -232,13 +221,6 @@ class Builtin:
     @staticmethod
     def index() -> dict[str, Any]:
         return json.loads((_builtin() / "index.json").read_text())
-
-    @staticmethod
-    def _sheet(name: str, count: int) -> np.ndarray:
-        from PIL import Image
-
-        sheet = np.asarray(Image.open(io.BytesIO((_builtin() / name).read_bytes())).convert("RGB"))
-        return from_sheet(sheet, count)
 
 
 def _builtin() -> Any:
