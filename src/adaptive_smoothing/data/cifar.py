@@ -12,6 +12,7 @@ import pickle
 import tarfile
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,6 +22,8 @@ from adaptive_smoothing.data.sources import Part, whole
 from adaptive_smoothing.results import atomic
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
+# The site publishes MD5 sums, which detect damage; `_ArraysOnly` protects against malicious code.
+_md5 = partial(hashlib.md5, usedforsecurity=False)
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,3 @@ def _fetch(url: str, path: Path) -> str:
         hint = f"without a network, download it elsewhere and put it into {path.parent}"
         raise OSError(f"expected to download {url}, got: {error}; {hint}") from error
     return digest.hexdigest()
-
-
-def _md5() -> hashlib._Hash:
-    """Return an MD5 hash, which the site publishes, to detect damage; `_ArraysOnly` protects against malicious code."""
-    return hashlib.md5(usedforsecurity=False)

@@ -142,11 +142,11 @@ class ImageFolder:
     def read(self, split: str) -> Part:
         folder = self.path if split == "all" else self.path / split
         classes = self._classes()
-        found = [(file, classes.index(sub.name)) for sub in _folders(folder) for file in _image_files(sub)]
-        if not found:
+        paths = [path for sub in _folders(folder) for path in sorted(sub.iterdir()) if path.suffix.lower() in SUFFIXES]
+        if not paths:
             hint = f"got none with images in it: arrange it as {folder}/CLASS/IMAGE.png"
             raise ValueError(f"expected one subfolder of images per class in {folder}, {hint}")
-        return whole(self._pixels([file for file, _ in found]), np.array([label for _, label in found]), classes)
+        return whole(self._pixels(paths), np.array([classes.index(path.parent.name) for path in paths]), classes)
 
     def _classes(self) -> tuple[str, ...]:
         """Return the classes of all splits together, so that a label has the same meaning in each."""
@@ -191,10 +191,6 @@ def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     return sorted(sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith("."))
-
-
-def _image_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
 @dataclass(frozen=True)

@@ -161,21 +161,6 @@ def check_two_classes(logits: Tensor) -> None:
         raise ValueError(f"expected at least two classes, got one logit per image: {hint}")
 
 
-@contextmanager
-def precision_explained(model: nn.Module) -> Iterator[None]:
-    """Replace the error that torch raises for float32 images and weights in another precision by an explanation."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-        if not kinds or torch.float32 in kinds:
-            raise
-        found = f"weights in {', '.join(sorted(map(str, kinds)))} ({error})"
-        raise ValueError(f"expected a model for images in float32, got {found}: call model.float()") from error
-
-
 def check_not_probabilities(outputs: Tensor) -> None:
     """Raise an error for rows that are probabilities. Waits for the device."""
     if outputs.numel() and (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():

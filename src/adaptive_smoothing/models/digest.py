@@ -33,9 +33,18 @@ TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 INSTALLED = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
-def model_digest(model: nn.Module, tag: str = "") -> str:
+def model_digest(model: nn.Module, tag: str = "", *, seen: dict[int, object] | None = None) -> str:
     """Return a sha256 of the tensors, the module tree, the settings and the source text of a model, and of `tag`."""
-    return _model_digest(model, {}, tag)
+    seen = {} if seen is None else seen
+    digest = hashlib.sha256(tag.encode())
+    for name, module in model.named_modules():
+        seen[id(module)] = module
+        skipped = TORCH_ATTRIBUTES | getattr(type(module), "NOT_IN_DIGEST", frozenset())
+        settings = {key: value for key, value in vars(module).items() if key not in skipped}
+        description = [name, _describe(type(module), seen), _describe(settings, seen)]
+        digest.update(json.dumps(description, sort_keys=True).encode())
+    digest.update(weights_digest(model).encode())
+    return digest.hexdigest()
 
 
 def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
@@ -52,18 +61,6 @@ def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
 def describe(value: object) -> Any:
     """Return an attack, its options or any other value as plain data for a JSON file."""
     return _describe(value, {})
-
-
-def _model_digest(model: nn.Module, seen: dict[int, object], tag: str = "") -> str:
-    digest = hashlib.sha256(tag.encode())
-    for name, module in model.named_modules():
-        seen[id(module)] = module
-        skipped = TORCH_ATTRIBUTES | getattr(type(module), "NOT_IN_DIGEST", frozenset())
-        settings = {key: value for key, value in vars(module).items() if key not in skipped}
-        description = [name, _describe(type(module), seen), _describe(settings, seen)]
-        digest.update(json.dumps(description, sort_keys=True).encode())
-    digest.update(weights_digest(model).encode())
-    return digest.hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -101,7 +98,7 @@ def _describe(value: object, seen: dict[int, object]) -> PlainData:
 def _describe_object(value: object, seen: dict[int, object]) -> PlainData:
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     if isinstance(value, nn.Module):
-        return {"": name, "sha256": _model_digest(value, seen)}
+        return {"": name, "sha256": model_digest(value, seen=seen)}
     if isinstance(value, type):
         return {"": name, "source": _sources(value)}
     if isinstance(value, FunctionType):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from adaptive_smoothing.noise import generator
 
@@ -28,8 +27,7 @@ class FeatureTaps:
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
         if isinstance(layers, str) or not layers or len(set(layers)) != len(layers):
             raise ValueError(f"expected a list of different layer names, got {layers!r}")
-        self.model = model
-        self.layers = tuple(layers)
+        self.model, self.layers = model, tuple(layers)
         self._modules = {name: find_layer(model, name) for name in layers}
         self._has_features = set(layers) <= set(getattr(model, "stages", ())) and hasattr(model, "with_features")
         self._outputs: dict[str, list[Any]] = {}
@@ -50,11 +48,9 @@ class FeatureTaps:
         if self._attached:
             yield self
             return
-        handles: list[RemovableHandle] = []
+        handles = [module.register_forward_hook(self._recorder(name)) for name, module in self._modules.items()]
+        self._attached = True
         try:
-            for name, module in self._modules.items():
-                handles.append(module.register_forward_hook(self._recorder(name)))
-            self._attached = True
             yield self
         finally:
             self._attached = False
@@ -99,10 +95,8 @@ def find_layer(model: nn.Module, name: str) -> nn.Module:
     names = [known for known in modules if known]
     inside = [known for known in names if known.endswith(f".{name}")]
     nearest = inside or difflib.get_close_matches(name, names, n=3) or names[:5]
-    raise ValueError(
-        f"expected the name of a layer of {type(model).__name__}, got {name!r}: "
-        f"did you mean {', '.join(map(repr, nearest[:3]))}? list(dict(model.named_modules())) has all"
-    )
+    hint = f"did you mean {', '.join(map(repr, nearest[:3]))}? list(dict(model.named_modules())) has all"
+    raise ValueError(f"expected the name of a layer of {type(model).__name__}, got {name!r}: {hint}")
 
 
 class _Output(NamedTuple):
@@ -176,10 +170,9 @@ def dry_run(run: Callable[[Tensor], Any], model: nn.Module, shape: tuple[int, in
             return run(images.to(weight.device, weight.dtype))
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(
-            f"expected {type(model).__name__} to accept images of {' x '.join(map(str, shape))}, got an error ({why}): "
-            "pass shape=(channels, height, width) of images that it accepts"
-        ) from error
+        hint = f"got an error ({why}): pass shape=(channels, height, width) of images that it accepts"
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"expected {type(model).__name__} to accept images of {size}, {hint}") from error
 
 
 def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
@@ -227,5 +220,4 @@ def _resolution(output: Any) -> int:
         return 0
     if output.dim() == 3:  # the largest square: a class token does not change the resolution
         return math.isqrt(output.shape[1]) ** 2
-    _, first, second, third = output.shape
-    return first * second if _channels_last(output) else second * third
+    return math.prod(output.shape[1:3] if _channels_last(output) else output.shape[2:])

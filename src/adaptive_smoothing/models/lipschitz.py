@@ -156,10 +156,7 @@ class FoldedMax(Isometry):
 
 
 class LipschitzNet(nn.Module):
-    """Images in [0, 1] -> `scale` times the logits of a network that is 1-Lipschitz in L2.
-
-    `pairwise_lipschitz` returns the constant of the logits, which includes `scale`.
-    """
+    """Images in [0, 1] -> `scale` times the logits of a network that is 1-Lipschitz in L2."""
 
     mean: Tensor
 
@@ -172,7 +169,6 @@ class LipschitzNet(nn.Module):
         scale: float = 16.0,
         size: int = 32,
         num_classes: int = 10,
-        mean: Sequence[float] = CIFAR10_MEAN,
     ) -> None:
         super().__init__()
         if not scale > 0:
@@ -182,10 +178,10 @@ class LipschitzNet(nn.Module):
         if len(widths) != len(blocks) or size % 2 ** len(widths):
             found = f"{list(widths)}, {list(blocks)} and size {size}"
             raise ValueError(f"expected as many widths as blocks, and images that halve as often, got {found}")
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(CIFAR10_MEAN).view(1, -1, 1, 1), persistent=False)
         self.scale, self.size, self.num_classes = scale, size, num_classes
         layers: list[LipschitzLayer] = []
-        channels = len(mean)
+        channels = len(CIFAR10_MEAN)
         for width, count in zip(widths, blocks, strict=True):
             # Pixels become channels first: an image has too few channels for a wide layer.
             layers += [PixelsToChannels(2), Contraction(4 * channels, width)]

@@ -42,10 +42,7 @@ class Classifier(nn.Module):
 
     def __init__(self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None) -> None:
         super().__init__()
-        self.first = first
-        self.model = model
-        self.output = output
-        self.num_classes = num_classes
+        self.first, self.model, self.output, self.num_classes = first, model, output, num_classes
 
     def forward(self, images: Tensor) -> Tensor:
         contract.guard_images(images)
@@ -84,8 +81,10 @@ def wrap(
     contract.freeze(model)
     if isinstance(model, Classifier) and all(option is None for option in (mean, std, size, output)):
         return model
-    if mean is None and std is None:
-        _warn_about_declared_normalisation(model)
+    declared = getattr(model, "pretrained_cfg", None)
+    if mean is None and std is None and isinstance(declared, Mapping) and {"mean", "std"} <= declared.keys():
+        found = f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither"
+        warnings.warn(f"{found}: pass them, or mean=0, std=1 if it was trained on plain [0, 1] images", stacklevel=2)
     probes = _probe_images(model, images, shape)
     layers: list[nn.Module] = [Resize(size)] if size is not None else []
     layers += _normalisation(mean, std, probes.shape[1])
@@ -142,16 +141,6 @@ def _per_channel(name: str, value: Channels, channels: int) -> list[float]:
     return values * (channels // len(values))
 
 
-def _warn_about_declared_normalisation(model: nn.Module) -> None:
-    declared = getattr(model, "pretrained_cfg", None)
-    if isinstance(declared, Mapping) and "mean" in declared and "std" in declared:
-        warnings.warn(
-            f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither: "
-            "pass them, or mean=0, std=1 if it was trained on plain [0, 1] images",
-            stacklevel=3,
-        )
-
-
 def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
     if images is None:
         images = torch.rand(PROBES, *shape, generator=generator(0, "probe", *shape))
@@ -189,11 +178,9 @@ def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:
         with torch.no_grad(), contract.trusted_images():
             return model(images)
     except Exception as error:
-        raise ValueError(
-            f"expected a model that accepts images of shape {tuple(images.shape)} in [0, 1], "
-            f"got {type(error).__name__}: {error}; pass ads.wrap the images= or shape= it accepts, "
-            "or size= to resize them"
-        ) from error
+        wanted = f"a model that accepts images of shape {tuple(images.shape)} in [0, 1]"
+        hint = "pass ads.wrap the images= or shape= it accepts, or size= to resize them"
+        raise ValueError(f"expected {wanted}, got {type(error).__name__}: {error}; {hint}") from error
 
 
 def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:

@@ -156,7 +156,14 @@ def _read_weights(card: Card) -> dict[str, Tensor]:
     if card.path.suffix == ".safetensors":
         return read_weights(card.path, card.sha256)
     check_weights_file(card.path, card.sha256)
-    return _state_dict(_unpickle_tensors(card.path), card)
+    try:
+        checkpoint = torch.load(card.path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can raise nearly any error
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        found = f"one that also holds {refused[1]}" if refused else "something else, or a damaged one"
+        hint = "save model.state_dict() as safetensors where you trust the file"
+        raise ValueError(f"expected a checkpoint of tensors only in {card.path}, got {found}: {hint}") from error
+    return _state_dict(checkpoint, card)
 
 
 def check_weights_file(path: Path, sha256: str | None = None) -> None:
@@ -165,15 +172,13 @@ def check_weights_file(path: Path, sha256: str | None = None) -> None:
         raise FileNotFoundError(f"expected weights at {path}, got no file: download it, or correct the path")
     with path.open("rb") as file:
         start = file.read(512).lstrip().lower()
-    what = None
     if not start:
-        what = "an empty file: the download was interrupted; repeat it"
-    elif start.startswith(b"version https://git-lfs"):
-        what = "a Git LFS pointer: run `git lfs pull`"
-    elif start.startswith((b"<!doctype", b"<html", b"<?xml")):
-        what = "a web page: the download needs a login or exceeded a quota; download it by hand"
-    if what:
-        raise ValueError(f"expected weights in {path}, got {what}")
+        raise ValueError(f"expected weights in {path}, got an empty file: the download was interrupted; repeat it")
+    if start.startswith(b"version https://git-lfs"):
+        raise ValueError(f"expected weights in {path}, got a Git LFS pointer: run `git lfs pull`")
+    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        found = "a web page: the download needs a login or exceeded a quota; download it by hand"
+        raise ValueError(f"expected weights in {path}, got {found}")
     if sha256 and (found := file_sha256(path)) != sha256:
         raise ValueError(f"expected sha256 {sha256} for {path}, got {found}: damaged or replaced; fetch it again")
 
@@ -181,18 +186,6 @@ def check_weights_file(path: Path, sha256: str | None = None) -> None:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _unpickle_tensors(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise nearly any error
-        refused = re.search(r"GLOBAL (\S+)", str(error))
-        found = f"one that also holds {refused[1]}" if refused else "something else, or a damaged one"
-        raise ValueError(
-            f"expected a checkpoint of tensors only in {path}, got {found}: "
-            "save model.state_dict() as safetensors where you trust the file"
-        ) from error
 
 
 def _state_dict(checkpoint: Any, card: Card) -> dict[str, Tensor]:
