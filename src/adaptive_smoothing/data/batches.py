@@ -49,10 +49,7 @@ def steps_per_epoch(data: ImageData, size: int) -> int:
 
 
 def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[RawBatch]:
-    """Yield the full batches of one epoch in random order, from step `start` on, without the remainder.
-
-    The order depends on (seed, epoch) and the number of images, so that a resumed epoch continues where it stopped.
-    """
+    """Yield the full batches of one epoch from step `start` on; (seed, epoch) and the number of images fix the order."""
     steps = steps_per_epoch(data, size)
     if steps == 0:
         raise ValueError(f"expected a batch size of at most {len(data)}, the size of {data.name}, got {size}")

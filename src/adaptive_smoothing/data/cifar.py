@@ -141,10 +141,8 @@ def read_pickle(data: bytes, origin: str) -> dict[str, Any]:
     try:
         content = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise nearly any error
-        found = f"{error}; this is not the official file, delete it and download it again"
-        raise ValueError(
-            f"expected only arrays and lists in {origin}, got a pickle that is not read: {found}"
-        ) from error
+        found = f"a pickle that is not read: {error}; this is not the official file, delete it and download it again"
+        raise ValueError(f"expected arrays and lists only in {origin}, got {found}") from error
     if not isinstance(content, dict):
         raise ValueError(f"expected a dictionary in {origin}, got {type(content).__name__}")
     return content

@@ -43,9 +43,7 @@ class ImageData:
     def __post_init__(self) -> None:
         images, classes = self.images, len(self.classes)
         if images.dtype != torch.uint8 or images.dim() != 4:
-            found = (
-                f"{images.dtype} of shape {tuple(images.shape)}: from_tensors and from_dataset convert floats in [0, 1]"
-            )
+            found = f"{images.dtype} of shape {tuple(images.shape)}: from_tensors and from_dataset convert floats"
             raise ValueError(f"expected uint8 images of shape (count, channels, height, width), got {found}")
         for what, tensor in (("labels", self.labels), ("index", self.index)):
             if tensor.dtype != torch.int64 or tensor.shape != images.shape[:1] or tensor.device != images.device:
@@ -68,9 +66,8 @@ class ImageData:
 
     def take(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> ImageData:
         """Return the first `which` images, or those at the given positions in that order, or under a mask."""
-        positions = self._positions(which)
-        images, labels, index = (tensor[positions] for tensor in (self.images, self.labels, self.index))
-        return replace(self, images=images, labels=labels, index=index)
+        rows = self._positions(which)
+        return replace(self, images=self.images[rows], labels=self.labels[rows], index=self.index[rows])
 
     def _positions(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> slice | Tensor:
         if isinstance(which, slice):
@@ -83,12 +80,10 @@ class ImageData:
         if wanted.dtype == torch.bool and wanted.shape == self.labels.shape:
             return wanted.nonzero().flatten()
         # On a GPU a position out of range would end the process.
-        valid = wanted.numel() == 0 or (
-            wanted.dim() == 1 and _is_whole(wanted) and 0 <= wanted.min() <= wanted.max() < len(self)
-        )
-        if not valid:
-            masks = f"a mask of {len(self)} or positions from 0 to {len(self) - 1}"
-            raise ValueError(f"expected a count, {masks}, got {which}")
+        inside = wanted.numel() == 0 or 0 <= wanted.min() <= wanted.max() < len(self)
+        if wanted.numel() and not (wanted.dim() == 1 and _is_whole(wanted) and inside):
+            expected = f"a count, a mask of {len(self)} or positions from 0 to {len(self) - 1}"
+            raise ValueError(f"expected {expected}, got {which}")
         return wanted.long().flatten()
 
     def to(self, device: torch.device | str) -> ImageData:
@@ -200,31 +195,26 @@ def _open_path(path: Path, size: tuple[int, int] | None) -> Source:
 
 def _select(source: Source, split: str) -> Part:
     held = source.splits
-    if held == ("all",):
-        if split in ("all", "test"):
-            return source.read("all")
-        offer = "its images have no splits: load them as 'test' or 'all', not for training or tuning"
-        raise ValueError(f"expected one of the splits of {source.name}, got {split!r}: {offer}")
+    if held == ("all",) and split in ("all", "test"):
+        return source.read("all")
     if "train" in held and "val" not in held and split in ("train", "val"):
         part = source.read("train")
         chosen = validation_positions(len(part.labels))
         if split == "train":
             chosen = np.setdiff1d(np.arange(len(part.labels)), chosen)
         return Part(part.images[chosen], part.labels[chosen], part.classes, part.index[chosen])
-    if split not in held:
-        offered = ", ".join(sorted({"train", "val", *held} if "train" in held else held))
-        offer = f"it has {offered}; validation images are held out from every training"
-        raise ValueError(f"expected one of the splits of {source.name}, got {split!r}: {offer}")
-    return source.read(split)
+    if split in held:
+        return source.read(split)
+    offered = ", ".join(sorted({"train", "val", *held} if "train" in held else held))
+    offer = f"it has {offered}; validation images are held out from every training"
+    if held == ("all",):
+        offer = "its images have no splits: load them as 'test' or 'all', not for training or tuning"
+    raise ValueError(f"expected one of the splits of {source.name}, got {split!r}: {offer}")
 
 
 @lru_cache(maxsize=4)
 def validation_positions(count: int) -> np.ndarray:
-    """Return which of `count` training images are for validation: a tenth, in validation order.
-
-    Positions are sorted by a hash of the position, so that the order does not depend on the machine, on versions of
-    libraries or on the name of the data.
-    """
+    """Return the tenth of `count` training images that is for validation, in an order that is the same everywhere."""
     order = sorted(range(count), key=lambda position: (keyed_seed(0, "validation split", position), position))
     positions = np.array(order[: max(1, count // 10)], np.int64)
     positions.flags.writeable = False  # the cache returns this array itself
@@ -255,10 +245,9 @@ def from_tensors(
 
 
 def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None) -> ImageData:
-    """Return data made from a torch Dataset of (image, label).
+    """Return data made from a torch Dataset of (image, label). For a `Subset`, `index` refers to the whole dataset.
 
-    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. By default the class names
-    are `dataset.classes`. For a `Subset`, `index` holds the positions in the whole dataset.
+    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1].
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("expected a dataset, got a DataLoader: pass loader.dataset")
@@ -266,8 +255,7 @@ def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Seq
         raise ValueError(f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first")
     pairs = [_pair(dataset[i]) for i in range(len(dataset))]
     images = [_chw(image) for image, _ in pairs]
-    if len({image.shape for image in images}) != 1:
-        shapes = sorted({tuple(image.shape) for image in images})
+    if len(shapes := sorted({tuple(image.shape) for image in images})) != 1:
         raise ValueError(f"expected images of one shape, got {shapes}: resize them in the dataset's transform")
     positions, origin = _origin(dataset)
     return from_tensors(
@@ -335,11 +323,9 @@ def to_levels(images: Tensor) -> Tensor:
     levels = scaled.round()
     # float32 represents a level up to 1e-5 of a level.
     if (far := (scaled - levels).abs() > 1e-3).any():
-        raise ValueError(
-            f"expected images made of the 256 levels k/255, got {far.double().mean():.1%} of the values "
-            f"between levels, such as {images[far][0]:.6g}: images are stored as uint8; resize or filter them "
-            "before they become floats, or inside the model"
-        )
+        found = f"{far.double().mean():.1%} of the values between levels, such as {images[far][0]:.6g}"
+        hint = "images are stored as uint8; resize or filter them before they become floats, or inside the model"
+        raise ValueError(f"expected images made of the 256 levels k/255, got {found}: {hint}")
     return levels.to(torch.uint8)
 
 

@@ -51,10 +51,7 @@ def whole(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> P
 
 @dataclass(frozen=True)
 class NpzFile:
-    """`train_images, train_labels, test_images, ...` or only `images, labels`; images are uint8, NHWC or NHW.
-
-    An optional array of strings `classes` names the classes.
-    """
+    """`train_images, train_labels, test_images, ...` or only `images, labels`, and optionally `classes` (strings)."""
 
     path: Path
 
@@ -188,9 +185,8 @@ def pixels_of(image: Image.Image, *, gray: bool, size: tuple[int, int] | None = 
 
 
 def _folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return []
-    return sorted(sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith("."))
+    inside = path.iterdir() if path.is_dir() else ()
+    return sorted(sub for sub in inside if sub.is_dir() and not sub.name.startswith("."))
 
 
 @dataclass(frozen=True)

@@ -135,10 +135,9 @@ def check_logits(logits: Tensor, images: Tensor) -> None:
     finite = logits.detach().isfinite().all(1)
     if not finite.all():
         kind = "NaN" if logits.isnan().any() else "infinite values"
-        raise ValueError(
-            f"expected finite logits, got {kind} for {int((~finite).sum())} of {len(finite)} images: look for a log of "
-            "zero, a division by zero or an alpha module that leaves [0, 1], or run the model in float32"
-        )
+        found = f"{kind} for {int((~finite).sum())} of {len(finite)} images"
+        hint = "a log of zero, a division by zero or an alpha module that leaves [0, 1], or run the model in float32"
+        raise ValueError(f"expected finite logits, got {found}: look for {hint}")
 
 
 def check_logit_form(logits: Tensor, images: Tensor) -> None:
@@ -148,11 +147,9 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
     if not logits.is_floating_point():
         raise TypeError(f"expected logits as floats, got {logits.dtype}: return the scores, not the predicted class")
     if logits.dim() != 2 or logits.shape[0] != images.shape[0]:
-        raise ValueError(
-            f"expected logits of shape ({len(images)}, classes) for {len(images)} images, got {tuple(logits.shape)}: a "
-            "classifier returns one row of scores per image; to reshape or select them, pass output=<function> to "
-            "ads.wrap"
-        )
+        expected, found = f"shape ({len(images)}, classes) for {len(images)} images", tuple(logits.shape)
+        hint = "return one row of scores per image; to reshape or select them, pass output=<function> to ads.wrap"
+        raise ValueError(f"expected logits of {expected}, got {found}: {hint}")
 
 
 def check_two_classes(logits: Tensor) -> None:
@@ -218,10 +215,8 @@ def check_eval(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module.training and _depends_on_mode(module):
             where = f"its layer {name!r} ({type(module).__name__})" if name else type(module).__name__
-            raise ValueError(
-                f"expected a model in eval mode, got {where} in train mode: call model.eval() first, "
-                "otherwise predictions depend on chance or on the rest of the batch"
-            )
+            hint = "call model.eval() first, otherwise predictions depend on chance or on the rest of the batch"
+            raise ValueError(f"expected a model in eval mode, got {where} in train mode: {hint}")
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

@@ -1,8 +1,4 @@
-"""Randomized smoothing (Cohen et al., 2019): the average prediction of a classifier under Gaussian noise.
-
-This classifier is for training, attacks and mixing. `certification` computes certified radii, with fresh noise for each
-image.
-"""
+"""Randomized smoothing (Cohen et al., 2019) for training, attacks and mixing; `certification` draws fresh noise."""
 
 from __future__ import annotations
 

@@ -160,16 +160,14 @@ def _probe(classifier: Classifier, images: Tensor) -> int:
     with torch.no_grad():
         again, half = classifier(images), classifier(images[: len(images) // 2])
     if not _agree(logits, again, 1e-4):
-        raise ValueError(
-            "expected the same logits for the same images, got different ones in two calls: the model draws random "
-            "numbers (dropout or noise in eval mode?); remove them, or fix their seed as ads.SmoothedClassifier does"
+        hint = (
+            "remove random numbers (dropout or noise in eval mode?), or fix their seed as ads.SmoothedClassifier does"
         )
+        raise ValueError(f"expected the same logits for the same images, got different ones in two calls: {hint}")
     # Looser than for a repeated call: kernels for another batch size round differently.
     if not _agree(logits[: len(half)], half, 1e-2):
-        raise ValueError(
-            "expected an image's logits not to depend on the other images of the batch, got different ones in a "
-            "smaller batch: use batch norm with running statistics (track_running_stats=True)"
-        )
+        found = "others in a smaller batch: use batch norm with running statistics (track_running_stats=True)"
+        raise ValueError(f"expected logits not to depend on the other images of the batch, got {found}")
     return int(logits.shape[1])
 
 
