@@ -49,7 +49,7 @@ def steps_per_epoch(data: ImageData, size: int) -> int:
 
 
 def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[RawBatch]:
-    """Yield the full batches of one epoch from step `start` on; (seed, epoch) and the number of images fix the order."""
+    """Yield the full batches of one epoch from step `start` on, in an order fixed by seed, epoch and image count."""
     steps = steps_per_epoch(data, size)
     if steps == 0:
         raise ValueError(f"expected a batch size of at most {len(data)}, the size of {data.name}, got {size}")

@@ -118,10 +118,9 @@ class NpzFile:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Images such as `root/train/cat/1.png`, or `root/cat/1.png` without splits.
+    """Images such as `root/train/cat/1.png`, or `root/cat/1.png` without splits, sorted by class, then by file name.
 
-    Classes are the sorted names of the folders. Images are sorted by class, then by file name, and read as RGB. With
-    `size` (height, width) every image is resized, without keeping its proportions.
+    They are read as RGB, and resized to `size` (height, width) without keeping their proportions.
     """
 
     path: Path

@@ -19,9 +19,8 @@ from adaptive_smoothing.noise import generator
 class FeatureTaps:
     """`FeatureTaps(model, ["layer1", "layer2"])(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
 
-    Names are those of `model.named_modules()`. If the model has a method `with_features` that returns these layers
-    (its `stages`), this method is called. Otherwise hooks are registered during the call. Inside `attached()` they stay
-    registered, which a compiled graph needs.
+    Names are those of `model.named_modules()`. If the layers are `stages` of the model, its `with_features` is called.
+    Otherwise hooks are registered during the call. Inside `attached()` they stay registered, for a compiled graph.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:

@@ -160,9 +160,7 @@ def _probe(classifier: Classifier, images: Tensor) -> int:
     with torch.no_grad():
         again, half = classifier(images), classifier(images[: len(images) // 2])
     if not _agree(logits, again, 1e-4):
-        hint = (
-            "remove random numbers (dropout or noise in eval mode?), or fix their seed as ads.SmoothedClassifier does"
-        )
+        hint = "it draws random numbers (dropout or noise?); remove them, or fix them as ads.SmoothedClassifier does"
         raise ValueError(f"expected the same logits for the same images, got different ones in two calls: {hint}")
     # Looser than for a repeated call: kernels for another batch size round differently.
     if not _agree(logits[: len(half)], half, 1e-2):

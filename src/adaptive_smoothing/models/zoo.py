@@ -273,10 +273,8 @@ def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any]) -> 
         found = freeze(rebuilt)(images)
     difference = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
     if not difference < 0.05:
-        raise ValueError(
-            f"expected {arch} with options {dict(options)} to give this model's logits, got a relative difference of "
-            f"{difference:.2g}: an option is missing or wrong (activation, mean, std, ...)"
-        )
+        found = f"a relative difference of {difference:.2g}: an option is missing or wrong (activation, mean, std, ...)"
+        raise ValueError(f"expected {arch} with options {dict(options)} to give this model's logits, got {found}")
 
 
 def model_facts(name: str) -> dict[str, Any]:
