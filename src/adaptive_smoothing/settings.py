@@ -102,9 +102,8 @@ def _in_new_words(cls: type, table: dict[str, Any], where: str) -> dict[str, Any
     for old, value in table.items():
         if old in retired:
             if value != retired[old]:
-                raise SettingsError(
-                    f"{where}: expected {old} = {retired[old]!r}, got {value!r}: others were removed; leave it out"
-                )
+                hint = f"got {value!r}: others were removed; leave it out"
+                raise SettingsError(f"{where}: expected {old} = {retired[old]!r}, {hint}")
             continue
         key = old_keys.get(old, old)
         if key in found:
@@ -121,17 +120,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         # TOML has no None, but a recipe stored as JSON has.
         return None if value is None else _convert(hint, value, where)
     if hint is float and isinstance(value, str | int | float) and not isinstance(value, bool):
-        return _number(value, where)
+        try:  # a number may be written as a fraction, such as the radius "8/255"
+            return parse_number(value)
+        except (ValueError, ZeroDivisionError) as error:
+            raise SettingsError(f'{where}: expected a number such as 0.2 or "8/255", got {value!r}') from error
     origin = typing.get_origin(hint) or hint
     # To Python a bool is an int.
     if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
         raise SettingsError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}")
     return value
-
-
-def _number(value: str | float, where: str) -> float:
-    """Return a number that may be written as a fraction, such as the radius "8/255"."""
-    try:
-        return parse_number(value)
-    except (ValueError, ZeroDivisionError) as error:
-        raise SettingsError(f'{where}: expected a number such as 0.2 or "8/255", got {value!r}') from error

@@ -169,10 +169,7 @@ def test_unknown_splits_are_refused(tmp_path: Path, split: str) -> None:
         ({"images": np.zeros((3, 4, 4, 3)), "labels": np.arange(3)}, "uint8 .* got float64"),
         ({"images": random_images(3, 3, 32, 32), "labels": np.arange(3)}, "channels last"),
         ({"images": random_images(3, 4, 4, 3), "labels": np.zeros(3)}, "expected whole numbers"),
-        (
-            {"images": random_images(3, 4, 4, 3), "labels": np.array([1, "a", None], object)},
-            "got Python objects",
-        ),
+        ({"images": random_images(3, 4, 4, 3), "labels": np.array([1, "a", None], object)}, "got Python objects"),
     ],
 )
 def test_wrong_npz_files_are_explained(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
@@ -321,14 +318,7 @@ def test_the_error_of_missing_data_lists_what_to_do(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("ADAPTIVE_SMOOTHING_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError) as caught:
         load("cifar10")
-    for part in (
-        str(tmp_path),
-        "download=True",
-        "cifar-10-python.tar.gz",
-        "170 MB",
-        "cs.toronto.edu",
-        "builtin",
-    ):
+    for part in (str(tmp_path), "download=True", "cifar-10-python.tar.gz", "170 MB", "cs.toronto.edu", "builtin"):
         assert part in str(caught.value)
 
 

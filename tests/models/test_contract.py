@@ -57,11 +57,7 @@ def test_images_in_the_box_pass(images):
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), TypeError, r"got torch.uint8.*images.float\(\) / 255"),
         (torch.zeros(3, 8, 8), ValueError, r"shape \(N, C, H, W\), got \(3, 8, 8\).*unsqueeze\(0\)"),
         (torch.zeros(2, 192), ValueError, r"got \(2, 192\): reshape"),
-        (
-            torch.zeros(2, 8, 8, 3),
-            ValueError,
-            r"looks like \(N, H, W, C\): pass images.permute\(0, 3, 1, 2\)",
-        ),
+        (torch.zeros(2, 8, 8, 3), ValueError, r"looks like \(N, H, W, C\): pass images.permute\(0, 3, 1, 2\)"),
         (torch.zeros(2, 28, 28, 1), ValueError, r"permute\(0, 3, 1, 2\)"),
     ],
 )
@@ -190,11 +186,7 @@ def test_logits_pass(images, linear):
             r"got tuple with 0: tensor \(6, 4\).*pass output=0 to ads.wrap",
         ),
         (Pair(torch.zeros(6), torch.zeros(6, 4)), TypeError, "got Pair.*pass output='scores'"),
-        (
-            OrderedDict(loss=None, logits=torch.zeros(6, 4)),
-            TypeError,
-            "'logits' probably holds.*output='logits'",
-        ),
+        (OrderedDict(loss=None, logits=torch.zeros(6, 4)), TypeError, "'logits' probably holds.*output='logits'"),
         (Answer(torch.zeros(6, 4, 2), torch.zeros(6, 4)), TypeError, "got Answer.*output='scores'"),
         ({"a": 1}, TypeError, "got dict with a: int: pass output=<name"),
         (None, TypeError, "got NoneType: pass output="),
@@ -202,16 +194,8 @@ def test_logits_pass(images, linear):
         (torch.zeros(6), ValueError, r"shape \(6, classes\) for 6 images, got \(6,\)"),
         (torch.zeros(5, 4), ValueError, r"got \(5, 4\)"),
         (torch.zeros(6, 4, 2, 2), ValueError, "output=<function>"),
-        (
-            torch.zeros(6, 4).index_fill(0, torch.tensor([1, 2]), math.nan),
-            ValueError,
-            "got NaN for 2 of 6 images",
-        ),
-        (
-            torch.zeros(6, 4).index_fill(0, torch.tensor([0]), -math.inf),
-            ValueError,
-            "got infinite values for 1 of 6",
-        ),
+        (torch.zeros(6, 4).index_fill(0, torch.tensor([1, 2]), math.nan), ValueError, "got NaN for 2 of 6 images"),
+        (torch.zeros(6, 4).index_fill(0, torch.tensor([0]), -math.inf), ValueError, "got infinite values for 1 of 6"),
     ],
 )
 def test_wrong_logits(images, bad, kind, words):
@@ -229,12 +213,7 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [
-        (nn.BatchNorm2d(3), "BatchNorm2d"),
-        (nn.Dropout(0.5), "Dropout"),
-        (nn.RReLU(), "RReLU"),
-        (Noisy(), "Noisy"),
-    ],
+    [(nn.BatchNorm2d(3), "BatchNorm2d"), (nn.Dropout(0.5), "Dropout"), (nn.RReLU(), "RReLU"), (Noisy(), "Noisy")],
 )
 def test_train_mode_names_the_first_layer(layer, name):
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.ReLU(), layer), nn.BatchNorm2d(3))
@@ -349,16 +328,8 @@ def test_an_output_that_does_not_exist_is_refused(linear):
         (lambda z: z.softmax(1), ValueError, "got probabilities .*remove the final softmax"),
         (lambda z: (z, z.sum(1)), TypeError, "pass output=0 to ads.wrap"),
         (lambda z: z * math.nan, ValueError, "got NaN for 4 of 4 images"),
-        (
-            lambda z: z + torch.randn_like(z),
-            ValueError,
-            "same logits for the same images.*SmoothedClassifier",
-        ),
-        (
-            lambda z: nn.functional.dropout(z, 0.5, training=True),
-            ValueError,
-            "draws random numbers .dropout or noise",
-        ),
+        (lambda z: z + torch.randn_like(z), ValueError, "same logits for the same images.*SmoothedClassifier"),
+        (lambda z: nn.functional.dropout(z, 0.5, training=True), ValueError, "draws random numbers .dropout or noise"),
         (lambda z: z - z.mean(0), ValueError, "not to depend on the other images.*track_running_stats"),
         (lambda z: z[:, :1], ValueError, r"at least two classes, got one logit.*cat\(\[-z, z\]"),
         (lambda z: z.argmax(1), TypeError, "return the scores"),

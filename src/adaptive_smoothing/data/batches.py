@@ -17,29 +17,6 @@ from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator, to_device
 
 
-def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Tensor:
-    """Return images with a square of `size` pixels, centred anywhere, set to 0.5; size 0 erases nothing."""
-    if size == 0:
-        return images
-    count, _, height, width = images.shape
-    chance = generator(seed, "cutout", epoch, step)
-    centres = torch.stack(
-        [
-            torch.randint(height, (count, 1), generator=chance),
-            torch.randint(width, (count, 1), generator=chance),
-        ]
-    )
-    row, column = to_device(centres, images.device)
-    rows = _near(row, height, size)[:, None, :, None]
-    columns = _near(column, width, size)[:, None, None, :]
-    return images.masked_fill(rows & columns, 0.5)
-
-
-def _near(centre: Tensor, length: int, size: int) -> Tensor:
-    offset = torch.arange(length, device=centre.device) - centre + size // 2
-    return (offset >= 0) & (offset < size)
-
-
 class Batch(NamedTuple):
     """Float images in [0, 1], labels, and the images' positions in the official split."""
 
@@ -58,26 +35,21 @@ class RawBatch(NamedTuple):
 
 def batches(data: ImageData, size: int, *, device: torch.device | str | None = None) -> Iterator[Batch]:
     """Yield all images in order; the last batch may be smaller. One batch at a time is in floats and on `device`."""
-    _check_size(size)
-    device = device or data.images.device
-    return (_batch(data, slice(start, start + size), device) for start in range(0, len(data), size))
-
-
-def _batch(data: ImageData, rows: slice, device: torch.device | str) -> Batch:
-    return Batch(to_floats(data.images[rows].to(device)), data.labels[rows].to(device), data.index[rows].to(device))
+    steps_per_epoch(data, size)  # checks the size
+    tensors = (data.images, data.labels, data.index)
+    parts = ([each[i : i + size].to(device or each.device) for each in tensors] for i in range(0, len(data), size))
+    return (Batch(to_floats(images), labels, index) for images, labels, index in parts)
 
 
 def steps_per_epoch(data: ImageData, size: int) -> int:
     """Return the number of full batches that `shuffled` yields."""
-    _check_size(size)
+    if size < 1:
+        raise ValueError(f"expected a batch size of at least 1, got {size}")
     return len(data) // size
 
 
 def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[RawBatch]:
-    """Yield the full batches of one epoch in random order, from step `start` on, without the remainder.
-
-    The order depends on (seed, epoch) and the number of images, so that a resumed epoch continues where it stopped.
-    """
+    """Yield the full batches of one epoch from step `start` on, in an order fixed by seed, epoch and image count."""
     steps = steps_per_epoch(data, size)
     if steps == 0:
         raise ValueError(f"expected a batch size of at most {len(data)}, the size of {data.name}, got {size}")
@@ -89,14 +61,7 @@ def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 
 
 
 def augment(
-    images: Tensor,
-    *,
-    seed: int,
-    epoch: int,
-    step: int,
-    pad: int = 4,
-    flip: bool = True,
-    reflect: bool = False,
+    images: Tensor, *, seed: int, epoch: int, step: int, pad: int = 4, flip: bool = True, reflect: bool = False
 ) -> Tensor:
     """Return images of any dtype, each shifted by up to `pad` pixels each way and mirrored with probability 1/2.
 
@@ -106,7 +71,10 @@ def augment(
     count, channels, height, width = images.shape
     if not 0 <= pad < min(height, width):
         raise ValueError(f"expected pad from 0 to {min(height, width) - 1}, got {pad}")
-    top, left, mirrored = _draw(count, pad, generator(seed, "augment", epoch, step), images.device)
+    chance = generator(seed, "augment", epoch, step)
+    shifts = torch.randint(2 * pad + 1, (2, count, 1), generator=chance)
+    drawn = torch.cat([shifts, torch.randint(2, (1, count, 1), generator=chance)])
+    top, left, mirrored = to_device(drawn, images.device)
     column = torch.arange(width, device=images.device)
     rows = top + torch.arange(height, device=images.device)
     columns = left + (torch.where(mirrored.bool(), width - 1 - column, column) if flip else column)
@@ -119,19 +87,21 @@ def augment(
     return source[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def _draw(count: int, pad: int, chance: torch.Generator, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return per image the rows and columns of the padded image to skip, and whether to mirror; each (count, 1)."""
-    shifts = torch.randint(2 * pad + 1, (2, count, 1), generator=chance)
-    drawn = torch.cat([shifts, torch.randint(2, (1, count, 1), generator=chance)])
-    top, left, mirrored = to_device(drawn, device)
-    return top, left, mirrored
-
-
 def _fold(position: Tensor, length: int) -> Tensor:
     """Return positions with those outside [0, length) reflected at the border pixels."""
     return length - 1 - (length - 1 - position.abs()).abs()
 
 
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise ValueError(f"expected a batch size of at least 1, got {size}")
+def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Tensor:
+    """Return images with a square of `size` pixels, centred anywhere, set to 0.5; size 0 erases nothing."""
+    if size == 0:
+        return images
+    count, _, *sides = images.shape
+    chance = generator(seed, "cutout", epoch, step)
+    centres = torch.stack([torch.randint(side, (count, 1), generator=chance) for side in sides])
+    offsets = [
+        torch.arange(side, device=images.device) - centre + size // 2
+        for side, centre in zip(sides, to_device(centres, images.device), strict=True)
+    ]
+    rows, columns = ((offset >= 0) & (offset < size) for offset in offsets)
+    return images.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0.5)

@@ -12,6 +12,7 @@ import pickle
 import tarfile
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,6 +22,8 @@ from adaptive_smoothing.data.sources import Part, whole
 from adaptive_smoothing.results import atomic
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
+# The site publishes MD5 sums, which detect damage; `_ArraysOnly` protects against malicious code.
+_md5 = partial(hashlib.md5, usedforsecurity=False)
 
 
 @dataclass(frozen=True)
@@ -82,16 +85,16 @@ class CifarFiles:
 
     def read(self, split: str) -> Part:
         wanted = (*self.layout.members[split], self.layout.meta)
-        found = self._from_folder(wanted) if self.path.is_dir() else self._from_archive(wanted)
+        if not self.path.is_dir():
+            found = self._from_archive(wanted)
+        else:
+            found = {name: (self.path / name).read_bytes() for name in wanted if (self.path / name).is_file()}
         if missing := [name for name in wanted if name not in found]:
             raise ValueError(f"expected {', '.join(missing)} in {self.path}, got none: unpack {self.layout.file} anew")
         *parts, meta = (read_pickle(found[name], f"{self.path}/{name}") for name in wanted)
         images = np.concatenate([self._pixels(part) for part in parts])
         labels = np.concatenate([np.asarray(self._entry(part, self.layout.labels)) for part in parts])
         return whole(images, labels, tuple(self._entry(meta, self.layout.label_names)))
-
-    def _from_folder(self, wanted: tuple[str, ...]) -> dict[str, bytes]:
-        return {name: (self.path / name).read_bytes() for name in wanted if (self.path / name).is_file()}
 
     def _from_archive(self, wanted: tuple[str, ...]) -> dict[str, bytes]:
         """Read members in the order of the archive: to go back in a gzip stream is to unpack it again."""
@@ -138,10 +141,8 @@ def read_pickle(data: bytes, origin: str) -> dict[str, Any]:
     try:
         content = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise nearly any error
-        raise ValueError(
-            f"expected arrays and lists only in {origin}, got a pickle that is not read: {error}; "
-            "this is not the official file, delete it and download it again"
-        ) from error
+        found = f"a pickle that is not read: {error}; this is not the official file, delete it and download it again"
+        raise ValueError(f"expected arrays and lists only in {origin}, got {found}") from error
     if not isinstance(content, dict):
         raise ValueError(f"expected a dictionary in {origin}, got {type(content).__name__}")
     return content
@@ -155,10 +156,8 @@ def open_archive(path: Path) -> CifarFiles:
         if layout.md5 == digest:
             return CifarFiles(layout, path)
     known = " or ".join(f"{layout.file} (md5 {layout.md5})" for layout in LAYOUTS.values())
-    raise ValueError(
-        f"expected {known} at {path}, got a file with md5 {digest}: it is damaged or another file; "
-        "delete it and download it again"
-    )
+    hint = "it is damaged or another file; delete it and download it again"
+    raise ValueError(f"expected {known} at {path}, got a file with md5 {digest}: {hint}")
 
 
 def open_folder(path: Path) -> CifarFiles | None:
@@ -173,12 +172,9 @@ def download(layout: Layout, root: Path) -> Path:
     """Download the archive into `root` and return its path. The file gets its name after its checksum was verified."""
     target = root / layout.file
     with atomic(target) as partial:
-        digest = _fetch(layout.url, partial)
-        if digest != layout.md5:
-            raise ValueError(
-                f"expected md5 {layout.md5} from {layout.url}, got {digest}: the download was cut short or "
-                f"altered; try again, or download it by other means to {target}"
-            )
+        if (digest := _fetch(layout.url, partial)) != layout.md5:
+            hint = f"the download was cut short or altered; try again, or download it by other means to {target}"
+            raise ValueError(f"expected md5 {layout.md5} from {layout.url}, got {digest}: {hint}")
     return target
 
 
@@ -197,13 +193,6 @@ def _fetch(url: str, path: Path) -> str:
                     file.write(chunk)
                     digest.update(chunk)
     except OSError as error:
-        raise OSError(
-            f"expected to download {url}, got: {error}; without a network, download it elsewhere and put it "
-            f"into {path.parent}"
-        ) from error
+        hint = f"without a network, download it elsewhere and put it into {path.parent}"
+        raise OSError(f"expected to download {url}, got: {error}; {hint}") from error
     return digest.hexdigest()
-
-
-def _md5() -> hashlib._Hash:
-    """Return an MD5 hash, which the site publishes, to detect damage; `_ArraysOnly` protects against malicious code."""
-    return hashlib.md5(usedforsecurity=False)

@@ -41,14 +41,17 @@ class ImageData:
     index: Tensor
 
     def __post_init__(self) -> None:
-        _check_images(self.images)
+        images, classes = self.images, len(self.classes)
+        if images.dtype != torch.uint8 or images.dim() != 4:
+            found = f"{images.dtype} of shape {tuple(images.shape)}: from_tensors and from_dataset convert floats"
+            raise ValueError(f"expected uint8 images of shape (count, channels, height, width), got {found}")
         for what, tensor in (("labels", self.labels), ("index", self.index)):
-            _check_vector(what, tensor, self.images)
-        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.classes):
-            raise ValueError(
-                f"expected labels from 0 to {len(self.classes) - 1} for {len(self.classes)} classes, got "
-                f"{self.labels.min().item()} to {self.labels.max().item()}: name every class in `classes`"
-            )
+            if tensor.dtype != torch.int64 or tensor.shape != images.shape[:1] or tensor.device != images.device:
+                found = f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+                raise ValueError(f"expected {what} as {len(images)} int64 numbers on {images.device}, got {found}")
+        if len(images) and not 0 <= self.labels.min() <= self.labels.max() < classes:
+            found = f"{self.labels.min().item()} to {self.labels.max().item()}: name every class in `classes`"
+            raise ValueError(f"expected labels from 0 to {classes - 1} for {classes} classes, got {found}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -63,9 +66,8 @@ class ImageData:
 
     def take(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> ImageData:
         """Return the first `which` images, or those at the given positions in that order, or under a mask."""
-        positions = self._positions(which)
-        images, labels, index = (tensor[positions] for tensor in (self.images, self.labels, self.index))
-        return replace(self, images=images, labels=labels, index=index)
+        rows = self._positions(which)
+        return replace(self, images=self.images[rows], labels=self.labels[rows], index=self.index[rows])
 
     def _positions(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> slice | Tensor:
         if isinstance(which, slice):
@@ -78,12 +80,10 @@ class ImageData:
         if wanted.dtype == torch.bool and wanted.shape == self.labels.shape:
             return wanted.nonzero().flatten()
         # On a GPU a position out of range would end the process.
-        if wanted.numel() and not (
-            wanted.dim() == 1 and _is_whole(wanted) and wanted.min() >= 0 and wanted.max() < len(self)
-        ):
-            raise ValueError(
-                f"expected a count, a mask of {len(self)} or positions from 0 to {len(self) - 1}, got {which}"
-            )
+        inside = wanted.numel() == 0 or 0 <= wanted.min() <= wanted.max() < len(self)
+        if wanted.numel() and not (wanted.dim() == 1 and _is_whole(wanted) and inside):
+            expected = f"a count, a mask of {len(self)} or positions from 0 to {len(self) - 1}"
+            raise ValueError(f"expected {expected}, got {which}")
         return wanted.long().flatten()
 
     def to(self, device: torch.device | str) -> ImageData:
@@ -115,22 +115,6 @@ def looks_channels_last(shape: Sequence[int]) -> bool:
     return columns in (1, 3) and channels not in (1, 3) and rows > columns
 
 
-def _check_images(images: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.dim() != 4:
-        raise ValueError(
-            f"expected uint8 images of shape (count, channels, height, width), got {images.dtype} of shape "
-            f"{tuple(images.shape)}: from_tensors and from_dataset convert floats in [0, 1]"
-        )
-
-
-def _check_vector(what: str, tensor: Tensor, images: Tensor) -> None:
-    if tensor.dtype != torch.int64 or tensor.shape != images.shape[:1] or tensor.device != images.device:
-        raise ValueError(
-            f"expected {what} as {len(images)} int64 numbers on {images.device}, one per image, got "
-            f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
-        )
-
-
 def _is_whole(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
@@ -154,21 +138,15 @@ def load(
         download: download a named data set that is missing.
         size: size of the images of a folder after resizing.
     """
-    source = _open(name_or_path, _root(root), download, (size, size) if isinstance(size, int) else size)
+    folder = Path(root or os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing").expanduser()
+    source = _open(name_or_path, folder, download, (size, size) if isinstance(size, int) else size)
     part = _select(source, split)
     images, labels, index = (torch.from_numpy(array) for array in (part.images, part.labels, part.index))
     data = ImageData(images, labels, part.classes, f"{source.name}/{split}", index)
-    if isinstance(source, Builtin) and data.fingerprint() != source.fingerprint(split):
-        raise ValueError(
-            f"expected the built-in {split} images with sha256 {source.fingerprint(split)}, got "
-            f"{data.fingerprint()}: the installed package is damaged; install it again"
-        )
+    if isinstance(source, Builtin) and (found := data.fingerprint()) != (wanted := source.fingerprint(split)):
+        hint = "the installed package is damaged; install it again"
+        raise ValueError(f"expected the built-in {split} images with sha256 {wanted}, got {found}: {hint}")
     return data
-
-
-def _root(root: str | Path | None) -> Path:
-    chosen = root or os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing"
-    return Path(chosen).expanduser()
 
 
 def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int, int] | None) -> Source:
@@ -179,10 +157,8 @@ def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int,
     else:
         source = _open_path(Path(name_or_path).expanduser(), size)
     if size is not None and not isinstance(source, ImageFolder):
-        raise ValueError(
-            f"expected size= with a folder of images only, got it with {name_or_path}: resize in the first layers of "
-            "the model instead"
-        )
+        hint = "resize in the first layers of the model instead"
+        raise ValueError(f"expected size= with a folder of images only, got it with {name_or_path}: {hint}")
     return source
 
 
@@ -222,32 +198,23 @@ def _select(source: Source, split: str) -> Part:
     if held == ("all",) and split in ("all", "test"):
         return source.read("all")
     if "train" in held and "val" not in held and split in ("train", "val"):
-        return _hold_out(source.read("train"), split)
-    if split in held and split != "all":
+        part = source.read("train")
+        chosen = validation_positions(len(part.labels))
+        if split == "train":
+            chosen = np.setdiff1d(np.arange(len(part.labels)), chosen)
+        return Part(part.images[chosen], part.labels[chosen], part.classes, part.index[chosen])
+    if split in held:
         return source.read(split)
-    raise ValueError(f"expected one of the splits of {source.name}, got {split!r}: {_offer(held)}")
-
-
-def _offer(held: tuple[str, ...]) -> str:
+    offered = ", ".join(sorted({"train", "val", *held} if "train" in held else held))
+    offer = f"it has {offered}; validation images are held out from every training"
     if held == ("all",):
-        return "its images have no splits: load them as 'test' or 'all', not for training or tuning"
-    offered = {"train", "val", *held} if "train" in held else set(held)
-    return f"it has {', '.join(sorted(offered))}; validation images are held out from every training"
-
-
-def _hold_out(part: Part, split: str) -> Part:
-    held_out = validation_positions(len(part.labels))
-    chosen = held_out if split == "val" else np.setdiff1d(np.arange(len(part.labels)), held_out)
-    return Part(part.images[chosen], part.labels[chosen], part.classes, part.index[chosen])
+        offer = "its images have no splits: load them as 'test' or 'all', not for training or tuning"
+    raise ValueError(f"expected one of the splits of {source.name}, got {split!r}: {offer}")
 
 
 @lru_cache(maxsize=4)
 def validation_positions(count: int) -> np.ndarray:
-    """Return which of `count` training images are for validation: a tenth, in validation order.
-
-    Positions are sorted by a hash of the position, so that the order does not depend on the machine, on versions of
-    libraries or on the name of the data.
-    """
+    """Return the tenth of `count` training images that is for validation, in an order that is the same everywhere."""
     order = sorted(range(count), key=lambda position: (keyed_seed(0, "validation split", position), position))
     positions = np.array(order[: max(1, count // 10)], np.int64)
     positions.flags.writeable = False  # the cache returns this array itself
@@ -265,10 +232,8 @@ def from_tensors(
     """Return data made from NCHW images in memory: uint8, or floats in [0, 1] at the 256 levels k/255."""
     given = torch.as_tensor(images)
     if given.dim() == 4 and looks_channels_last(given.shape):
-        raise ValueError(
-            f"expected images of shape (N, C, H, W), got {tuple(given.shape)}, which looks like (N, H, W, C): "
-            "pass torch.as_tensor(images).permute(0, 3, 1, 2)"
-        )
+        found = f"{tuple(given.shape)}, which looks like (N, H, W, C): pass torch.as_tensor(images).permute(0, 3, 1, 2)"
+        raise ValueError(f"expected images of shape (N, C, H, W), got {found}")
     pixels = to_levels(given)
     target = torch.as_tensor(labels, device=pixels.device)
     if not _is_whole(target):
@@ -280,10 +245,9 @@ def from_tensors(
 
 
 def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None) -> ImageData:
-    """Return data made from a torch Dataset of (image, label).
+    """Return data made from a torch Dataset of (image, label). For a `Subset`, `index` refers to the whole dataset.
 
-    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. By default the class names
-    are `dataset.classes`. For a `Subset`, `index` holds the positions in the whole dataset.
+    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1].
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("expected a dataset, got a DataLoader: pass loader.dataset")
@@ -291,8 +255,7 @@ def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Seq
         raise ValueError(f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first")
     pairs = [_pair(dataset[i]) for i in range(len(dataset))]
     images = [_chw(image) for image, _ in pairs]
-    if len({image.shape for image in images}) != 1:
-        shapes = sorted({tuple(image.shape) for image in images})
+    if len(shapes := sorted({tuple(image.shape) for image in images})) != 1:
         raise ValueError(f"expected images of one shape, got {shapes}: resize them in the dataset's transform")
     positions, origin = _origin(dataset)
     return from_tensors(
@@ -315,10 +278,8 @@ def _origin(dataset: Dataset[Any]) -> tuple[list[int], Dataset[Any]]:
 def _pair(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, tuple | list) or len(item) < 2:
         what = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
-        raise ValueError(
-            f"expected items (image, label), got a {what}: return both from the dataset's __getitem__, "
-            "or pass images and labels to from_tensors"
-        )
+        hint = "return both from the dataset's __getitem__, or pass images and labels to from_tensors"
+        raise ValueError(f"expected items (image, label), got a {what}: {hint}")
     return item[0], item[1]
 
 
@@ -344,10 +305,8 @@ def _chw(image: Any) -> Tensor:
     else:
         raise ValueError(f"expected a PIL image, an array or a tensor, got {type(image).__name__}")
     if tensor.dim() != 3 or tensor.shape[0] > 4:
-        raise ValueError(
-            f"expected a CHW tensor or an HWC array with at most 4 channels, got a {type(image).__name__} of "
-            f"shape {tuple(image.shape)}: permute it"
-        )
+        found = f"a {type(image).__name__} of shape {tuple(image.shape)}: permute it"
+        raise ValueError(f"expected a CHW tensor or an HWC array with at most 4 channels, got {found}")
     return to_levels(tensor)
 
 
@@ -358,29 +317,23 @@ def to_levels(images: Tensor) -> Tensor:
     if not images.is_floating_point():
         raise ValueError(f"expected uint8 images or floats in [0, 1], got {images.dtype}: convert to uint8")
     if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-        raise ValueError(
-            f"expected images in [0, 1], got [{images.min():.3g}, {images.max():.3g}]: normalisation belongs "
-            "inside the model; see ads.wrap"
-        )
+        found = f"[{images.min():.3g}, {images.max():.3g}]: normalisation belongs inside the model; see ads.wrap"
+        raise ValueError(f"expected images in [0, 1], got {found}")
     scaled = images.double() * 255
     levels = scaled.round()
     # float32 represents a level up to 1e-5 of a level.
     if (far := (scaled - levels).abs() > 1e-3).any():
-        raise ValueError(
-            f"expected images made of the 256 levels k/255, got {far.double().mean():.1%} of the values "
-            f"between levels, such as {images[far][0]:.6g}: images are stored as uint8; resize or filter them "
-            "before they become floats, or inside the model"
-        )
+        found = f"{far.double().mean():.1%} of the values between levels, such as {images[far][0]:.6g}"
+        hint = "images are stored as uint8; resize or filter them before they become floats, or inside the model"
+        raise ValueError(f"expected images made of the 256 levels k/255, got {found}: {hint}")
     return levels.to(torch.uint8)
 
 
 def check_data(data: ImageData) -> None:
     """Raise an error unless `data` is an ImageData with at least one image."""
     if not isinstance(data, ImageData):
-        raise TypeError(
-            f"expected ImageData, got {type(data).__name__}: ads.from_dataset takes a torch data set, "
-            "ads.from_tensors images and labels"
-        )
+        hint = "ads.from_dataset takes a torch data set, ads.from_tensors images and labels"
+        raise TypeError(f"expected ImageData, got {type(data).__name__}: {hint}")
     if not len(data):
         raise ValueError(f"expected at least one image, got an empty {data.name}")
 

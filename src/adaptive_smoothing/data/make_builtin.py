@@ -9,34 +9,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from adaptive_smoothing.data.datasets import ImageData, load
+from adaptive_smoothing.data.datasets import load
 from adaptive_smoothing.data.sources import CIFAR10_CLASSES, to_sheet
 
-COUNT = 1000
-COLUMNS = 25
 
-
-def make(source: Path, folder: Path, *, count: int = COUNT, columns: int = COLUMNS) -> None:
+def make(source: Path, folder: Path, *, count: int = 1000, columns: int = 25) -> None:
     """Write the first `count` validation and test images of CIFAR-10 into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    splits = {split: _write(load(source, split).take(count), folder, split, columns) for split in ("val", "test")}
-    index = {"source": "CIFAR-10", "classes": CIFAR10_CLASSES, "splits": splits}
-    (folder / "index.json").write_text(json.dumps(index, separators=(",", ":")) + "\n")
-
-
-def _write(data: ImageData, folder: Path, split: str, columns: int) -> dict[str, Any]:
     from PIL import Image
 
-    sheet = Image.fromarray(to_sheet(data.images.numpy(), columns))
-    sheet.save(folder / f"{split}.webp", lossless=True, quality=100, method=6)
-    return {
-        "sheet": f"{split}.webp",
-        "sha256": data.fingerprint(),
-        "labels": data.labels.tolist(),
-        "index": data.index.tolist(),
-    }
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = {}
+    for split in ("val", "test"):
+        data, file = load(source, split).take(count), f"{split}.webp"
+        sheet = Image.fromarray(to_sheet(data.images.numpy(), columns))
+        sheet.save(folder / file, lossless=True, quality=100, method=6)
+        positions = {"labels": data.labels.tolist(), "index": data.index.tolist()}
+        splits[split] = {"sheet": file, "sha256": data.fingerprint(), **positions}
+    index = {"source": "CIFAR-10", "classes": CIFAR10_CLASSES, "splits": splits}
+    (folder / "index.json").write_text(json.dumps(index, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -51,10 +51,7 @@ def whole(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> P
 
 @dataclass(frozen=True)
 class NpzFile:
-    """`train_images, train_labels, test_images, ...` or only `images, labels`; images are uint8, NHWC or NHW.
-
-    An optional array of strings `classes` names the classes.
-    """
+    """`train_images, train_labels, test_images, ...` or only `images, labels`, and optionally `classes` (strings)."""
 
     path: Path
 
@@ -76,20 +73,17 @@ class NpzFile:
         held = tuple(split for split in SPLITS if f"{split}_images" in self.arrays.files)
         if held or "images" in self.arrays.files:
             return held or ("all",)
-        raise ValueError(
-            f"expected the keys train_images, train_labels, test_images, test_labels (or images, labels) in "
-            f"{self.path}, got {', '.join(self.arrays.files) or 'none'}: rename the arrays"
-        )
+        found = f"{', '.join(self.arrays.files) or 'none'}: rename the arrays"
+        wanted = "train_images, train_labels, test_images, test_labels (or images, labels)"
+        raise ValueError(f"expected the keys {wanted} in {self.path}, got {found}")
 
     def read(self, split: str) -> Part:
         prefix = "" if split == "all" else f"{split}_"
         images, labels = self._array(f"{prefix}images"), self._labels(f"{prefix}labels")
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
-            raise ValueError(
-                f"expected {prefix}images in {self.path} to be uint8 of shape (count, height, width, "
-                f"channels), got {images.dtype} of shape {images.shape}: convert to levels 0..255, "
-                "channels last"
-            )
+            found = f"{images.dtype} of shape {images.shape}: convert to levels 0..255, channels last"
+            wanted = f"{prefix}images in {self.path} to be uint8 of shape (count, height, width, channels)"
+            raise ValueError(f"expected {wanted}, got {found}")
         channels_last = images if images.ndim == 4 else images[..., None]
         return whole(channels_last.transpose(0, 3, 1, 2), labels, self._classes())
 
@@ -100,14 +94,10 @@ class NpzFile:
             held = ", ".join(self.arrays.files)
             raise ValueError(f"expected the key {key} in {self.path}, got only {held}: add it") from None
         except Exception as error:  # a damaged file can raise nearly any error
-            if "allow_pickle" not in str(error):
-                raise ValueError(
-                    f"expected an array under {key} in {self.path}, got a damaged file: {error}; download it again"
-                ) from error
-            raise ValueError(
-                f"expected plain numbers under {key} in {self.path}, got Python objects, which are not read "
-                "because a pickle can run code: save it with a numeric dtype"
-            ) from error
+            what, found = "an array", f"a damaged file: {error}; download it again"
+            if "allow_pickle" in str(error):
+                what, found = "plain numbers", "Python objects, which can run code: save it with a numeric dtype"
+            raise ValueError(f"expected {what} under {key} in {self.path}, got {found}") from error
 
     def _labels(self, key: str) -> np.ndarray:
         labels = self._array(key).reshape(-1)
@@ -128,10 +118,9 @@ class NpzFile:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Images such as `root/train/cat/1.png`, or `root/cat/1.png` without splits.
+    """Images such as `root/train/cat/1.png`, or `root/cat/1.png` without splits, sorted by class, then by file name.
 
-    Classes are the sorted names of the folders. Images are sorted by class, then by file name, and read as RGB. With
-    `size` (height, width) every image is resized, without keeping its proportions.
+    They are read as RGB, and resized to `size` (height, width) without keeping their proportions.
     """
 
     path: Path
@@ -149,13 +138,11 @@ class ImageFolder:
     def read(self, split: str) -> Part:
         folder = self.path if split == "all" else self.path / split
         classes = self._classes()
-        found = [(file, classes.index(sub.name)) for sub in _folders(folder) for file in _image_files(sub)]
-        if not found:
-            raise ValueError(
-                f"expected one subfolder of images per class in {folder}, got none with images in it: "
-                f"arrange it as {folder}/CLASS/IMAGE.png"
-            )
-        return whole(self._pixels([file for file, _ in found]), np.array([label for _, label in found]), classes)
+        paths = [path for sub in _folders(folder) for path in sorted(sub.iterdir()) if path.suffix.lower() in SUFFIXES]
+        if not paths:
+            hint = f"got none with images in it: arrange it as {folder}/CLASS/IMAGE.png"
+            raise ValueError(f"expected one subfolder of images per class in {folder}, {hint}")
+        return whole(self._pixels(paths), np.array([classes.index(path.parent.name) for path in paths]), classes)
 
     def _classes(self) -> tuple[str, ...]:
         """Return the classes of all splits together, so that a label has the same meaning in each."""
@@ -168,10 +155,9 @@ class ImageFolder:
         for row, path in zip(images, paths, strict=True):
             pixels = self._open(path)
             if pixels.shape != first.shape:
-                raise ValueError(
-                    f"expected images of one size, got {_extent(first)} in {paths[0]} and {_extent(pixels)} "
-                    f"in {path}: pass size=(height, width) to resize them all"
-                )
+                one, other = (f"{array.shape[1]} x {array.shape[2]}" for array in (first, pixels))
+                found = f"{one} in {paths[0]} and {other} in {path}: pass size=(height, width) to resize them all"
+                raise ValueError(f"expected images of one size, got {found}")
             row[:] = pixels
         return images
 
@@ -198,17 +184,8 @@ def pixels_of(image: Image.Image, *, gray: bool, size: tuple[int, int] | None = 
 
 
 def _folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return []
-    return sorted(sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith("."))
-
-
-def _image_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-
-
-def _extent(pixels: np.ndarray) -> str:
-    return f"{pixels.shape[1]} x {pixels.shape[2]}"
+    inside = path.iterdir() if path.is_dir() else ()
+    return sorted(sub for sub in inside if sub.is_dir() and not sub.name.startswith("."))
 
 
 @dataclass(frozen=True)
@@ -222,9 +199,12 @@ class Builtin:
     splits: tuple[str, ...] = ("val", "test")
 
     def read(self, split: str) -> Part:
+        from PIL import Image
+
         entry = self.index()["splits"][split]
         labels, index = np.array(entry["labels"]), np.array(entry["index"])
-        return Part(self._sheet(entry["sheet"], len(labels)), labels, tuple(self.index()["classes"]), index)
+        sheet = np.asarray(Image.open(io.BytesIO((_builtin() / entry["sheet"]).read_bytes())).convert("RGB"))
+        return Part(from_sheet(sheet, len(labels)), labels, tuple(self.index()["classes"]), index)
 
     def fingerprint(self, split: str) -> str:
         return self.index()["splits"][split]["sha256"]
@@ -232,13 +212,6 @@ class Builtin:
     @staticmethod
     def index() -> dict[str, Any]:
         return json.loads((_builtin() / "index.json").read_text())
-
-    @staticmethod
-    def _sheet(name: str, count: int) -> np.ndarray:
-        from PIL import Image
-
-        sheet = np.asarray(Image.open(io.BytesIO((_builtin() / name).read_bytes())).convert("RGB"))
-        return from_sheet(sheet, count)
 
 
 def _builtin() -> Any:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -32,25 +32,18 @@ def wide_resnet(depth: int = 28, width: int = 10, **options: Any) -> PreActResNe
 
 
 def lipschitz_net(
-    width: int = 64,
-    blocks: Sequence[int] = (4, 4, 4),
-    hidden: int = 512,
-    scale: float = 16.0,
-    size: int = 32,
-    num_classes: int = 10,
+    width: int = 64, blocks: Sequence[int] = (4, 4, 4), hidden: int = 512, **options: Any
 ) -> LipschitzNet:
-    """Return a network with Lipschitz constant `scale`: stages of residual convolutions.
-
-    Each stage has twice the width and half the image size of the stage before.
-    """
-    widths = [width * 2**i for i in range(len(blocks))]
-    return LipschitzNet(widths, blocks, hidden=hidden, scale=scale, size=size, num_classes=num_classes)
+    """Return a network with Lipschitz constant `scale`: each stage has twice the width of the one before."""
+    return LipschitzNet([width * 2**i for i in range(len(blocks))], blocks, hidden=hidden, **options)
 
 
 def _resnet(blocks: tuple[int, ...], width: int, block: type[PreActBlock], **options: Any) -> PreActResNet:
     return PreActResNet(blocks, [width * 2**i for i in range(4)], stem=width, block=block, **options)
 
 
+# Arguments of the networks that the functions above determine.
+FIXED = ("blocks", "widths", "stem", "block")
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     function.__name__: function
     for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet, lipschitz_net)
@@ -61,19 +54,12 @@ def build(arch: str, **options: Any) -> nn.Module:
     """Return an untrained model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"expected an architecture among {sorted(ARCHITECTURES)}, got {arch!r}")
+    own = signature(ARCHITECTURES[arch])
+    passed_on = [name for name in signature(own.return_annotation).parameters if name not in FIXED]
+    known = [name for name in dict.fromkeys([*own.parameters, *passed_on]) if name != "options"]
     for option in options:
-        if option not in (known := _options(arch)):
+        if option not in known:
             nearest = difflib.get_close_matches(option, known, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(known)}"
             raise ValueError(f"expected an option of {arch}, got {option!r}: {hint}")
     return ARCHITECTURES[arch](**options)
-
-
-def _options(arch: str) -> list[str]:
-    """Return the options of an architecture, with those that it passes on to the network."""
-    own = signature(ARCHITECTURES[arch]).parameters.values()
-    names = [part.name for part in own if part.kind != Parameter.VAR_KEYWORD]
-    if len(names) == len(own):
-        return names
-    fixed = ("blocks", "widths", "stem", "block")
-    return names + [name for name in signature(PreActResNet).parameters if name not in fixed]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +38,26 @@ def manifest_card(folder: Path, name: str, entry: object) -> Card:
     card = read_card(folder / f"{name}.safetensors")
     if not isinstance(entry, Mapping) or "sha256" not in entry:
         raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
-    return Card(**{**vars(card), "sha256": entry["sha256"]})
+    return replace(card, sha256=entry["sha256"])
 
 
 def read_card(weights: Path) -> Card:
     """Return the card in the JSON file next to a weights file."""
     path = weights.with_suffix(".json")
     if not path.is_file():
-        raise FileNotFoundError(
-            f'expected {path} next to the weights, got no file: write {{"arch": ..., "options": {{}}}} to it'
-        )
+        hint = 'write {"arch": ..., "options": {}} to it'
+        raise FileNotFoundError(f"expected {path} next to the weights, got no file: {hint}")
     content = _read_json(path)
     if "arch" not in content:
         raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
-    known = {key: content[key] for key in ("arch", "options", "num_classes", "sha256", "key", "card") if key in content}
+    known = ("arch", "options", "num_classes", "sha256", "key", "card")
     if unknown := sorted(set(content) - set(known)):
-        nearest = difflib.get_close_matches(unknown[0], ["arch", "options", "num_classes", "key", "card"], n=1)
-        raise ValueError(
-            f"unknown key {unknown[0]!r} in {path}" + (f": did you mean {nearest[0]!r}?" if nearest else "")
-        )
-    if not isinstance(content.get("options", {}), dict):
-        raise ValueError(
-            f'expected "options" in {path} to be a table, got {content["options"]!r}: write {{"width": 64}} or {{}}'
-        )
-    return Card(name=weights.stem, path=weights, **known)
+        nearest = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"unknown key {unknown[0]!r} in {path}{hint}")
+    if not isinstance(options := content.get("options", {}), dict):
+        raise ValueError(f'expected "options" in {path} to be a table, got {options!r}: write {{"width": 64}} or {{}}')
+    return Card(name=weights.stem, path=weights, **content)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -82,16 +78,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# --- Markdown -------------------------------------------------------------------------------------
-
-
 def markdown(card: Card, parameters: int, size: int) -> str:
     """Return the model card, made from the JSON card alone."""
     facts, recipe = card.card, card.card.get("recipe", {})
-    lines = [f"# {card.name}", "", _purpose(recipe), "", "| | |", "|---|---|"]
-    options = ", ".join(f"{key} {value}" for key, value in card.options.items())
     rows = {
-        "architecture": f"`{card.arch}` ({options})",
+        "architecture": f"`{card.arch}` ({', '.join(f'{key} {value}' for key, value in card.options.items())})",
         "parameters": f"{parameters:,}",
         "file": f"`{card.path.name}`, {size / 1e6:.1f} MB, weights in fp16",
         "sha256": f"`{card.sha256}`",
@@ -100,9 +91,9 @@ def markdown(card: Card, parameters: int, size: int) -> str:
         "recipe": recipe_line(recipe),
         "training": training_line(facts),
     }
+    lines = [f"# {card.name}", "", _purpose(recipe), "", "| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
-    lines += figures_table(facts.get("figures", {}))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + figures_table(facts.get("figures", {}))) + "\n"
 
 
 def _purpose(recipe: Mapping[str, Any]) -> str:
@@ -132,11 +123,9 @@ def recipe_line(recipe: Mapping[str, Any]) -> str:
     if not recipe:
         return ""
     optimizer = recipe["optimizer"]
-    return (
-        f"`{recipe['name']}` (complete in the JSON file): "
-        f"{optimizer['epochs']} epochs, batch size {optimizer['batch_size']}, "
-        f"lr {optimizer['lr']:g} {optimizer['schedule']}, seed {recipe['seed']}"
-    )
+    schedule = f"batch size {optimizer['batch_size']}, lr {optimizer['lr']:g} {optimizer['schedule']}"
+    epochs = f"`{recipe['name']}` (complete in the JSON file): {optimizer['epochs']} epochs"
+    return f"{epochs}, {schedule}, seed {recipe['seed']}"
 
 
 def training_line(facts: Mapping[str, Any]) -> str:
@@ -150,10 +139,9 @@ def figures_table(figures: Mapping[str, Any]) -> list[str]:
     if not figures:
         return []
     columns = list(dict.fromkeys(column for row in figures.values() for column in row))
+    rows = {split: " | ".join(_number(row.get(column)) for column in columns) for split, row in figures.items()}
     head = ["", f"| split | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    return head + [
-        f"| {split} | {' | '.join(_number(row.get(column)) for column in columns)} |" for split, row in figures.items()
-    ]
+    return head + [f"| {split} | {row} |" for split, row in rows.items()]
 
 
 def _number(value: Any) -> str:

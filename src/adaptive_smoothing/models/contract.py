@@ -27,9 +27,6 @@ Module = TypeVar("Module", bound=nn.Module)
 _TRUSTED: ContextVar[bool] = ContextVar("adaptive_smoothing_images_trusted", default=False)
 
 
-# --- images ---------------------------------------------------------------------------------------
-
-
 def check_images(images: Tensor) -> None:
     """Check form and values of images: for entry points, once per batch."""
     check_image_form(images)
@@ -39,28 +36,35 @@ def check_images(images: Tensor) -> None:
 def check_image_form(images: Tensor) -> None:
     """Check that images are a floating-point NCHW tensor, without reading values."""
     if not isinstance(images, Tensor):
-        raise TypeError(
-            f"expected images as a tensor, got {type(images).__name__}: "
-            "convert them, for example with torch.as_tensor, to floats in [0, 1] of shape (N, C, H, W)"
-        )
+        hint = "convert them, for example with torch.as_tensor, to floats in [0, 1] of shape (N, C, H, W)"
+        raise TypeError(f"expected images as a tensor, got {type(images).__name__}: {hint}")
     if not images.is_floating_point():
-        raise TypeError(
-            f"expected images as floats in [0, 1], got {images.dtype}: "
-            "for bytes from 0 to 255 pass images.float() / 255"
-        )
-    if images.dim() != 4:
-        hint = "add the batch dimension with images.unsqueeze(0)" if images.dim() == 3 else "reshape them"
-        raise ValueError(f"expected images of shape (N, C, H, W), got {tuple(images.shape)}: {hint}")
-    if looks_channels_last(images.shape):
-        raise ValueError(
-            f"expected images of shape (N, C, H, W), got {tuple(images.shape)}, "
-            "which looks like (N, H, W, C): pass images.permute(0, 3, 1, 2)"
-        )
+        hint = "for bytes from 0 to 255 pass images.float() / 255"
+        raise TypeError(f"expected images as floats in [0, 1], got {images.dtype}: {hint}")
+    shape = tuple(images.shape)
+    if len(shape) != 4:
+        hint = "add the batch dimension with images.unsqueeze(0)" if len(shape) == 3 else "reshape them"
+        raise ValueError(f"expected images of shape (N, C, H, W), got {shape}: {hint}")
+    if looks_channels_last(shape):
+        hint = "which looks like (N, H, W, C): pass images.permute(0, 3, 1, 2)"
+        raise ValueError(f"expected images of shape (N, C, H, W), got {shape}, {hint}")
 
 
 def check_image_values(images: Tensor) -> None:
     """Check that images are finite and in [0, 1]. Waits for the device."""
-    _check_range(*_value_range(images))
+    if images.numel() == 0:
+        return
+    low, high = torch.stack(torch.aminmax(images.detach())).tolist()
+    if low >= -SLACK and high <= 1 + SLACK:
+        return
+    if math.isnan(low) or math.isnan(high):
+        raise ValueError("expected images in [0, 1], got NaN: find the step of the data pipeline that produces it")
+    hint = "normalisation belongs inside the model; see ads.wrap"
+    if low >= 0 and 2 < high <= 255:
+        hint = "they look like bytes; divide them by 255"
+    if math.isinf(low) or math.isinf(high):
+        hint = "find the step of the data pipeline that produces an infinite value"
+    raise ValueError(f"expected images in [0, 1], got [{low:.7g}, {high:.7g}]: {hint}")
 
 
 def guard_images(images: Tensor) -> None:
@@ -103,58 +107,26 @@ def _trusted() -> Iterator[None]:
         _TRUSTED.reset(token)
 
 
-def _value_range(images: Tensor) -> tuple[float, float]:
-    if images.numel() == 0:
-        return 0.0, 0.0
-    low, high = torch.stack(torch.aminmax(images.detach())).tolist()
-    return low, high
-
-
-def _check_range(low: float, high: float) -> None:
-    if low >= -SLACK and high <= 1 + SLACK:
-        return
-    if math.isnan(low) or math.isnan(high):
-        raise ValueError("expected images in [0, 1], got NaN: find the step of the data pipeline that produces it")
-    hint = "normalisation belongs inside the model; see ads.wrap"
-    if low >= 0 and 2 < high <= 255:
-        hint = "they look like bytes; divide them by 255"
-    if math.isinf(low) or math.isinf(high):
-        hint = "find the step of the data pipeline that produces an infinite value"
-    raise ValueError(f"expected images in [0, 1], got [{low:.7g}, {high:.7g}]: {hint}")
-
-
-# --- labels and logits ----------------------------------------------------------------------------
-
-
 def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None) -> None:
-    """Check for one integer label in [0, num_classes) per image; without `num_classes` only for labels >= 0.
-
-    Waits for the device.
-    """
+    """Check for one integer label in [0, num_classes) per image, by default for labels >= 0. Waits for the device."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"expected labels as a tensor, got {type(labels).__name__}: pass torch.as_tensor(labels)")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         hint = "for one-hot rows pass labels.argmax(1)" if labels.dim() == 2 else "pass labels.long()"
         raise TypeError(f"expected labels as integers, got {labels.dtype}: {hint}")
     if labels.shape != images.shape[:1]:
-        raise ValueError(
-            f"expected one label per image, shape ({images.shape[0]},), got {tuple(labels.shape)}: "
-            "images and labels must come from the same batch"
-        )
+        hint = "images and labels must come from the same batch"
+        raise ValueError(f"expected one label per image, shape ({len(images)},), got {tuple(labels.shape)}: {hint}")
     if labels.device != images.device:
-        raise ValueError(
-            f"expected labels on {images.device}, where the images are, got {labels.device}: "
-            "pass labels.to(images.device)"
-        )
+        hint = f"where the images are, got {labels.device}: pass labels.to(images.device)"
+        raise ValueError(f"expected labels on {images.device}, {hint}")
     if labels.numel() == 0:
         return
     low, high = torch.stack(torch.aminmax(labels)).tolist()
     if low < 0 or (num_classes is not None and high >= num_classes):
         last = "" if num_classes is None else f" to {num_classes - 1} for {num_classes} classes"
-        raise ValueError(
-            f"expected labels from 0{last}, got {low} to {high}: "
-            "check that labels start at 0 and belong to this model's data set"
-        )
+        hint = "check that labels start at 0 and belong to this model's data set"
+        raise ValueError(f"expected labels from 0{last}, got {low} to {high}: {hint}")
 
 
 def check_logits(logits: Tensor, images: Tensor) -> None:
@@ -163,11 +135,9 @@ def check_logits(logits: Tensor, images: Tensor) -> None:
     finite = logits.detach().isfinite().all(1)
     if not finite.all():
         kind = "NaN" if logits.isnan().any() else "infinite values"
-        raise ValueError(
-            f"expected finite logits, got {kind} for {int((~finite).sum())} of {len(finite)} images: "
-            "look for a log of zero, a division by zero or an alpha module that leaves [0, 1], "
-            "or run the model in float32"
-        )
+        found = f"{kind} for {int((~finite).sum())} of {len(finite)} images"
+        hint = "a log of zero, a division by zero or an alpha module that leaves [0, 1], or run the model in float32"
+        raise ValueError(f"expected finite logits, got {found}: look for {hint}")
 
 
 def check_logit_form(logits: Tensor, images: Tensor) -> None:
@@ -177,36 +147,15 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
     if not logits.is_floating_point():
         raise TypeError(f"expected logits as floats, got {logits.dtype}: return the scores, not the predicted class")
     if logits.dim() != 2 or logits.shape[0] != images.shape[0]:
-        raise ValueError(
-            f"expected logits of shape ({images.shape[0]}, classes) for {images.shape[0]} images, "
-            f"got {tuple(logits.shape)}: a classifier returns one row of scores per image; "
-            "to reshape or select them, pass output=<function> to ads.wrap"
-        )
+        expected, found = f"shape ({len(images)}, classes) for {len(images)} images", tuple(logits.shape)
+        hint = "return one row of scores per image; to reshape or select them, pass output=<function> to ads.wrap"
+        raise ValueError(f"expected logits of {expected}, got {found}: {hint}")
 
 
 def check_two_classes(logits: Tensor) -> None:
     if logits.shape[1] < 2:
-        raise ValueError(
-            "expected at least two classes, got one logit per image: for a binary model pass ads.wrap "
-            "output=lambda z: torch.cat([-z, z], 1) / 2"
-        )
-
-
-@contextmanager
-def precision_explained(model: nn.Module) -> Iterator[None]:
-    """Replace the error that torch raises for float32 images and weights in another precision by an explanation."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-        if not kinds or torch.float32 in kinds:
-            raise
-        names = ", ".join(sorted(str(kind) for kind in kinds))
-        raise ValueError(
-            f"expected a model that takes images in float32, got weights in {names} ({error}): call model.float()"
-        ) from error
+        hint = "for a binary model pass ads.wrap output=lambda z: torch.cat([-z, z], 1) / 2"
+        raise ValueError(f"expected at least two classes, got one logit per image: {hint}")
 
 
 def check_not_probabilities(outputs: Tensor) -> None:
@@ -229,10 +178,14 @@ def _structured_message(output: object, images: Tensor) -> str:
     found = f"expected logits as a tensor, got {type(output).__name__}"
     if fields:
         found += f" with {', '.join(f'{key}: {_describe(value)}' for key, value in fields.items())}"
-    likely = _likely_logits(fields, images.shape[0])
-    if likely is None:
+    likely = ["logits"] if "logits" in fields else [key for key, value in fields.items() if _has_rows(value, images)]
+    if not likely:
         return f"{found}: pass output=<name, index or function that picks the logits> to ads.wrap"
-    return f"{found}: {likely!r} probably holds the logits; pass output={likely!r} to ads.wrap"
+    return f"{found}: {likely[0]!r} probably holds the logits; pass output={likely[0]!r} to ads.wrap"
+
+
+def _has_rows(value: object, images: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and len(value) == len(images)
 
 
 def output_fields(output: object) -> dict[Any, object]:
@@ -245,20 +198,8 @@ def output_fields(output: object) -> dict[Any, object]:
     return dict(getattr(output, "__dict__", {}))
 
 
-def _likely_logits(fields: dict[Any, object], rows: int) -> Any:
-    if "logits" in fields:
-        return "logits"
-    for key, value in fields.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and len(value) == rows:
-            return key
-    return None
-
-
 def _describe(value: object) -> str:
     return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-# --- train and eval mode --------------------------------------------------------------------------
 
 
 def freeze(model: Module) -> Module:
@@ -269,26 +210,19 @@ def freeze(model: Module) -> Module:
 def check_eval(model: nn.Module) -> None:
     """Raise an error for a model with a layer in train mode that depends on the mode: batch norm, dropout, ..."""
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"expected a torch module, got {type(model).__name__}: load a model by name with ads.load_model, or put "
-            "the function in a module"
-        )
+        hint = "load a model by name with ads.load_model, or put the function in a module"
+        raise TypeError(f"expected a torch module, got {type(model).__name__}: {hint}")
     for name, module in model.named_modules():
         if module.training and _depends_on_mode(module):
             where = f"its layer {name!r} ({type(module).__name__})" if name else type(module).__name__
-            raise ValueError(
-                f"expected a model in eval mode, got {where} in train mode: call model.eval() first, "
-                "otherwise predictions depend on chance or on the rest of the batch"
-            )
+            hint = "call model.eval() first, otherwise predictions depend on chance or on the rest of the batch"
+            raise ValueError(f"expected a model in eval mode, got {where} in train mode: {hint}")
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    switched_off = getattr(module, "p", None) == 0 or getattr(module, "drop_prob", None) == 0
-    return not switched_off and _reads_training(type(module))
-
-
-def _reads_training(kind: type[nn.Module]) -> bool:
     """Return whether a forward method reads `self.training`, which also finds custom layers."""
-    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    if getattr(module, "p", None) == 0 or getattr(module, "drop_prob", None) == 0:
+        return False
+    classes = type(module).__mro__[: type(module).__mro__.index(nn.Module)]
     methods = [method for cls in classes for name, method in vars(cls).items() if "forward" in name]
     return any(isinstance(method, FunctionType) and "training" in method.__code__.co_names for method in methods)

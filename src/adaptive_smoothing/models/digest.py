@@ -33,30 +33,9 @@ TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 INSTALLED = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
-def model_digest(model: nn.Module, tag: str = "") -> str:
+def model_digest(model: nn.Module, tag: str = "", *, seen: dict[int, object] | None = None) -> str:
     """Return a sha256 of the tensors, the module tree, the settings and the source text of a model, and of `tag`."""
-    return _model_digest(model, {}, tag)
-
-
-def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
-    """Return a sha256 of all parameters and buffers by name, or only of those in the `state_dict`.
-
-    Normalisation often is a buffer that is not in the `state_dict`.
-    """
-    tensors = dict(model.state_dict()) if persistent_only else _tensors(model)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
-
-
-def describe(value: object) -> Any:
-    """Return an attack, its options or any other value as plain data for a JSON file."""
-    return _describe(value, {})
-
-
-def _model_digest(model: nn.Module, seen: dict[int, object], tag: str = "") -> str:
+    seen = {} if seen is None else seen
     digest = hashlib.sha256(tag.encode())
     for name, module in model.named_modules():
         seen[id(module)] = module
@@ -68,8 +47,20 @@ def _model_digest(model: nn.Module, seen: dict[int, object], tag: str = "") -> s
     return digest.hexdigest()
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
+def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
+    """Return a sha256 of all parameters and buffers, or only of those in the `state_dict` (without normalisation)."""
+    everything = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    tensors = dict(model.state_dict() if persistent_only else everything)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def describe(value: object) -> Any:
+    """Return an attack, its options or any other value as plain data for a JSON file."""
+    return _describe(value, {})
 
 
 def _bytes(tensor: Tensor) -> memoryview:
@@ -107,7 +98,7 @@ def _describe(value: object, seen: dict[int, object]) -> PlainData:
 def _describe_object(value: object, seen: dict[int, object]) -> PlainData:
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     if isinstance(value, nn.Module):
-        return {"": name, "sha256": _model_digest(value, seen)}
+        return {"": name, "sha256": model_digest(value, seen=seen)}
     if isinstance(value, type):
         return {"": name, "source": _sources(value)}
     if isinstance(value, FunctionType):

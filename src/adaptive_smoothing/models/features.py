@@ -7,13 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from itertools import dropwhile, groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from adaptive_smoothing.noise import generator
 
@@ -21,16 +19,14 @@ from adaptive_smoothing.noise import generator
 class FeatureTaps:
     """`FeatureTaps(model, ["layer1", "layer2"])(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
 
-    Names are those of `model.named_modules()`. If the model has a method `with_features` that returns these layers
-    (its `stages`), this method is called. Otherwise hooks are registered during the call. Inside `attached()` they stay
-    registered, which a compiled graph needs.
+    Names are those of `model.named_modules()`. If the layers are `stages` of the model, its `with_features` is called.
+    Otherwise hooks are registered during the call. Inside `attached()` they stay registered, for a compiled graph.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
         if isinstance(layers, str) or not layers or len(set(layers)) != len(layers):
             raise ValueError(f"expected a list of different layer names, got {layers!r}")
-        self.model = model
-        self.layers = tuple(layers)
+        self.model, self.layers = model, tuple(layers)
         self._modules = {name: find_layer(model, name) for name in layers}
         self._has_features = set(layers) <= set(getattr(model, "stages", ())) and hasattr(model, "with_features")
         self._outputs: dict[str, list[Any]] = {}
@@ -51,11 +47,9 @@ class FeatureTaps:
         if self._attached:
             yield self
             return
-        handles: list[RemovableHandle] = []
+        handles = [module.register_forward_hook(self._recorder(name)) for name, module in self._modules.items()]
+        self._attached = True
         try:
-            for name, module in self._modules.items():
-                handles.append(module.register_forward_hook(self._recorder(name)))
-            self._attached = True
             yield self
         finally:
             self._attached = False
@@ -81,15 +75,14 @@ class FeatureTaps:
     def _feature(self, name: str) -> Tensor:
         outputs = self._outputs.get(name, [])
         if len(outputs) != 1:
-            times = f"{len(outputs)} times" if outputs else "never"
-            hint = "tap the layer that calls it" if outputs else "tap one that the forward pass uses"
+            found = f"{len(outputs)} times: tap the layer that calls it"
             if not outputs:
-                hint += "; if the model was compiled, attach the taps before (FeatureTaps.attached)"
-            raise ValueError(f"expected layer {name!r} to run once in a forward pass, it ran {times}: {hint}")
+                found = "never: tap one that the forward pass uses; if the model was compiled, attach the taps before "
+                found += "(FeatureTaps.attached)"
+            raise ValueError(f"expected layer {name!r} to run once in a forward pass, it ran {found}")
         if not isinstance(outputs[0], Tensor):
-            raise TypeError(
-                f"expected layer {name!r} to return a tensor, got {type(outputs[0]).__name__}: tap a layer inside it"
-            )
+            found = f"{type(outputs[0]).__name__}: tap a layer inside it"
+            raise TypeError(f"expected layer {name!r} to return a tensor, got {found}")
         return outputs[0]
 
 
@@ -101,46 +94,36 @@ def find_layer(model: nn.Module, name: str) -> nn.Module:
     names = [known for known in modules if known]
     inside = [known for known in names if known.endswith(f".{name}")]
     nearest = inside or difflib.get_close_matches(name, names, n=3) or names[:5]
-    raise ValueError(
-        f"expected the name of a layer of {type(model).__name__}, got {name!r}: "
-        f"did you mean {', '.join(map(repr, nearest[:3]))}? list(dict(model.named_modules())) has all"
-    )
+    hint = f"did you mean {', '.join(map(repr, nearest[:3]))}? list(dict(model.named_modules())) has all"
+    raise ValueError(f"expected the name of a layer of {type(model).__name__}, got {name!r}: {hint}")
 
 
-# --- suggestions ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Output:
+class _Output(NamedTuple):
     """The output of one layer in a dry run."""
 
     name: str
     resolution: int
     is_block: bool
 
-    @property
-    def parent(self) -> str:
-        return self.name.rpartition(".")[0]
-
 
 def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), count: int = 2) -> list[str]:
     """Return the names of `count` early layers at successive resolutions.
 
     These are the ends of the first stages of a convolutional network, or evenly spaced blocks in the first half of a
-    transformer.
+    network that keeps its resolution, such as a transformer.
     """
     families = _families(_outputs(model, shape))
     for ends in _stage_ends(families):
         if len(ends) >= count:
             return ends[:count]
-    return _evenly_spaced(families, count)
+    row = _longest_row(families, count)
+    # Half of a row of blocks is deep enough; half of a few plain convolutions is not.
+    span = max(count, (len(row) + 1) // 2) if row[0].is_block else len(row)
+    return [row[span * (number + 1) // count - 1].name for number in range(count)]
 
 
 def suggest_branch(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> str:
-    """Return the layer after which a tail starts: the end of the last stage but one.
-
-    In a network that keeps its resolution, this is the end of its third quarter.
-    """
+    """Return the end of the last stage but one, after which a tail starts; without stages, of the third quarter."""
     families = _families(_outputs(model, shape))
     if ends := next((ends for ends in _stage_ends(families) if len(ends) >= 2), None):
         return ends[-2]
@@ -154,25 +137,16 @@ def _stage_ends(families: list[list[_Output]]) -> tuple[list[str], list[str]]:
     stages = [list(group) for _, group in groupby(trunk, lambda output: output.resolution)]
     # A stem has no blocks, and its features are little more than the image.
     blocks = [[output for output in stage if output.is_block] for stage in stages]
-    ends = ([stage[-1].name for stage in candidates if stage] for candidates in (blocks, stages))
-    return next(ends), next(ends)
+    return [stage[-1].name for stage in blocks if stage], [stage[-1].name for stage in stages]
 
 
 def _families(outputs: list[_Output]) -> list[list[_Output]]:
     """Return the layers of each parent that holds at least half of the network; smaller parents are blocks."""
     families: dict[str, list[_Output]] = {}
     for output in outputs:
-        families.setdefault(output.parent, []).append(output)
+        families.setdefault(output.name.rpartition(".")[0], []).append(output)
     inside = {parent: sum(o.name.startswith(f"{parent}.") for o in outputs) for parent in families}
     return [family for parent, family in families.items() if not parent or 2 * inside[parent] >= len(outputs)]
-
-
-def _evenly_spaced(families: list[list[_Output]], count: int) -> list[str]:
-    """Return evenly spaced layers of a network that keeps its resolution."""
-    row = _longest_row(families, count)
-    # Half of a row of blocks is deep enough; half of a few plain convolutions is not.
-    span = max(count, (len(row) + 1) // 2) if row[0].is_block else len(row)
-    return [row[span * (number + 1) // count - 1].name for number in range(count)]
 
 
 def _longest_row(families: list[list[_Output]], count: int) -> list[_Output]:
@@ -181,11 +155,8 @@ def _longest_row(families: list[list[_Output]], count: int) -> list[_Output]:
     largest = [max(kind, key=len, default=[]) for kind in (blocks, families)]
     chosen = next((family for family in largest if len(family) >= count), None)
     if chosen is None:
-        found = [output.name for output in largest[-1]]
-        raise ValueError(
-            f"expected a model with at least {count} layers to tap, found {found}: "
-            "name the layers yourself, or request fewer"
-        )
+        found = f"{[output.name for output in largest[-1]]}: name the layers yourself, or request fewer"
+        raise ValueError(f"expected a model with at least {count} layers to tap, found {found}")
     return chosen
 
 
@@ -198,17 +169,16 @@ def dry_run(run: Callable[[Tensor], Any], model: nn.Module, shape: tuple[int, in
             return run(images.to(weight.device, weight.dtype))
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(
-            f"expected {type(model).__name__} to accept images of {' x '.join(map(str, shape))}, got an error ({why}): "
-            "pass shape=(channels, height, width) of images that it accepts"
-        ) from error
+        hint = f"got an error ({why}): pass shape=(channels, height, width) of images that it accepts"
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"expected {type(model).__name__} to accept images of {size}, {hint}") from error
 
 
 def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
     """Return the layers that ran once and returned a feature map or tokens, in the order in which they finished."""
-    finished: list[tuple[str, nn.Module, Any]] = []
+    finished: list[tuple[str, list[nn.Parameter], Any]] = []
     handles = [
-        module.register_forward_hook(lambda module, _, out, name=name: finished.append((name, module, out)))
+        module.register_forward_hook(lambda m, _, out, name=name: finished.append((name, list(m.parameters()), out)))
         for name, module in model.named_modules()
         if name
     ]
@@ -220,27 +190,13 @@ def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
             handle.remove()
         for module, mode in modes.items():
             module.training = mode
-    return _features(finished)
-
-
-def _features(finished: list[tuple[str, nn.Module, Any]]) -> list[_Output]:
     runs = Counter(name for name, _, _ in finished)
-    # Layers before the first weights resize and normalise.
-    start = next((i for i, (_, module, _) in enumerate(finished) if _has_weights(module)), len(finished))
+    # Layers before the first weights resize and normalise. A block has more than one convolution or linear map.
     return [
-        _Output(name, resolution, _is_block(module))
-        for name, module, output in finished[start:]
+        _Output(name, resolution, sum(weight.dim() >= 2 for weight in weights) > 1)
+        for name, weights, output in dropwhile(lambda layer: not layer[1], finished)
         if runs[name] == 1 and (resolution := _resolution(output)) > 1
     ]
-
-
-def _is_block(module: nn.Module) -> bool:
-    """Return whether a module has more than one convolution or linear map."""
-    return sum(weight.dim() >= 2 for weight in module.parameters()) > 1
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 def as_map(features: Tensor) -> Tensor:
@@ -254,18 +210,13 @@ def as_map(features: Tensor) -> Tensor:
 
 
 def _channels_last(features: Tensor) -> bool:
-    _, first, second, third = features.shape
-    return first == second != third
+    return features.shape[1] == features.shape[2] != features.shape[3]
 
 
 def _resolution(output: Any) -> int:
-    """Return the number of pixels of a feature map (N, C, H, W) or (N, H, W, C), or of tokens (N, T, C); else 0.
-
-    Tokens count as the largest square of at most their number: a class token does not change the resolution.
-    """
+    """Return the number of pixels of a feature map (N, C, H, W) or (N, H, W, C), or of tokens (N, T, C); else 0."""
     if not isinstance(output, Tensor) or output.dim() not in (3, 4):
         return 0
-    if output.dim() == 3:
+    if output.dim() == 3:  # the largest square: a class token does not change the resolution
         return math.isqrt(output.shape[1]) ** 2
-    _, first, second, third = output.shape
-    return first * second if _channels_last(output) else second * third
+    return math.prod(output.shape[1:3] if _channels_last(output) else output.shape[2:])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes, precision_explained
+from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes
 
 # The largest number of images, and of pixel values, in one pass.
 CHUNK, PIXELS = 512, 2048 * 3 * 32 * 32
@@ -38,13 +38,16 @@ def float32_as(kind: str) -> Iterator[None]:
 def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
     """Return the logits of checked images in full precision, or raise an error if they are not finite logits."""
     check_images(images)
-    with (
-        torch.no_grad(),
-        full_precision(),
-        torch.autocast(images.device.type, enabled=False),
-        precision_explained(model),
-    ):
-        logits = model(images)
+    try:
+        with torch.no_grad(), full_precision(), torch.autocast(images.device.type, enabled=False):
+            logits = model(images)
+    except RuntimeError as error:
+        kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+        if isinstance(error, torch.OutOfMemoryError) or not kinds or torch.float32 in kinds:
+            raise
+        # torch does not explain that float32 images do not fit weights in another precision.
+        found = f"weights in {', '.join(sorted(map(str, kinds)))} ({error})"
+        raise ValueError(f"expected a model for images in float32, got {found}: call model.float()") from error
     check_logits(logits, images)
     check_two_classes(logits)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -60,6 +63,4 @@ class NotFiniteError(ValueError):
     """The gradient of the model is not finite."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "expected a finite gradient from the model, got NaN: look for a 0/0, a sqrt at 0 or an overflow in it"
-        )
+        super().__init__("expected a finite gradient of the model, got NaN: look for 0/0, a sqrt at 0 or an overflow")

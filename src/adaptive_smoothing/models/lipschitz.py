@@ -122,8 +122,15 @@ def _row_sums(rows: Tensor) -> Tensor:
     return (rows @ rows.T).abs().sum(1, keepdim=True) + TINY
 
 
-class PixelsToChannels(LipschitzLayer):
-    """Moves each square of pixels into the channels of one pixel, which keeps all norms."""
+class Isometry(LipschitzLayer):
+    """A layer that only moves numbers."""
+
+    def lipschitz(self) -> float:
+        return 1.0
+
+
+class PixelsToChannels(Isometry):
+    """Moves each square of pixels into the channels of one pixel."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -132,36 +139,24 @@ class PixelsToChannels(LipschitzLayer):
     def forward(self, features: Tensor) -> Tensor:
         return F.pixel_unshuffle(features, self.side)
 
-    def lipschitz(self) -> float:
-        return 1.0
 
-
-class Flatten(LipschitzLayer):
+class Flatten(Isometry):
     """Turns a feature map into a vector."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features.flatten(1)
 
-    def lipschitz(self) -> float:
-        return 1.0
 
-
-class FoldedMax(LipschitzLayer):
+class FoldedMax(Isometry):
     """Sorts pairs of channels: an activation that keeps all norms (Anil et al. 2019)."""
 
     def forward(self, features: Tensor) -> Tensor:
         one, other = features.chunk(2, 1)
         return torch.cat([torch.maximum(one, other), torch.minimum(one, other)], 1)
 
-    def lipschitz(self) -> float:
-        return 1.0
-
 
 class LipschitzNet(nn.Module):
-    """Images in [0, 1] -> `scale` times the logits of a network that is 1-Lipschitz in L2.
-
-    `pairwise_lipschitz` returns the constant of the logits, which includes `scale`.
-    """
+    """Images in [0, 1] -> `scale` times the logits of a network that is 1-Lipschitz in L2."""
 
     mean: Tensor
 
@@ -174,7 +169,6 @@ class LipschitzNet(nn.Module):
         scale: float = 16.0,
         size: int = 32,
         num_classes: int = 10,
-        mean: Sequence[float] = CIFAR10_MEAN,
     ) -> None:
         super().__init__()
         if not scale > 0:
@@ -182,14 +176,12 @@ class LipschitzNet(nn.Module):
         if hidden % 2:
             raise ValueError(f"expected an even number of hidden units, which are sorted in pairs, got {hidden}")
         if len(widths) != len(blocks) or size % 2 ** len(widths):
-            raise ValueError(
-                f"expected as many widths as blocks, and images that can be halved as often, got {list(widths)}, "
-                f"{list(blocks)} and size {size}"
-            )
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+            found = f"{list(widths)}, {list(blocks)} and size {size}"
+            raise ValueError(f"expected as many widths as blocks, and images that halve as often, got {found}")
+        self.register_buffer("mean", torch.tensor(CIFAR10_MEAN).view(1, -1, 1, 1), persistent=False)
         self.scale, self.size, self.num_classes = scale, size, num_classes
         layers: list[LipschitzLayer] = []
-        channels = len(mean)
+        channels = len(CIFAR10_MEAN)
         for width, count in zip(widths, blocks, strict=True):
             # Pixels become channels first: an image has too few channels for a wide layer.
             layers += [PixelsToChannels(2), Contraction(4 * channels, width)]

@@ -36,10 +36,7 @@ class Normalize(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """A block with batch norm and activation before each convolution.
-
-    A shortcut that changes the shape starts after the first activation.
-    """
+    """Batch norm and activation before each convolution. A shortcut of another shape starts after the first two."""
 
     expansion = 1
 
@@ -50,9 +47,8 @@ class PreActBlock(nn.Module):
         convolutions = self._convolutions(inputs, width, stride)
         self.norms = nn.ModuleList(nn.BatchNorm2d(convolution.in_channels) for convolution in convolutions)
         self.convolutions = nn.ModuleList(convolutions)
-        self.shortcut = (
-            nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if stride != 1 or inputs != outputs else None
-        )
+        reshapes = stride != 1 or inputs != outputs
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if reshapes else None
 
     def _convolutions(self, inputs: int, width: int, stride: int) -> list[nn.Conv2d]:
         return [
@@ -124,24 +120,17 @@ class PreActResNet(nn.Module):
 
     def with_features(self, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the logits and the output of each stage."""
-        self._check(images)
+        # Training may add noise, and its steps must not wait for the device.
+        (check_image_form if self.training else guard_images)(images)
+        if images.shape[1] != self.stem.in_channels:
+            found = f"got {images.shape[1]}: for gray ones pass images.expand(-1, 3, -1, -1)"
+            raise ValueError(f"expected images with {self.stem.in_channels} channels, {found}")
         features = self.stem(self.normalize(images))
         stages: dict[str, Tensor] = {}
         for stage in self.stages:
             stages[stage] = features = getattr(self, stage)(features)
-        return self._logits(self.activation(self.norm(features))), stages
-
-    def _logits(self, features: Tensor) -> Tensor:
-        return without_autocast(self.head, features.mean((2, 3), dtype=self.norm.weight.dtype))
-
-    def _check(self, images: Tensor) -> None:
-        # Training may add noise, and its steps must not wait for the device.
-        (check_image_form if self.training else guard_images)(images)
-        if images.shape[1] != self.stem.in_channels:
-            raise ValueError(
-                f"expected images with {self.stem.in_channels} channels, got {images.shape[1]}: "
-                "for gray ones pass images.expand(-1, 3, -1, -1)"
-            )
+        pooled = self.activation(self.norm(features)).mean((2, 3), dtype=self.norm.weight.dtype)
+        return without_autocast(self.head, pooled), stages
 
 
 def without_autocast(layer: nn.Module, features: Tensor) -> Tensor:

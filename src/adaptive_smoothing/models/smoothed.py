@@ -1,25 +1,17 @@
-"""Randomized smoothing (Cohen et al., 2019): the average prediction of a classifier under Gaussian noise.
-
-This classifier is for training, attacks and mixing. `certification` computes certified radii, with fresh noise for each
-image.
-"""
+"""Randomized smoothing (Cohen et al., 2019) for training, attacks and mixing; `certification` draws fresh noise."""
 
 from __future__ import annotations
 
 import math
+from functools import partial, reduce
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adaptive_smoothing.models.contract import (
-    check_eval,
-    check_logit_form,
-    guard_images,
-    trusted_images,
-    with_zero_gradient,
-)
+from adaptive_smoothing.models import contract
 from adaptive_smoothing.noise import generator
 
 
@@ -38,27 +30,16 @@ class SmoothedClassifier(nn.Module):
     NOT_IN_DIGEST: ClassVar = frozenset({"_noise"})
 
     def __init__(
-        self,
-        base: nn.Module,
-        sigma: float,
-        samples: int = 100,
-        seed: int = 0,
-        *,
-        hard: bool = False,
-        batch: int = 512,
+        self, base: nn.Module, sigma: float, samples: int = 100, seed: int = 0, *, hard: bool = False, batch: int = 512
     ) -> None:
         super().__init__()
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"expected sigma >= 0, got {sigma}; for images in [0, 1] try 0.25, 0.5 or 1")
         if samples < 1 or batch < 1:
             raise ValueError(f"expected samples and batch of at least 1, got {samples} and {batch}")
-        check_eval(base)
-        self.base = base
-        self.sigma = sigma
-        self.samples = samples
-        self.seed = seed
-        self.hard = hard
-        self.batch = batch
+        contract.check_eval(base)
+        self.base, self.sigma, self.samples, self.seed = base, sigma, samples, seed
+        self.hard, self.batch = hard, batch
         self._noise: tuple[object, Tensor] | None = None
 
     @property
@@ -69,28 +50,23 @@ class SmoothedClassifier(nn.Module):
         return f"sigma={self.sigma}, samples={self.samples}, seed={self.seed}, hard={self.hard}"
 
     def forward(self, images: Tensor) -> Tensor:
-        guard_images(images)
+        contract.guard_images(images)
         return self.logits(images)
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the logits without checking the values of images."""
         noise = self._draws(images).split(max(1, self.batch // max(1, images.shape[0])))
         if self.hard:
-            return with_zero_gradient(self._votes(images, noise), images)
+            return contract.with_zero_gradient(self._votes(images, noise), images)
         return self._mean(images, noise)
 
     def _mean(self, images: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
         """Return the log of the mean softmax, summed in the log domain, where a probability of 1e-40 has a gradient."""
-        recompute = len(noise) > 1 and torch.is_grad_enabled() and _checkpoints_work()
-        total: Tensor | None = None
-        for draws in noise:
-            if recompute:
-                part = checkpoint(self._chunk, images, draws, use_reentrant=False, preserve_rng_state=False)
-            else:
-                part = self._chunk(images, draws)
-            total = part if total is None else torch.logaddexp(total, part)
-        assert total is not None  # there is at least one sample, hence one chunk
-        return total - math.log(self.samples)
+        # Not under torch.func transforms, which do not allow the saved-tensor hooks of checkpoints.
+        again = len(noise) > 1 and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        run = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False) if again else self._chunk
+        parts = (run(images, draws) for draws in noise)
+        return reduce(torch.logaddexp, parts) - math.log(self.samples)
 
     def _chunk(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return the log of the sum of softmax over these draws, one row per image."""
@@ -98,22 +74,18 @@ class SmoothedClassifier(nn.Module):
 
     @torch.no_grad()
     def _votes(self, images: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
-        votes: Tensor | None = None
-        for draws in noise:
-            logits = self._base_logits(images, draws)
-            part = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
-            votes = part if votes is None else votes + part
-        assert votes is not None
-        share = votes / self.samples
+        logits = (self._base_logits(images, draws) for draws in noise)
+        share = sum(F.one_hot(part.argmax(-1), part.shape[-1]).sum(0) for part in logits) / self.samples
+        assert isinstance(share, Tensor)  # there is at least one sample
         # A class without votes would have the logit -inf, and a loss a NaN gradient.
         return share.clamp_min(torch.finfo(share.dtype).tiny).log()
 
     def _base_logits(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return logits (draws, images, classes). Noisy images are not clipped: the theory needs Gaussian noise."""
         noisy = (images.unsqueeze(0) + self.sigma * draws.unsqueeze(1)).flatten(0, 1)
-        with trusted_images():
+        with contract.trusted_images():
             logits = self.base(noisy)
-        check_logit_form(logits, noisy)
+        contract.check_logit_form(logits, noisy)
         # Sums of a hundred softmax values need more than half precision.
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return precise.unflatten(0, (draws.shape[0], images.shape[0]))
@@ -129,15 +101,7 @@ class SmoothedClassifier(nn.Module):
 
 
 def _draw(seed: int, samples: int, images: Tensor) -> Tensor:
-    """Return numbers drawn on the CPU, so that all devices use the same.
-
-    They are drawn outside of vmap and inference mode, so that the cached numbers serve calls of any kind.
-    """
+    """Return numbers drawn on the CPU, so that all devices use the same, outside of vmap and inference mode."""
     with torch._C._DisableFuncTorch(), torch.inference_mode(False):
         draws = torch.randn(samples, *images.shape[1:], generator=generator(seed, "smoothing"))
         return draws.to(images.device, images.dtype)
-
-
-def _checkpoints_work() -> bool:
-    """Return whether checkpoints can be used: torch.func transforms do not allow their saved-tensor hooks."""
-    return not torch._C._are_functorch_transforms_active()

@@ -21,14 +21,8 @@ def _load_timm(text: str) -> nn.Module:
     extra = {"num_classes": int(options["num_classes"])} if options["num_classes"] else {}
     model = timm.create_model(name, pretrained=_flag(options["pretrained"]), **extra)
     config = timm.data.resolve_model_data_config(model)
-    channels, height, width = config["input_size"]
-    return wrap(
-        model,
-        mean=config["mean"],
-        std=config["std"],
-        size=(height, width),
-        shape=(channels, height, width),
-    )
+    shape = config["input_size"]
+    return wrap(model, mean=config["mean"], std=config["std"], size=shape[1:], shape=shape)
 
 
 def _load_torchvision(text: str) -> nn.Module:
@@ -49,42 +43,32 @@ def _load_hf(text: str) -> nn.Module:
         name, revision=options["revision"], use_safetensors=True
     )
     processor = transformers.AutoImageProcessor.from_pretrained(name, revision=options["revision"])
-    height, width = _hf_size(processor)
+    size = _hf_size(processor)
     normalises = getattr(processor, "do_normalize", True)
-    return wrap(
-        model,
-        mean=processor.image_mean if normalises else 0.0,
-        std=processor.image_std if normalises else 1.0,
-        size=(height, width),
-        shape=(3, height, width),
-    )
+    mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
+    return wrap(model, mean=mean, std=std, size=size, shape=(3, *size))
 
 
 def _hf_size(processor: Any) -> tuple[int, int]:
     """Return the size of the network's input: of the crop if there is one, else of the resized image."""
-    crops = getattr(processor, "do_center_crop", False)
-    size = processor.crop_size if crops else processor.size
+    size = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
     if isinstance(size, int):
         return size, size
     size = dict(size)
     edge = size.get("shortest_edge")
     height, width = size.get("height", edge), size.get("width", edge)
     if height is None or width is None:
-        raise ValueError(
-            f"expected an image size with height and width or shortest_edge, got {size}: load the model with "
-            "transformers and pass it to ads.wrap with size="
-        )
+        hint = "load the model with transformers and pass it to ads.wrap with size="
+        raise ValueError(f"expected an image size with height and width or shortest_edge, got {size}: {hint}")
     return int(height), int(width)
 
 
 def _load_robustbench(text: str) -> nn.Module:
     name, options = _parse(text, {"dataset": "cifar10", "threat": "Linf"})
     robustbench = _import("robustbench.utils", "robustbench")
+    folder = str(Path(torch.hub.get_dir()) / "robustbench")
     model = robustbench.load_model(
-        model_name=name,
-        dataset=options["dataset"],
-        threat_model=options["threat"],
-        model_dir=str(Path(torch.hub.get_dir()) / "robustbench"),
+        model_name=name, dataset=options["dataset"], threat_model=options["threat"], model_dir=folder
     )
     edge = 224 if options["dataset"] == "imagenet" else 32
     return wrap(model, mean=0.0, std=1.0, shape=(3, edge, edge))
@@ -121,11 +105,8 @@ def _flag(text: str) -> bool:
 def _import(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"expected {module} for this model, got {error}: run pip install 'adaptive-smoothing[{extra}]'"
-        ) from error
-    except RuntimeError as error:
-        raise ImportError(
-            f"expected {module} to import, got {error}: it was built for another torch; reinstall both"
-        ) from error
+    except (ImportError, RuntimeError) as error:
+        hint = f"run pip install 'adaptive-smoothing[{extra}]'"
+        if isinstance(error, RuntimeError):
+            hint = "it was built for another torch; reinstall both"
+        raise ImportError(f"expected {module} for this model, got {error}: {hint}") from error

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adaptive_smoothing.models.contract import (
-    check_images,
-    check_logit_form,
-    check_logits,
-    check_not_probabilities,
-    check_two_classes,
-    freeze,
-    guard_images,
-    output_fields,
-    trusted_images,
-)
+from adaptive_smoothing.models import contract
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.noise import generator
 
@@ -35,7 +25,11 @@ class Resize(nn.Module):
 
     def __init__(self, size: int | tuple[int, int]) -> None:
         super().__init__()
-        self.size = _height_and_width(size)
+        sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
+        if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+            hint = "leave the channels out, for example size=224"
+            raise ValueError(f"expected size as one positive whole number or as (height, width), got {size!r}: {hint}")
+        self.size = sides
 
     def forward(self, images: Tensor) -> Tensor:
         if tuple(images.shape[-2:]) == self.size:
@@ -43,36 +37,23 @@ class Resize(nn.Module):
         return F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
 
 
-def _height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(
-            f"expected size as one positive whole number or as (height, width), got {size!r}: "
-            "leave the channels out, for example size=224"
-        )
-    return sides[0], sides[1]
-
-
 class Classifier(nn.Module):
     """A classifier made by `wrap`: resizing and normalisation of NCHW images in [0, 1], then `model`."""
 
     def __init__(self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None) -> None:
         super().__init__()
-        self.first = first
-        self.model = model
-        self.output = output
-        self.num_classes = num_classes
+        self.first, self.model, self.output, self.num_classes = first, model, output, num_classes
 
     def forward(self, images: Tensor) -> Tensor:
-        guard_images(images)
+        contract.guard_images(images)
         return self.logits(images)
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the logits without checking the values of images, for images that leave [0, 1] on purpose."""
-        with trusted_images():
+        with contract.trusted_images():
             output = self.model(self.first(images))
         logits = pick_logits(output, self.output)
-        check_logit_form(logits, images)
+        contract.check_logit_form(logits, images)
         return logits
 
 
@@ -97,11 +78,13 @@ def wrap(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module")
-    freeze(model)
+    contract.freeze(model)
     if isinstance(model, Classifier) and all(option is None for option in (mean, std, size, output)):
         return model
-    if mean is None and std is None:
-        _warn_about_declared_normalisation(model)
+    declared = getattr(model, "pretrained_cfg", None)
+    if mean is None and std is None and isinstance(declared, Mapping) and {"mean", "std"} <= declared.keys():
+        found = f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither"
+        warnings.warn(f"{found}: pass them, or mean=0, std=1 if it was trained on plain [0, 1] images", stacklevel=2)
     probes = _probe_images(model, images, shape)
     layers: list[nn.Module] = [Resize(size)] if size is not None else []
     layers += _normalisation(mean, std, probes.shape[1])
@@ -114,7 +97,7 @@ def wrap(
 def pick_logits(output: Any, choice: Output | None) -> Any:
     """Return the logits of a structured output: the field `choice`, by default the field `logits`."""
     if choice is None:
-        return output if isinstance(output, Tensor) else output_fields(output).get("logits", output)
+        return output if isinstance(output, Tensor) else contract.output_fields(output).get("logits", output)
     if callable(choice):
         return choice(output)
     if isinstance(output, Tensor):
@@ -123,10 +106,8 @@ def pick_logits(output: Any, choice: Output | None) -> Any:
         by_name = isinstance(choice, str) and not isinstance(output, Mapping)
         return getattr(output, str(choice)) if by_name else output[choice]
     except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(
-            f"expected the model's output to have {choice!r}, got {type(output).__name__} "
-            f"with {list(output_fields(output))}: pass one of these as output="
-        ) from error
+        found = f"{type(output).__name__} with {list(contract.output_fields(output))}: pass one of these as output="
+        raise ValueError(f"expected the model's output to have {choice!r}, got {found}") from error
 
 
 def num_classes(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> int:
@@ -136,7 +117,7 @@ def num_classes(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> 
         return declared
     images = _probe_images(model, None, shape)
     logits = pick_logits(_attempt(model, images), None)
-    check_logit_form(logits, images)
+    contract.check_logit_form(logits, images)
     return int(logits.shape[1])
 
 
@@ -148,10 +129,8 @@ def _normalisation(mean: Channels | None, std: Channels | None, channels: int) -
     if min(stds) <= 0:
         raise ValueError(f"expected std above 0, got {stds}: it divides the images")
     if max(map(abs, means)) > 1 or max(stds) > 1:
-        raise ValueError(
-            f"expected mean and std for images in [0, 1], got mean {means} and std {stds}: "
-            "if they are for bytes, divide both by 255"
-        )
+        found = f"mean {means} and std {stds}: if they are for bytes, divide both by 255"
+        raise ValueError(f"expected mean and std for images in [0, 1], got {found}")
     return [Normalize(means, stds)]
 
 
@@ -162,23 +141,10 @@ def _per_channel(name: str, value: Channels, channels: int) -> list[float]:
     return values * (channels // len(values))
 
 
-def _warn_about_declared_normalisation(model: nn.Module) -> None:
-    declared = getattr(model, "pretrained_cfg", None)
-    if isinstance(declared, Mapping) and "mean" in declared and "std" in declared:
-        warnings.warn(
-            f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither: "
-            "pass them, or mean=0, std=1 if it was trained on plain [0, 1] images",
-            stacklevel=3,
-        )
-
-
-# --- tests of a classifier ------------------------------------------------------------------------
-
-
 def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
     if images is None:
         images = torch.rand(PROBES, *shape, generator=generator(0, "probe", *shape))
-    check_images(images)
+    contract.check_images(images)
     if len(images) == 0:
         raise ValueError("expected at least one image to test the model, got an empty batch: leave images= out")
     weights = next((weight for weight in model.parameters() if weight.is_floating_point()), images)
@@ -188,43 +154,29 @@ def _probe_images(model: nn.Module, images: Tensor | None, shape: tuple[int, int
 def _probe(classifier: Classifier, images: Tensor) -> int:
     """Return the number of classes of a valid classifier, or raise an error that explains what is invalid."""
     logits = pick_logits(_attempt(lambda x: classifier.model(classifier.first(x)), images), classifier.output)
-    check_logits(logits, images)
-    check_two_classes(logits)
-    check_not_probabilities(logits)
+    contract.check_logits(logits, images)
+    contract.check_two_classes(logits)
+    contract.check_not_probabilities(logits)
     with torch.no_grad():
-        _check_deterministic(logits, classifier(images))
-        _check_independent(logits, classifier(images[: len(images) // 2]))
+        again, half = classifier(images), classifier(images[: len(images) // 2])
+    if not _agree(logits, again, 1e-4):
+        hint = "it draws random numbers (dropout or noise?); remove them, or fix them as ads.SmoothedClassifier does"
+        raise ValueError(f"expected the same logits for the same images, got different ones in two calls: {hint}")
+    # Looser than for a repeated call: kernels for another batch size round differently.
+    if not _agree(logits[: len(half)], half, 1e-2):
+        found = "others in a smaller batch: use batch norm with running statistics (track_running_stats=True)"
+        raise ValueError(f"expected logits not to depend on the other images of the batch, got {found}")
     return int(logits.shape[1])
 
 
 def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:
     try:
-        with torch.no_grad(), trusted_images():
+        with torch.no_grad(), contract.trusted_images():
             return model(images)
     except Exception as error:
-        raise ValueError(
-            f"expected a model that accepts images of shape {tuple(images.shape)} in [0, 1], "
-            f"got {type(error).__name__}: {error}; pass ads.wrap the images= or shape= it accepts, "
-            "or size= to resize them"
-        ) from error
-
-
-def _check_deterministic(logits: Tensor, again: Tensor) -> None:
-    if not _agree(logits, again, 1e-4):
-        raise ValueError(
-            "expected the same logits for the same images, got different ones in two calls: the model draws "
-            "random numbers (dropout or noise in eval mode?); remove them, or fix their seed as "
-            "ads.SmoothedClassifier does"
-        )
-
-
-def _check_independent(logits: Tensor, half: Tensor) -> None:
-    # Looser than for a repeated call: kernels for another batch size round differently.
-    if not _agree(logits[: len(half)], half, 1e-2):
-        raise ValueError(
-            "expected an image's logits not to depend on the other images of the batch, got different ones in a "
-            "smaller batch: use batch norm with running statistics (track_running_stats=True)"
-        )
+        wanted = f"a model that accepts images of shape {tuple(images.shape)} in [0, 1]"
+        hint = "pass ads.wrap the images= or shape= it accepts, or size= to resize them"
+        raise ValueError(f"expected {wanted}, got {type(error).__name__}: {error}; {hint}") from error
 
 
 def _agree(one: Tensor, other: Tensor, tolerance: float) -> bool:

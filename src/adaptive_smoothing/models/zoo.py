@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
@@ -34,10 +33,7 @@ BUILTIN = Path(__file__).parent / "weights"
 MIXTURE = "mixture.json"  # in the folder of a mixture: see `mixing.pretrained`
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
 NESTED_KEYS = ("state_dict", "model", "net", "ema")
-PREFIXES = ("module.", "_orig_mod.")
-
-
-# --- loading --------------------------------------------------------------------------------------
+WRAPPERS = re.compile(r"((module|_orig_mod)\.)*")  # prefixes of the names of weights
 
 
 def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
@@ -49,8 +45,13 @@ def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
             the same name holds `{"arch": ..., "options": {...}}`. Options of a library follow a question mark:
             `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
     """
-    model = _find(str(name)).to(device)
-    _remember_origin(model, str(name))
+    card = find_card(str(name))
+    source, _, rest = str(name).partition(":")
+    model = (SOURCES[source](rest) if card is None else freeze(_restore(card))).to(device)
+    stored = {} if card is None else {"arch": card.arch, "options": card.options}
+    if card is not None and card.sha256:
+        stored["sha256"] = card.sha256
+    model._origin = {"name": str(name), **stored}  # type: ignore[assignment]
     if torch.device(device).type == "cuda":
         # Twice as fast on GPUs, and slower on CPUs.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -70,22 +71,6 @@ def is_as_stored(model: nn.Module) -> bool:
         return found is not None
     stored = _read_weights(card)
     return all(torch.equal(value.cpu(), stored[key].to(value.dtype)) for key, value in model.state_dict().items())
-
-
-def _remember_origin(model: nn.Module, name: str) -> None:
-    card = find_card(name)
-    stored = {} if card is None else {"arch": card.arch, "options": card.options}
-    if card is not None and card.sha256:
-        stored["sha256"] = card.sha256
-    model._origin = {"name": name, **stored}  # type: ignore[assignment]
-
-
-def _find(name: str) -> nn.Module:
-    card = find_card(name)
-    if card is None:
-        source, _, rest = name.partition(":")
-        return SOURCES[source](rest)
-    return freeze(_restore(card))
 
 
 def find_card(name: str) -> Card | None:
@@ -124,9 +109,8 @@ def zoo_folder() -> Path | None:
     """Return $ADAPTIVE_SMOOTHING_ZOO, the nearest `zoo/` above the working folder, or that of the source checkout."""
     if named := os.environ.get(ZOO_VARIABLE):
         if not (Path(named) / MANIFEST).is_file():
-            raise FileNotFoundError(
-                f"expected a folder with {MANIFEST} in ${ZOO_VARIABLE}, got {named}: correct it, or unset it"
-            )
+            found = f"{named}: correct it, or unset it"
+            raise FileNotFoundError(f"expected a folder with {MANIFEST} in ${ZOO_VARIABLE}, got {found}")
         return Path(named)
     checkout = Path(__file__).resolve().parents[3]
     places = [Path.cwd(), *Path.cwd().parents, checkout]
@@ -144,22 +128,19 @@ def _unknown_name(name: str, known: list[str]) -> str:
 
 def _restore(card: Card) -> nn.Module:
     """Return the architecture with its weights, which are converted from half precision to float32."""
-    model = build(card.arch, **card.options)
-    weights = _read_weights(card)
+    return _rebuild(card.arch, card.options, _read_weights(card), f" in {card.path}")
+
+
+def _rebuild(arch: str, options: Mapping[str, Any], weights: Mapping[str, Tensor], where: str = "") -> nn.Module:
+    model = build(arch, **options)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(
-            f"expected weights for {card.arch} with {card.options}, got others in {card.path}: {_first_line(error)}"
-        ) from error
+        # load_state_dict lists every layer.
+        first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+        problem = textwrap.shorten(first, 200, placeholder=" ...") + (f" (and {len(others)} more)" if others else "")
+        raise ValueError(f"expected weights for {arch} with {dict(options)}, got others{where}: {problem}") from error
     return model
-
-
-def _first_line(error: RuntimeError) -> str:
-    """Return the first problem that load_state_dict reports: it lists every layer."""
-    first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-    more = f" (and {len(others)} more)" if others else ""
-    return textwrap.shorten(first, 200, placeholder=" ...") + more
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
@@ -175,7 +156,14 @@ def _read_weights(card: Card) -> dict[str, Tensor]:
     if card.path.suffix == ".safetensors":
         return read_weights(card.path, card.sha256)
     check_weights_file(card.path, card.sha256)
-    return _state_dict(_unpickle_tensors(card.path), card)
+    try:
+        checkpoint = torch.load(card.path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can raise nearly any error
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        found = f"one that also holds {refused[1]}" if refused else "something else, or a damaged one"
+        hint = "save model.state_dict() as safetensors where you trust the file"
+        raise ValueError(f"expected a checkpoint of tensors only in {card.path}, got {found}: {hint}") from error
+    return _state_dict(checkpoint, card)
 
 
 def check_weights_file(path: Path, sha256: str | None = None) -> None:
@@ -184,15 +172,13 @@ def check_weights_file(path: Path, sha256: str | None = None) -> None:
         raise FileNotFoundError(f"expected weights at {path}, got no file: download it, or correct the path")
     with path.open("rb") as file:
         start = file.read(512).lstrip().lower()
-    what = None
     if not start:
-        what = "an empty file: the download was interrupted; repeat it"
-    elif start.startswith(b"version https://git-lfs"):
-        what = "a Git LFS pointer: run `git lfs pull`"
-    elif start.startswith((b"<!doctype", b"<html", b"<?xml")):
-        what = "a web page: the download needs a login or exceeded a quota; download it by hand"
-    if what:
-        raise ValueError(f"expected weights in {path}, got {what}")
+        raise ValueError(f"expected weights in {path}, got an empty file: the download was interrupted; repeat it")
+    if start.startswith(b"version https://git-lfs"):
+        raise ValueError(f"expected weights in {path}, got a Git LFS pointer: run `git lfs pull`")
+    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        found = "a web page: the download needs a login or exceeded a quota; download it by hand"
+        raise ValueError(f"expected weights in {path}, got {found}")
     if sha256 and (found := file_sha256(path)) != sha256:
         raise ValueError(f"expected sha256 {sha256} for {path}, got {found}: damaged or replaced; fetch it again")
 
@@ -202,46 +188,20 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _unpickle_tensors(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise nearly any error
-        refused = re.search(r"GLOBAL (\S+)", str(error))
-        found = f"one that also holds {refused[1]}" if refused else "something else, or a damaged one"
-        raise ValueError(
-            f"expected a checkpoint of tensors only in {path}, got {found}: "
-            "save model.state_dict() as safetensors where you trust the file"
-        ) from error
-
-
 def _state_dict(checkpoint: Any, card: Card) -> dict[str, Tensor]:
     """Return the weights of a checkpoint, also if they are nested, without the prefixes of wrappers."""
     nested = [key for key in NESTED_KEYS if isinstance(checkpoint, Mapping) and key in checkpoint]
     nested = [card.key] if card.key else [key for key in nested if isinstance(checkpoint[key], Mapping)]
     if len(nested) > 1:
-        raise ValueError(
-            f"expected one set of weights in {card.path}, got {nested}: choose one in "
-            f'{card.path.with_suffix(".json").name} with "key"'
-        )
+        hint = f'choose one in {card.path.with_suffix(".json").name} with "key"'
+        raise ValueError(f"expected one set of weights in {card.path}, got {nested}: {hint}")
     if nested and nested[0] not in checkpoint:
         raise ValueError(f"expected {nested[0]!r} in {card.path}, got {list(checkpoint)}")
     weights = checkpoint[nested[0]] if nested else checkpoint
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise ValueError(f"expected a state_dict in {card.path}, got {_summary(weights)}")
-    return {_without_prefixes(key): value for key, value in weights.items()}
-
-
-def _summary(value: Any) -> str:
-    return f"keys {list(value)[:8]}" if isinstance(value, Mapping) else type(value).__name__
-
-
-def _without_prefixes(key: str) -> str:
-    while key.startswith(PREFIXES):
-        key = key.partition(".")[2]
-    return key
-
-
-# --- saving ---------------------------------------------------------------------------------------
+        found = f"keys {list(weights)[:8]}" if isinstance(weights, Mapping) else type(weights).__name__
+        raise ValueError(f"expected a state_dict in {card.path}, got {found}")
+    return {WRAPPERS.sub("", key, count=1): value for key, value in weights.items()}
 
 
 def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any]) -> Path:
@@ -255,23 +215,27 @@ def save(model: nn.Module, folder: Path | str, name: str, card: Mapping[str, Any
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    arch, options = _identity(model, card)
+    arch, options = (card.get(key, getattr(model, key, default)) for key, default in (("arch", None), ("options", {})))
+    if not isinstance(arch, str) or not isinstance(options, Mapping):
+        found = f"{arch!r} and {options!r}: pass the arguments of architectures.build"
+        raise ValueError(f"expected arch (a name) and options (a table) in the card, got {found}")
+    _check_rebuilds(model, arch, options)
     weights = folder / f"{name}.safetensors"
-    _check_rebuilds(model, arch, options, compact_weights(model))
     sha256, size = write_weights(model, weights)
-    description = {
+    facts = {key: value for key, value in card.items() if key not in ("arch", "options")}
+    stored = {
         "arch": arch,
-        "options": options,
+        "options": dict(options),
         "num_classes": num_classes(model),
         "sha256": sha256,
-        "card": {key: value for key, value in card.items() if key not in ("arch", "options")},
+        "card": facts,
     }
-    write_json(folder / f"{name}.json", description)
+    write_json(folder / f"{name}.json", stored)
     models = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
     models[name] = {"sha256": sha256, "bytes": size}
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     with atomic(folder / f"{name}.md") as partial:
-        partial.write_text(markdown(read_card(weights), parameters, size))
+        partial.write_text(markdown(read_card(weights), count, size))
     write_json(folder / MANIFEST, {"models": dict(sorted(models.items()))})
     return weights
 
@@ -286,65 +250,43 @@ def write_weights(model: nn.Module, path: Path) -> tuple[str, int]:
 
 def compact_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the state_dict with weights in half precision, as it is stored."""
-    parameters = dict(model.named_parameters())
-    return {key: _compact(key, value, parameters) for key, value in model.state_dict().items()}
+    weights = {key for key, value in model.named_parameters() if value.is_floating_point()}
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+    # Buffers are not converted: a running variance may be tiny, and errors there multiply.
+    return {key: _half(key, value) if key in weights else value for key, value in tensors.items()}
 
 
-def _identity(model: nn.Module, card: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    arch = card.get("arch", getattr(model, "arch", None))
-    options = card.get("options", getattr(model, "options", {}))
-    if not isinstance(arch, str) or not isinstance(options, Mapping):
-        raise ValueError(
-            f"expected arch (a name) and options (a table) in the card, got {arch!r} and {options!r}: "
-            "pass the arguments of architectures.build"
-        )
-    return arch, dict(options)
-
-
-def _compact(key: str, value: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return weights in float16 and buffers unchanged: a running variance may be tiny, and errors there multiply."""
-    value = value.detach().cpu().contiguous().clone()
-    if key not in parameters or not value.is_floating_point():
-        return value
+def _half(key: str, value: Tensor) -> Tensor:
     half = value.half()
     if not half.isfinite().all():
         worst = value.abs().max().item()
         raise ValueError(f"expected weights that half precision can hold, got {worst:.4g} in {key!r} (limit 65504)")
     # Tiny weights lose digits or vanish in half precision: such a tensor is not converted.
-    exact_enough = (half.to(value.dtype) - value).norm() <= 1e-3 * value.norm()
-    return half if exact_enough else value
+    return half if (half.to(value.dtype) - value).norm() <= 1e-3 * value.norm() else value
 
 
-def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
-    rebuilt = build(arch, **options)
-    try:
-        rebuilt.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(
-            f"expected weights of {arch} with options {dict(options)}, got others: {_first_line(error)}"
-        ) from error
+def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any]) -> None:
+    rebuilt = _rebuild(arch, options, compact_weights(model))
     images = torch.rand(4, 3, 32, 32, generator=generator(0, "zoo"))
     with torch.no_grad():
         expected = freeze(copy.deepcopy(model)).cpu().float()(images)
         found = freeze(rebuilt)(images)
     difference = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
     if not difference < 0.05:
-        raise ValueError(
-            f"expected {arch} with options {dict(options)} to give this model's logits, got a relative "
-            f"difference of {difference:.2g}: an option is missing or wrong (activation, mean, std, ...)"
-        )
+        found = f"a relative difference of {difference:.2g}: an option is missing or wrong (activation, mean, std, ...)"
+        raise ValueError(f"expected {arch} with options {dict(options)} to give this model's logits, got {found}")
 
 
 def model_facts(name: str) -> dict[str, Any]:
     """Return the name of a model and, if it is stored, its architecture, options, sha256 and parameter count."""
-    card = zoo.find_card(name)
+    card = find_card(name)
     if card is None:
         return {"name": name}
-    sha256 = card.sha256 or zoo.file_sha256(card.path)
+    sha256 = card.sha256 or file_sha256(card.path)
     return {"name": name, "arch": card.arch, "options": card.options, "sha256": sha256, "parameters": parameters(card)}
 
 
-def parameters(card: zoo.Card) -> int:
+def parameters(card: Card) -> int:
     """Return the number of parameters of the architecture, without reading the weights."""
     with torch.device("meta"):
         return sum(tensor.numel() for tensor in build(card.arch, **card.options).parameters())
