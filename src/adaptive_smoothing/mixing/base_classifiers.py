@@ -1,4 +1,4 @@
-"""The base class of all mixtures: a standard and a robust classifier, checked and kept in eval mode."""
+"""The base classes of mixtures (a standard and a robust classifier in eval mode) and of networks that choose alpha."""
 
 from __future__ import annotations
 
@@ -66,31 +66,29 @@ class BaseClassifiers(nn.Module):
                     "with ads.load_model, or wrap your own with ads.wrap"
                 )
             check_eval(model)
-        g, h = (getattr(model, "num_classes", None) for model in (standard, robust))
-        if isinstance(g, int) and isinstance(h, int):
-            _check_same_classes(g, h)
-        self.standard = standard
-        self.robust = robust
+        self.standard, self.robust = standard, robust
+        _check_same_classes(*self._declared_classes())
         self._taps: dict[str, FeatureTaps] = {}
         self.training = False
 
     @property
     def num_classes(self) -> int | None:
         """The number of classes that both base classifiers declare, or None."""
-        declared = {getattr(model, "num_classes", None) for model in (self.standard, self.robust)}
-        return declared.pop() if len(declared) == 1 else None
+        g, h = self._declared_classes()
+        return g if g == h else None
+
+    def _declared_classes(self) -> list[int | None]:
+        return [getattr(model, "num_classes", None) for model in (self.standard, self.robust)]
 
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
         """Add the features of these layers to the base outputs; layer names are those of the untransformed networks."""
-        pairs = (("standard", standard), ("robust", robust))
-        self._taps = {
-            role: FeatureTaps(without_transform(getattr(self, role)), layers) for role, layers in pairs if layers
-        }
+        for role, layers in (("standard", standard), ("robust", robust)):
+            if layers:
+                self._taps[role] = FeatureTaps(without_transform(getattr(self, role)), layers)
 
     def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return g(x) and h(x), or raise an error if they are not logits over the same classes."""
-        base_outputs = self.base_outputs(images)
-        return self.transformed(base_outputs.g, base_outputs.h, images)
+        return self.transformed(*self.base_outputs(images)[:2], images)
 
     def transformed(self, g: Tensor, h: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Apply the `LogitTransform`s of the base classifiers to logits of their networks."""
@@ -148,8 +146,8 @@ class BaseClassifiers(nn.Module):
         return self
 
 
-def _check_same_classes(g: int, h: int) -> None:
-    if g != h:
+def _check_same_classes(g: int | None, h: int | None) -> None:
+    if isinstance(g, int) and isinstance(h, int) and g != h:
         raise ValueError(
             f"expected two classifiers over the same classes, got {g} from the standard and {h} from the robust one; "
             "class i must mean the same in both"

@@ -31,8 +31,7 @@ def mix_logits(
 
     A scale, which is an inverse temperature, multiplies the logits of a base classifier first.
     """
-    log_g = log_probabilities(g_logits, standard_scale)
-    log_h = log_probabilities(h_logits, robust_scale)
+    log_g, log_h = log_probabilities(g_logits, standard_scale), log_probabilities(h_logits, robust_scale)
     return mix_log_probabilities(log_g, log_h, alpha)
 
 
@@ -52,7 +51,14 @@ def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: float | Tensor) -
     Args:
         alpha: one number, one per image [N], or one per image and class [N, C].
     """
-    alpha = _against_classes(alpha, log_g)
+    alpha = torch.as_tensor(alpha, dtype=log_g.dtype, device=log_g.device)
+    images, classes = log_g.shape
+    if alpha.shape not in ((), (images,), (images, 1), (images, classes)):
+        raise ValueError(
+            f"expected alpha to be one number, one per image [{images}] or one per image and class "
+            f"[{images}, {classes}], got shape {list(alpha.shape)}; index alpha with the same images as the batch"
+        )
+    alpha = alpha[:, None] if alpha.dim() == 1 else alpha
     # Below the smallest normal number 1 / alpha overflows, so a subnormal alpha counts as zero.
     at_g = alpha.abs() < torch.finfo(alpha.dtype).tiny
     at_h = alpha == 1
@@ -70,20 +76,6 @@ def _leave(log_p: Tensor, log_q: Tensor, weight: Tensor) -> Tensor:
     """
     limit = 0.45 * math.log(torch.finfo(log_p.dtype).max)
     return log_p + torch.log1p(weight * torch.expm1((log_q - log_p).clamp(max=limit)))
-
-
-def _against_classes(alpha: float | Tensor, log_g: Tensor) -> Tensor:
-    """Return alpha in the dtype of the [N, C] log-probabilities and in a shape that broadcasts against them."""
-    alpha = torch.as_tensor(alpha, dtype=log_g.dtype, device=log_g.device)
-    images, classes = log_g.shape
-    if alpha.shape in ((), (images, 1), (images, classes)):
-        return alpha
-    if alpha.shape == (images,):
-        return alpha[:, None]
-    raise ValueError(
-        f"expected alpha to be one number, one per image [{images}] or one per image and class "
-        f"[{images}, {classes}], got shape {list(alpha.shape)}; index alpha with the same images as the batch"
-    )
 
 
 def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, classes: Tensor) -> Tensor:

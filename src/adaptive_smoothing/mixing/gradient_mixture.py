@@ -14,10 +14,6 @@ from adaptive_smoothing.mixing.formula import Mixed, check_mixed, log_probabilit
 from adaptive_smoothing.threat import Linf, Threat
 
 Scores = Callable[[Tensor], Tensor]
-ROption = Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]
-ROptionName = Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"]
-
-CLASSES_AT_ONCE = 16
 
 
 def one(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
@@ -48,11 +44,6 @@ def gradient_ratio(standard: Scores, robust: Scores, images: Tensor, norm: type[
     return (g + tiny) / (h + tiny)
 
 
-R_OPTIONS: dict[str, ROption] = {
-    function.__name__: function for function in (one, standard_gradient, predicted_gradient, gradient_ratio)
-}
-
-
 def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
     """Return the norm of a threat: its class."""
     kind = norm if isinstance(norm, type) else type(norm)
@@ -70,25 +61,23 @@ def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
     return value, pull_back(torch.ones_like(value))[0]
 
 
-def class_gradient_norms(
-    scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = CLASSES_AT_ONCE
-) -> Tensor:
+def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
     """Return the dual norm of the gradient of the score of every class, [N, C].
 
-    Args:
-        classes_at_once: gradients that are held at a time, each as large as the images; with a graph, all are held.
+    Without a graph, `classes_at_once` gradients, each as large as the images, are held at a time.
     """
     values, pull_back, *_ = torch.func.vjp(scores, images)
-    classes = values.shape[1]
 
     def norms(one_hot: Tensor) -> Tensor:
         return norm(0.0).dual_norm(pull_back(one_hot.expand_as(values))[0])
 
-    one_hots = torch.eye(classes, dtype=values.dtype, device=values.device)
-    return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, classes))(one_hots)
+    one_hots = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
+    return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, len(one_hots)))(one_hots)
 
 
-FormName = Literal["normalised", "sum"]
+R_OPTIONS: dict[str, Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]] = {
+    option.__name__: option for option in (one, standard_gradient, predicted_gradient, gradient_ratio)
+}
 FORMS: dict[str, Callable[..., Tensor]] = {"normalised": mix_normalised, "sum": mix_sum}
 
 
@@ -98,9 +87,8 @@ class GradientMixedClassifier(BaseClassifiers):
     With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma).
 
     Args:
-        r: the option for R_i, see `r_options`; "standard_gradient" gives eq. adap_sm_2.
+        r: the option for R_i: the name of a function above; "standard_gradient" gives eq. adap_sm_2.
         on: the scores that are mixed.
-        form: "sum" gives the numerator.
         norm: the threat whose dual norm measures gradients.
     """
 
@@ -112,9 +100,9 @@ class GradientMixedClassifier(BaseClassifiers):
         robust: nn.Module,
         gamma: float | Tensor,
         *,
-        r: ROptionName = "one",
+        r: Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"] = "one",
         on: Mixed = "probabilities",
-        form: FormName = "normalised",
+        form: Literal["normalised", "sum"] = "normalised",
         norm: type[Threat] | Threat = Linf,
     ) -> None:
         super().__init__(standard, robust)
@@ -124,10 +112,7 @@ class GradientMixedClassifier(BaseClassifiers):
         for name, value, known in (("r", r, R_OPTIONS), ("form", form, FORMS)):
             if value not in known:
                 raise ValueError(f"expected {name} to be one of {', '.join(known)}, got {value!r}")
-        self.r = r
-        self.on = on
-        self.form = form
-        self.norm = norm_of(norm)
+        self.r, self.on, self.form, self.norm = r, on, form, norm_of(norm)
 
     def forward(self, images: Tensor) -> Tensor:
         g, h = self.base_logits(images)
@@ -148,7 +133,5 @@ class GradientMixedClassifier(BaseClassifiers):
 def check_gamma(gamma: Tensor) -> None:
     """Raise an error unless gamma is one finite number >= 0."""
     if gamma.dim() != 0 or not 0 <= gamma.item() < math.inf:
-        raise ValueError(
-            f"expected gamma as one finite number >= 0, got {gamma.tolist()}; "
-            "gamma = inf is the robust classifier itself"
-        )
+        hint = "gamma = inf is the robust classifier itself"
+        raise ValueError(f"expected gamma as one finite number >= 0, got {gamma.tolist()}; {hint}")

@@ -43,18 +43,16 @@ class LoadedModel:
     def _stored_mixture(cls, name: str, device: str) -> LoadedModel:
         mixed = MixedClassifier.from_pretrained(name, device=device)
         description = pretrained.read(pretrained.find(name))
-        facts = {
-            "mixture": short_name(name),
-            **{key: description[key] for key in ("standard", "robust", "alpha", "numbers")},
-        }
-        return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short_name(name))
+        facts = {key: description[key] for key in ("standard", "robust", "alpha", "numbers")}
+        short = short_name(name)
+        return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)
 
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
     """Raise an error if a model has another number of classes than the data."""
-    shape = data.images.shape[1:]
+    _, channels, height, width = data.images.shape
     for name, model in models.items():
-        if (count := num_classes(model, (shape[0], shape[1], shape[2]))) != data.num_classes:
+        if (count := num_classes(model, (channels, height, width))) != data.num_classes:
             raise ValueError(
                 f"expected a model for the {data.num_classes} classes of {data.name}, got {name} with {count}: "
                 "choose the data it was trained for with --data, or another model"

@@ -28,10 +28,8 @@ class OracleAlpha(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if self.labels.shape != images.shape[:1]:
-            raise ValueError(
-                f"expected {self.labels.shape[0]} images, one for each label, got {images.shape[0]}; "
-                "for another batch use with_labels"
-            )
+            found = f"expected {len(self.labels)} images, one for each label, got {len(images)}"
+            raise ValueError(f"{found}; for another batch use with_labels")
         with torch.no_grad():
             predicted = self.standard(images).argmax(1)
         return (predicted != self.labels.to(predicted.device)).to(images.dtype)

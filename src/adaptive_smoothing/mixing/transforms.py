@@ -59,10 +59,8 @@ class Hardmax(LogitTransform):
 
     def __init__(self, model: nn.Module, scale: float = 1e4) -> None:
         if not 1e3 <= scale <= 6e4:
-            raise ValueError(
-                f"expected a scale in [1e3, 6e4], got {scale}: "
-                "below, softmax is not one-hot; above, half precision overflows"
-            )
+            limits = "below, softmax is not one-hot; above, half precision overflows"
+            raise ValueError(f"expected a scale in [1e3, 6e4], got {scale}: {limits}")
         super().__init__(model)
         self.scale = scale
 
@@ -80,10 +78,10 @@ class Hardmax(LogitTransform):
 class Nonlinear(LogitTransform):
     """The transform of MixedNUTS: s sign(z) |z|^p with z = GELU(LN(h) + c), which enlarges large margins of h.
 
-    LN subtracts the mean of the `top` largest logits and divides by their standard deviation, so that the scale of h
-    does not matter. A mixture needs a robust classifier that is confident where it is correct under attack and not
-    confident where it is incorrect on clean images. The transform widens this difference without training. It keeps
-    the prediction of `model`, except for logits so low that GELU reverses their order.
+    LN subtracts the mean of the `top` largest logits and divides by their standard deviation: the scale of h does not
+    matter. A mixture needs an h that is confident where it is correct under attack, and not confident where it is
+    incorrect on clean images. The transform widens this difference without training. It keeps the prediction of
+    `model`, except for logits so low that GELU reverses their order.
     """
 
     def __init__(self, model: nn.Module, *, scale: float, power: float, shift: float, top: int = 250) -> None:
