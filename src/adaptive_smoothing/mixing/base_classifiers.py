@@ -59,13 +59,8 @@ class BaseClassifiers(nn.Module):
 
     def __init__(self, standard: nn.Module, robust: nn.Module) -> None:
         super().__init__()
-        for role, model in (("standard", standard), ("robust", robust)):
-            if not isinstance(model, nn.Module):
-                raise TypeError(
-                    f"expected the {role} classifier as a torch module, got {type(model).__name__}: load one by name "
-                    "with ads.load_model, or wrap your own with ads.wrap"
-                )
-            check_eval(model)
+        check_eval(standard)
+        check_eval(robust)
         self.standard, self.robust = standard, robust
         _check_same_classes(*self._declared_classes())
         self._taps: dict[str, FeatureTaps] = {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.pretrained import NUMBERS, MixtureParts
+from adaptive_smoothing.mixing.pretrained import NUMBERS
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
 from adaptive_smoothing.models.zoo import origin
 
@@ -39,9 +39,6 @@ class MixedClassifier(BaseClassifiers):
             a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift).
         alpha_range: (low, high); alpha becomes low + (high - low) * alpha.
         standard_scale, robust_scale: multiply the logits of a base classifier.
-
-    Attributes:
-        card: facts about a mixture that was loaded from a folder.
     """
 
     alpha: Tensor | nn.Module
@@ -64,7 +61,7 @@ class MixedClassifier(BaseClassifiers):
         alpha_shift: float | Tensor = 0.0,
     ) -> None:
         super().__init__(standard, robust)
-        self.card: dict[str, Any] = {}
+        self.card: dict[str, Any] = {}  # facts about a mixture that was loaded from a folder
         numbers = (alpha_range, alpha_scale, alpha_shift, standard_scale, robust_scale)
         for name, number in zip(NUMBERS, numbers, strict=True):
             self.register_buffer(name, self.as_tensor(number, name))
@@ -95,8 +92,6 @@ class MixedClassifier(BaseClassifiers):
         """Whether alpha depends on the image. It does not if its range has no width."""
         low, high = self.alpha_range.tolist()
         return isinstance(self.alpha, nn.Module) and low < high
-
-    # --- views ----------------------------------------------------------------------------------------
 
     def gray_box(self) -> MixedClassifier:
         """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixing network."""
@@ -137,24 +132,20 @@ class MixedClassifier(BaseClassifiers):
         return self._view(robust=robust)
 
     def _view(self, kind: type[MixedClassifier] | None = None, **changes: Any) -> MixedClassifier:
-        present = {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
-        view = (kind or type(self))(**{**present, **changes})
+        view = (kind or type(self))(**self._arguments() | changes)
         if [*map(id, view.children())] == [*map(id, self.children())]:
             view.card = {name: fact for name, fact in self.card.items() if name not in OPERATING_POINT_FACTS}
         return view
 
-    # --- files ----------------------------------------------------------------------------------------
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
 
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
-        """Write a folder that `from_pretrained` reads.
+        """Write a folder that `from_pretrained` reads, with the facts `card` (default: those that were loaded).
 
-        Args:
-            hold: store the base classifiers as well, so that the folder needs nothing else.
-            card: facts to store; by default those of the folder that the mixture was loaded from.
+        With `hold` the base classifiers are stored as well, so that the folder needs nothing else.
         """
-        numbers = {name: getattr(self, name).tolist() for name in NUMBERS}
-        card = self.card if card is None else card
-        return pretrained.save(MixtureParts(self.standard, self.robust, self.alpha, numbers, card), folder, hold=hold)
+        return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
 
     @classmethod
     def from_pretrained(
@@ -169,9 +160,9 @@ class MixedClassifier(BaseClassifiers):
 
         Pass as `standard` and `robust` base classifiers that the folder cannot name, such as your own modules.
         """
-        parts = pretrained.load(folder, standard=standard, robust=robust, device=device)
-        mixed = cls(parts.standard, parts.robust, parts.alpha, **parts.numbers).to(device)
-        mixed.card = dict(parts.card)
+        arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device)
+        mixed = cls(**arguments).to(device)
+        mixed.card = card
         return mixed
 
     def __repr__(self) -> str:
@@ -182,8 +173,6 @@ class MixedClassifier(BaseClassifiers):
             parts.append(f"alpha_scale={self.alpha_scale.item():g}, alpha_shift={self.alpha_shift.item():g}")
         parts.append(f"alpha_range=({low:g}, {high:g}), standard_scale={self.standard_scale.item():g}")
         return f"{type(self).__name__}({', '.join(parts)}, robust_scale={self.robust_scale.item():g})"
-
-    # --- alpha ----------------------------------------------------------------------------------------
 
     def _alpha_and_h(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
         """Return alpha inside its range, one per image, and the logits to mix as those of h."""

@@ -30,7 +30,11 @@ class LoadedModel:
         if (robust is None) != (alpha is None):
             raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
         if robust is None and pretrained.exists(model):
-            return cls._stored_mixture(model, device)
+            mixed = MixedClassifier.from_pretrained(model, device=device)
+            description = pretrained.read(pretrained.find(model))
+            facts = {key: description[key] for key in ("standard", "robust", "alpha", "numbers")}
+            short = short_name(model)
+            return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)
         loaded = zoo.load(model, device=device)
         if robust is None or alpha is None:
             return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short_name(model))
@@ -38,14 +42,6 @@ class LoadedModel:
         mixed = MixedClassifier(loaded, other, alpha).to(device)
         facts = {"g": model_facts(model), "h": model_facts(robust), "alpha": alpha}
         return cls(mixed, {model: loaded, robust: other}, facts, f"{short_name(model)}-{short_name(robust)}-{alpha:g}")
-
-    @classmethod
-    def _stored_mixture(cls, name: str, device: str) -> LoadedModel:
-        mixed = MixedClassifier.from_pretrained(name, device=device)
-        description = pretrained.read(pretrained.find(name))
-        facts = {key: description[key] for key in ("standard", "robust", "alpha", "numbers")}
-        short = short_name(name)
-        return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)
 
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:

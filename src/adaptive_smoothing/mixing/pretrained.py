@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +38,16 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class MixtureParts:
-    """The parts of a mixed classifier that a folder stores."""
-
-    standard: nn.Module
-    robust: nn.Module
-    alpha: float | Tensor | nn.Module
-    numbers: Mapping[str, Any]
-    card: Mapping[str, Any]
-
-
-def save(parts: MixtureParts, folder: Path | str, *, hold: bool = False) -> Path:
-    """Write a mixture; with `hold` the base classifiers as well, so that the folder needs nothing else."""
+def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str, Any], hold: bool) -> Path:
+    """Write the mixture of these arguments of `MixedClassifier`; with `hold` the base classifiers as well."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description: dict[str, Any] = {"format": FORMAT}
     for role in ROLES:
-        description[role] = _describe_base(getattr(parts, role), folder / f"{role}.safetensors" if hold else None)
-    description["alpha"] = _describe_alpha(parts.alpha, folder)
-    description |= {"numbers": parts.numbers, "card": dict(parts.card)}
+        description[role] = _describe_base(arguments[role], folder / f"{role}.safetensors" if hold else None)
+    description["alpha"] = _describe_alpha(arguments["alpha"], folder)
+    description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
+    description["card"] = dict(card)
     text = markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
     (folder / FILE).with_suffix(".md").write_text(text)
@@ -66,15 +55,14 @@ def save(parts: MixtureParts, folder: Path | str, *, hold: bool = False) -> Path
 
 
 def load(
-    folder: Path | str, *, standard: nn.Module | None, robust: nn.Module | None, device: torch.device | str
-) -> MixtureParts:
-    """Return what `save` wrote. `standard` and `robust` are base classifiers that the folder cannot name."""
+    folder: Path | str, given: Mapping[str, nn.Module | None], device: torch.device | str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments and the card that `save` wrote. `given` are base classifiers that the folder cannot name."""
     folder = find(folder)
     description = read(folder)
-    g = _restore_base("standard", description["standard"], standard, folder, device)
-    h = _restore_base("robust", description["robust"], robust, folder, device)
+    g, h = (_restore_base(role, description[role], given[role], folder, device) for role in ROLES)
     alpha = _restore_alpha(description["alpha"], h, folder)
-    return MixtureParts(g, h, alpha, _tuples(description["numbers"]), description["card"])
+    return {"standard": g, "robust": h, "alpha": alpha, **_tuples(description["numbers"])}, description["card"]
 
 
 def find(name: Path | str) -> Path:
@@ -110,9 +98,6 @@ def read(folder: Path) -> dict[str, Any]:
     if isinstance(alpha := description.get("alpha"), dict):
         alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
     return description
-
-
-# --- base classifiers ---------------------------------------------------------------------------------------------
 
 
 def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
@@ -170,12 +155,7 @@ def _is_same(given: nn.Module, description: Mapping[str, Any]) -> bool:
     return "sha256" not in description or _describe_base(given, None) == description
 
 
-# --- alpha --------------------------------------------------------------------------------------------------------
-
-
-def _describe_alpha(alpha: float | Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
-    if isinstance(alpha, float):
-        return alpha
+def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
     if isinstance(alpha, Tensor):
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
@@ -202,9 +182,6 @@ def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folde
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with tuples in place of lists: JSON has lists only."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-
-
-# --- the card -----------------------------------------------------------------------------------------------------
 
 
 def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
