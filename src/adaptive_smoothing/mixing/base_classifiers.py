@@ -39,12 +39,9 @@ class MixerOutput(NamedTuple):
 
 
 class Mixer(nn.Module, ABC):
-    """Chooses alpha from logits and features of the base classifiers, which one pass of each computes.
+    """Chooses alpha = sigmoid(alpha_scale * score + alpha_shift) from logits and features of the base classifiers."""
 
-    The mixed classifier turns the score into alpha = sigmoid(alpha_scale * score + alpha_shift).
-    `standard_taps` and `robust_taps` name the layers whose features the mixer reads.
-    """
-
+    # The layers whose features the mixer reads.
     standard_taps: tuple[str, ...] = ()
     robust_taps: tuple[str, ...] = ()
 
@@ -80,10 +77,6 @@ class BaseClassifiers(nn.Module):
         for role, layers in (("standard", standard), ("robust", robust)):
             if layers:
                 self._taps[role] = FeatureTaps(without_transform(getattr(self, role)), layers)
-
-    def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return g(x) and h(x), or raise an error if they are not logits over the same classes."""
-        return self.transformed(*self.base_outputs(images)[:2], images)
 
     def transformed(self, g: Tensor, h: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Apply the `LogitTransform`s of the base classifiers to logits of their networks."""

@@ -156,10 +156,7 @@ class MixedClassifier(BaseClassifiers):
         robust: nn.Module | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Return the mixture in a folder, or the one of this name in the package or the zoo.
-
-        Pass as `standard` and `robust` base classifiers that the folder cannot name, such as your own modules.
-        """
+        """Return a stored mixture, by folder or by name. Pass the base classifiers that the folder cannot name."""
         arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device)
         mixed = cls(**arguments).to(device)
         mixed.card = card

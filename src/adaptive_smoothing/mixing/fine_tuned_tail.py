@@ -43,12 +43,10 @@ class FineTunedTail(Mixer):
         last = nn.Linear(hidden, 1)
         nn.init.zeros_(last.weight)  # the score starts at zero, so that all images have the same alpha
         nn.init.zeros_(last.bias)
-        self.scorer = nn.Sequential(
-            nn.Linear(2 * classes + features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last
-        )
+        first, middle = nn.Linear(2 * classes + features, hidden), nn.Linear(hidden, hidden)
+        self.scorer = nn.Sequential(first, nn.SiLU(), middle, nn.SiLU(), last)
         self.log_scale = nn.Parameter(torch.zeros(()))
-        # Mean and standard deviation of the scores after training: alpha_scale and alpha_shift act on scores of mean 0
-        # and variance 1.
+        # Mean and deviation of the scores after training: alpha_scale and alpha_shift act on standardised scores.
         self.register_buffer("centre", torch.zeros(()))
         self.register_buffer("spread", torch.ones(()))
 
@@ -151,8 +149,13 @@ def _layers_after(model: nn.Module, layer: str) -> list[nn.Module]:
 
 def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
     """Return the code between `layer` and the last linear layer, and that layer, or [] if it cannot be traced."""
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+            return name == layer or super().is_leaf_module(module, name)
+
     try:
-        graph = _Tracer(layer).trace(model)
+        graph = Tracer().trace(model)
     except Exception:  # a forward can do anything that a tracer cannot follow; try the module inside
         outer, _, rest = layer.partition(".")
         return _traced_after(model.get_submodule(outer), rest) if rest else []
@@ -172,17 +175,6 @@ def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
     traced.delete_all_unused_submodules()
     traced.recompile()
     return [traced, head]
-
-
-class _Tracer(fx.Tracer):
-    """A tracer that treats the layer after which the graph is cut as a leaf."""
-
-    def __init__(self, layer: str) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return name == self.layer or super().is_leaf_module(module, name)
 
 
 def _agrees(tail: Tail, features: Tensor, logits: Tensor) -> bool:

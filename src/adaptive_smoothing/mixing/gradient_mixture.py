@@ -37,8 +37,7 @@ def gradient_ratio(standard: Scores, robust: Scores, images: Tensor, norm: type[
 
     A tiny number is added to both norms: where h is flat the ratio is large but finite, where both are flat it is 1.
     """
-    g = class_gradient_norms(standard, images, norm)
-    h = class_gradient_norms(robust, images, norm)
+    g, h = (class_gradient_norms(scores, images, norm) for scores in (standard, robust))
     # Its square is still a normal number, so the derivative of the ratio cannot overflow.
     tiny = torch.finfo(g.dtype).tiny ** (1 / 3)
     return (g + tiny) / (h + tiny)
@@ -53,19 +52,14 @@ def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
 
 
 def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a score per image [N] and its gradient with respect to that image.
-
-    torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
-    """
+    """Return a score per image [N] and its gradient with respect to that image."""
+    # torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
     value, pull_back, *_ = torch.func.vjp(score, images)
     return value, pull_back(torch.ones_like(value))[0]
 
 
 def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
-    """Return the dual norm of the gradient of the score of every class, [N, C].
-
-    Without a graph, `classes_at_once` gradients, each as large as the images, are held at a time.
-    """
+    """Return the dual norm of the gradient of the score of every class, [N, C], `classes_at_once` to save memory."""
     values, pull_back, *_ = torch.func.vjp(scores, images)
 
     def norms(one_hot: Tensor) -> Tensor:
@@ -84,12 +78,8 @@ FORMS: dict[str, Callable[..., Tensor]] = {"normalised": mix_normalised, "sum": 
 class GradientMixedClassifier(BaseClassifiers):
     """Logits of (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, or of its numerator, eq. adap_sm_1.
 
-    With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma).
-
-    Args:
-        r: the option for R_i: the name of a function above; "standard_gradient" gives eq. adap_sm_2.
-        on: the scores that are mixed.
-        norm: the threat whose dual norm measures gradients.
+    With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma). `r` is the function above
+    that computes R_i: "standard_gradient" gives eq. adap_sm_2. The dual norm of the threat `norm` measures gradients.
     """
 
     gamma: Tensor
@@ -115,19 +105,17 @@ class GradientMixedClassifier(BaseClassifiers):
         self.r, self.on, self.form, self.norm = r, on, form, norm_of(norm)
 
     def forward(self, images: Tensor) -> Tensor:
-        g, h = self.base_logits(images)
+        g, h = self.transformed(*self.base_outputs(images)[:2], images)
         r = R_OPTIONS[self.r](self._scores(self.standard), self._scores(self.robust), images, self.norm)
         return FORMS[self.form](g, h, self.gamma, r, self.on)
 
     def extra_repr(self) -> str:
-        settings = f"r={self.r!r}, on={self.on!r}, form={self.form!r}, norm={self.norm.__name__}"
-        return f"gamma={self.gamma.item():g}, {settings}"
+        names = f"r={self.r!r}, on={self.on!r}, form={self.form!r}, norm={self.norm.__name__}"
+        return f"gamma={self.gamma.item():g}, {names}"
 
     def _scores(self, model: nn.Module) -> Scores:
         """Return the scores g_i that are mixed, whose gradients R_i measures."""
-        if self.on == "logits":
-            return model
-        return lambda images: log_probabilities(model(images)).exp()
+        return model if self.on == "logits" else lambda images: log_probabilities(model(images)).exp()
 
 
 def check_gamma(gamma: Tensor) -> None:

@@ -14,6 +14,8 @@ from adaptive_smoothing.mixing.transforms import without_transform
 from adaptive_smoothing.models.features import FeatureTaps, as_map, dry_run, suggest_taps
 from adaptive_smoothing.models.resnet import PreActBlock, initialize, without_autocast
 
+Taps = Sequence[str]
+
 STAGES = 3
 # Slow, so that the statistics of the score are those of thousands of images.
 MOMENTUM = 0.01
@@ -29,13 +31,7 @@ class MixingNetwork(Mixer):
     """
 
     def __init__(
-        self,
-        channels: tuple[int, int],
-        *,
-        standard_taps: Sequence[str],
-        robust_taps: Sequence[str],
-        width: int = 32,
-        depth: int = 1,
+        self, channels: tuple[int, int], *, standard_taps: Taps, robust_taps: Taps, width: int = 32, depth: int = 1
     ) -> None:
         super().__init__()
         self.channels, self.width, self.depth = channels, width, depth
@@ -60,16 +56,13 @@ class MixingNetwork(Mixer):
         standard: nn.Module,
         robust: nn.Module,
         *,
-        standard_taps: Sequence[str] | None = None,
-        robust_taps: Sequence[str] | None = None,
+        standard_taps: Taps | None = None,
+        robust_taps: Taps | None = None,
         shape: tuple[int, int, int] = (3, 32, 32),
         width: int = 32,
         depth: int = 1,
     ) -> Self:
-        """Return a network for two classifiers of any architecture.
-
-        Taps that are not named are chosen by `suggest_taps`. A dry run with images of `shape` counts the channels.
-        """
+        """Return a network for two classifiers. Taps that are not named are chosen by a dry run with `shape` images."""
         taps, early, later = [], 0, 0
         for base, named in ((standard, standard_taps), (robust, robust_taps)):
             model = without_transform(base)

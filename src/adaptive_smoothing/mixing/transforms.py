@@ -77,10 +77,9 @@ class Hardmax(LogitTransform):
 class Nonlinear(LogitTransform):
     """The transform of MixedNUTS: s sign(z) |z|^p with z = GELU(LN(h) + c), which enlarges large margins of h.
 
-    LN subtracts the mean of the `top` largest logits and divides by their standard deviation: the scale of h does not
-    matter. A mixture needs an h that is confident where it is correct under attack, and not confident where it is
-    incorrect on clean images. The transform widens this difference without training. It keeps the prediction of
-    `model`, except for logits so low that GELU reverses their order.
+    LN subtracts the mean of the `top` largest logits and divides by their standard deviation. The transform widens the
+    difference between the confidence of h where it is correct under attack and where it is incorrect on clean images.
+    It keeps the prediction of `model`, except for logits so low that GELU reverses their order.
     """
 
     OPTIONS = ("scale", "power", "shift", "top")

@@ -33,14 +33,11 @@ Progress = Callable[[int], None]  # called with the number of images of each fin
 
 @dataclass(frozen=True)
 class CleanAccuracyCurve:
-    """Clean accuracy at every setting: image i is classified correctly for settings strictly in (low[i], high[i]).
-
-    A setting is an alpha or the shift of a learned alpha (`parameter`), between the two `limits`.
-    """
+    """Clean accuracy at every alpha or shift (`parameter`): image i is correct strictly between low[i] and high[i]."""
 
     low: np.ndarray
     high: np.ndarray
-    limits: tuple[float, float] = (0.0, 1.0)
+    limits: tuple[float, float] = (0.0, 1.0)  # the first and the last setting to consider
     parameter: str = "alpha"
 
     def __call__(self, setting: float) -> float:
@@ -121,11 +118,7 @@ def correct_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tens
 def accuracy_curve(
     mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: Progress | None = None
 ) -> CleanAccuracyCurve:
-    """Return the clean accuracy of a mixture at every alpha, or with a learned alpha at every alpha_shift.
-
-    Its other numbers are unchanged, except that a fixed alpha ranges over all of [0, 1]. A `Mixer` whose `alpha_range`
-    has no width has a fixed alpha.
-    """
+    """Return the clean accuracy of a mixture at every alpha in [0, 1], or with a learned alpha at every alpha_shift."""
     _check_tunable(mixed)
     if not mixed.learns_alpha:
         return fixed_alpha_curve(mixed, data, batch_size=batch_size, progress=progress)

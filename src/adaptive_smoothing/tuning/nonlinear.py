@@ -98,9 +98,8 @@ def fit_nonlinear(
 def worst_logits(model: nn.Module, data: ImageData, cascade: Cascade) -> Tensor:
     """Return the logits of a model for the worst version of each image that the attacks find."""
     images = data.floats()
-    logits = fp32_logits_chunked(model, images)
     index = torch.arange(len(images), device=images.device)
-    attack_input = AttackInput(images, data.labels, index, logits, cascade.threat)
+    attack_input = AttackInput(images, data.labels, index, fp32_logits_chunked(model, images), cascade.threat)
     state, engine = CascadeState.before(attack_input), Engine(model, images.device)
     for number, stage in enumerate(cascade.for_model(model).stages):
         run_stage(engine, number, stage, attack_input, state)
@@ -126,12 +125,8 @@ def search_nonlinear(
     An image counts as robust if h alone outvotes any g: its class leads in transformed probabilities by more than
     (1 - alpha) / alpha, even with logits that are worse by `push`. Without `push` and the limits of alpha (see `PUSH`,
     `ALPHAS`), the settings with the best estimates are not robust. Steep transforms hide their gradient, so equal
-    estimates are sorted by scale and power.
-
-    Args:
-        g, h: logits of both classifiers on clean validation images.
-        attacked: logits of h on the worst version of each image that the preset `margin` finds, for all of the images
-            or a random part of them, including those that h classifies incorrectly.
+    estimates are sorted by scale and power. `g` and `h` are logits on clean images. `attacked` are logits of h on the
+    worst version that the preset `margin` finds, of all or random images, also those that h classifies incorrectly.
     """
     _check(g, h, labels, attacked, attacked_labels)
     certain_g = F.one_hot(g.argmax(1), g.shape[1]).double()

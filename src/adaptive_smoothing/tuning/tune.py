@@ -31,12 +31,10 @@ EVALUATIONS = 7
 SCALE_FACTORS, RANGE_FACTORS = (0.5, 2.0), (0.5, 0.25)
 
 RobustAccuracy = Callable[[nn.Module], float]
-Candidate = tuple[float, MixedClassifier]  # with its robust accuracy
-Rescale = Callable[[MixedClassifier, float], MixedClassifier]
 Log = Callable[[str], None]
 
 # The scales that can be multiplied by a factor; the first is that of a learned alpha.
-RESCALINGS: tuple[Rescale, ...] = (
+RESCALINGS: tuple[Callable[[MixedClassifier, float], MixedClassifier], ...] = (
     lambda mixed, factor: mixed.with_sigmoid(factor * mixed.alpha_scale, mixed.alpha_shift),
     lambda mixed, factor: mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale),
     lambda mixed, factor: mixed.with_scales(mixed.standard_scale, factor * mixed.robust_scale),
@@ -118,9 +116,12 @@ def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float,
 
 
 def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
-    """Optimise one number after the other, each with the best values of those before it."""
+    """Optimise one number after the other, each with the best values of those before it.
 
-    def attacked(view: MixedClassifier) -> Candidate:
+    For each scale, try a step in both directions, and further steps in the direction that improves.
+    """
+
+    def attacked(view: MixedClassifier) -> tuple[float, MixedClassifier]:
         """Attack a view at the target; return -1 as its robust accuracy if the target cannot be reached."""
         curve = accuracy_curve(view, data)
         if not curve.reaches(target):
@@ -131,17 +132,11 @@ def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust:
     start = _with_clean_accuracy(mixed, data, target)
     best = robust(start), start
     for rescale in RESCALINGS if mixed.learns_alpha else RESCALINGS[1:]:
-        best = _line_search(best, rescale, attacked)
+        for found, factor in [(attacked(rescale(best[1], factor)), factor) for factor in SCALE_FACTORS]:
+            while found[0] > best[0]:
+                best, found = found, attacked(rescale(found[1], factor))
     others = _narrower_ranges(best[1], data, target) if mixed.learns_alpha else ()
     return max([best, *map(attacked, others)], key=itemgetter(0))[1]
-
-
-def _line_search(best: Candidate, rescale: Rescale, attacked: Callable[[MixedClassifier], Candidate]) -> Candidate:
-    """Try a step in both directions, and further steps in the direction that improves."""
-    for found, factor in [(attacked(rescale(best[1], factor)), factor) for factor in SCALE_FACTORS]:
-        while found[0] > best[0]:
-            best, found = found, attacked(rescale(found[1], factor))
-    return best
 
 
 def _narrower_ranges(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
