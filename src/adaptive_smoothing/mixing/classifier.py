@@ -141,10 +141,7 @@ class MixedClassifier(BaseClassifiers):
         return {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
 
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
-        """Write a folder that `from_pretrained` reads, with the facts `card` (default: those that were loaded).
-
-        With `hold` the base classifiers are stored as well, so that the folder needs nothing else.
-        """
+        """Write a folder with the facts `card` (default: those of `self`), and with `hold` the base classifiers."""
         return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
 
     @classmethod

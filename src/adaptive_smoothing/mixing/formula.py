@@ -16,9 +16,6 @@ Mixed = Literal["probabilities", "logits"]
 Number = TypeVar("Number", float, Tensor)
 Numbers = float | Tensor
 
-# The logarithm of a probability that is zero to the last bit.
-NEVER = -1e4
-
 
 def mix_logits(
     g_logits: Tensor, h_logits: Tensor, alpha: Numbers, *, standard_scale: Numbers = 1.0, robust_scale: Numbers = 1.0
@@ -76,7 +73,8 @@ def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, classes: Tensor) 
 
     No attack on a g can do more: a prediction that is correct for every such g is correct with any g.
     """
-    certain = torch.full_like(h_logits, NEVER, dtype=torch.float32).scatter(1, classes[:, None], 0.0)
+    # -1e4 is the logarithm of a probability that is zero to the last bit.
+    certain = torch.full_like(h_logits, -1e4, dtype=torch.float32).scatter(1, classes[:, None], 0.0)
     return mix_log_probabilities(certain, log_probabilities(h_logits), alpha)
 
 

@@ -59,7 +59,7 @@ def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
-    """Return the dual norm of the gradient of the score of every class, [N, C], `classes_at_once` to save memory."""
+    """Return the dual norm of the gradient of the score of every class, [N, C], for `classes_at_once` at a time."""
     values, pull_back, *_ = torch.func.vjp(scores, images)
 
     def norms(one_hot: Tensor) -> Tensor:

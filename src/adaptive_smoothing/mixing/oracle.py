@@ -1,8 +1,7 @@
 """The alpha(x) of the paper's existence theorem (THM:ADA), with which the mixture is correct wherever g or h is.
 
-It reads the true labels, so it is not a defence: it shows how much of the trade-off alpha(x) alone could remove. An
-alpha between 0 and 1 is rarely correct where both are incorrect. The labels belong to one batch: attack it with a plain
-PGD on that batch, which keeps the images together.
+It reads the true labels, so it is not a defence: it shows how much of the trade-off alpha(x) alone could remove. The
+labels belong to one batch: attack it with a plain PGD on that batch, which keeps the images together.
 """
 
 from __future__ import annotations

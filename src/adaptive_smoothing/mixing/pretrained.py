@@ -8,7 +8,7 @@ buffers, and has to be passed again when the folder is loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,7 @@ def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
         "robust classifier": _base_line(description["robust"]),
         "alpha": chosen or f"{alpha:g}",
         **file,
-        "numbers": ", ".join(f"{key} {_number(value)}" for key, value in numbers.items()),
+        "numbers": ", ".join([f"alpha_range ({low:g}, {high:g})", *(f"{key} {numbers[key]:g}" for key in NUMBERS[1:])]),
         "trained on": cards.trained_on(facts, recipe),
         "recipe": cards.recipe_line(recipe),
         "training": cards.training_line(facts),
@@ -236,7 +236,3 @@ def _base_line(description: Mapping[str, Any]) -> str:
     network = description.get("of", description)
     sha256 = network.get("sha256") or network.get("weights")
     return f"{base_name(description)}, sha256 `{sha256}`" if sha256 else f"{base_name(description)}, in this folder"
-
-
-def _number(value: float | Sequence[float]) -> str:
-    return f"({', '.join(f'{part:g}' for part in value)})" if isinstance(value, Sequence) else f"{value:g}"

@@ -133,8 +133,7 @@ def search_nonlinear(
     worse = _worse_logits(attacked.double(), attacked_labels, push)
     found = []
     for transform in product(scales, powers, shifts):
-        transformed_h = nonlinear(h.double(), *transform).softmax(1)
-        low, high = correct_interval(certain_g, transformed_h, labels)
+        low, high = correct_interval(certain_g, nonlinear(h.double(), *transform).softmax(1), labels)
         curve = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy(), limits=alphas)
         if curve.reaches(clean_accuracy):
             alpha = curve.largest_setting(clean_accuracy)

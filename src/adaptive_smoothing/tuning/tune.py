@@ -26,8 +26,7 @@ from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, check_s
 STANDARD_SCALE = 3.0
 # Number of attacks on the data in a search for a robust accuracy.
 EVALUATIONS = 7
-# A search over scales multiplies them by these factors, repeatedly. It also shrinks the range of a learned alpha to
-# these fractions of its width.
+# A search multiplies scales by the first factors, repeatedly, and the width of the range of alpha by the second ones.
 SCALE_FACTORS, RANGE_FACTORS = (0.5, 2.0), (0.5, 0.25)
 
 RobustAccuracy = Callable[[nn.Module], float]
@@ -98,7 +97,7 @@ def robust_accuracy_under(
 
     def robust(model: nn.Module) -> float:
         found = evaluate(model, data, attack, options=EvaluationOptions(alarms=False))
-        log(f"robust accuracy {100 * found.robust:.2f} % on {len(data):,} images with {model.extra_repr()}")
+        log(f"robust accuracy {100 * found.robust:.2f} % on {len(data):,} images with {model!r}")
         return found.robust
 
     return robust
@@ -116,10 +115,7 @@ def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float,
 
 
 def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
-    """Optimise one number after the other, each with the best values of those before it.
-
-    For each scale, try a step in both directions, and further steps in the direction that improves.
-    """
+    """Optimise one scale after the other, by a step in both directions and further ones while it improves."""
 
     def attacked(view: MixedClassifier) -> tuple[float, MixedClassifier]:
         """Attack a view at the target; return -1 as its robust accuracy if the target cannot be reached."""
