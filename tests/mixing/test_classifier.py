@@ -224,7 +224,7 @@ def test_probabilities_are_not_logits():
 
 @pytest.mark.parametrize("model", ["compact-standard", lambda x: x, None])
 def test_a_classifier_that_is_not_a_module_is_refused(model):
-    with pytest.raises(TypeError, match=r"expected the robust classifier as a torch module, got .*ads.load_model"):
+    with pytest.raises(TypeError, match=r"expected a torch module, got .*ads.load_model"):
         MixedClassifier(G, model, 0.5)
 
 

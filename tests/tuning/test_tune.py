@@ -151,7 +151,8 @@ def test_the_most_robust_mixture_with_a_clean_accuracy(known, monkeypatch):
     best_at({"standard_scale": 2.0, "robust_scale": 0.5})
     tuned = ads.tune(mixed, data, clean_accuracy=0.75, threat=THREAT, log=lines.append)
     assert (tuned.standard_scale.item(), tuned.robust_scale.item()) == (2.0, 0.5) and len(asked) == len(lines) == 7
-    assert sum("accuracy 100.00 % on 40 images with " in line for line in lines) == 1
+    (best,) = [line for line in lines if "accuracy 100.00 % on 40 images with " in line]
+    assert best.endswith("standard_scale=2, robust_scale=0.5)")
     clean = {ads.evaluate(model, data).clean for model in asked}
     assert clean == {0.75}
 

@@ -1,4 +1,4 @@
-"""The base class of all mixtures: a standard and a robust classifier, checked and kept in eval mode."""
+"""The base classes of mixtures (a standard and a robust classifier in eval mode) and of networks that choose alpha."""
 
 from __future__ import annotations
 
@@ -39,12 +39,9 @@ class MixerOutput(NamedTuple):
 
 
 class Mixer(nn.Module, ABC):
-    """Chooses alpha from logits and features of the base classifiers, which one pass of each computes.
+    """Chooses alpha = sigmoid(alpha_scale * score + alpha_shift) from logits and features of the base classifiers."""
 
-    The mixed classifier turns the score into alpha = sigmoid(alpha_scale * score + alpha_shift).
-    `standard_taps` and `robust_taps` name the layers whose features the mixer reads.
-    """
-
+    # The layers whose features the mixer reads.
     standard_taps: tuple[str, ...] = ()
     robust_taps: tuple[str, ...] = ()
 
@@ -59,38 +56,27 @@ class BaseClassifiers(nn.Module):
 
     def __init__(self, standard: nn.Module, robust: nn.Module) -> None:
         super().__init__()
-        for role, model in (("standard", standard), ("robust", robust)):
-            if not isinstance(model, nn.Module):
-                raise TypeError(
-                    f"expected the {role} classifier as a torch module, got {type(model).__name__}: load one by name "
-                    "with ads.load_model, or wrap your own with ads.wrap"
-                )
-            check_eval(model)
-        g, h = (getattr(model, "num_classes", None) for model in (standard, robust))
-        if isinstance(g, int) and isinstance(h, int):
-            _check_same_classes(g, h)
-        self.standard = standard
-        self.robust = robust
+        check_eval(standard)
+        check_eval(robust)
+        self.standard, self.robust = standard, robust
+        _check_same_classes(*self._declared_classes())
         self._taps: dict[str, FeatureTaps] = {}
         self.training = False
 
     @property
     def num_classes(self) -> int | None:
         """The number of classes that both base classifiers declare, or None."""
-        declared = {getattr(model, "num_classes", None) for model in (self.standard, self.robust)}
-        return declared.pop() if len(declared) == 1 else None
+        g, h = self._declared_classes()
+        return g if g == h else None
+
+    def _declared_classes(self) -> list[int | None]:
+        return [getattr(model, "num_classes", None) for model in (self.standard, self.robust)]
 
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
         """Add the features of these layers to the base outputs; layer names are those of the untransformed networks."""
-        pairs = (("standard", standard), ("robust", robust))
-        self._taps = {
-            role: FeatureTaps(without_transform(getattr(self, role)), layers) for role, layers in pairs if layers
-        }
-
-    def base_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return g(x) and h(x), or raise an error if they are not logits over the same classes."""
-        base_outputs = self.base_outputs(images)
-        return self.transformed(base_outputs.g, base_outputs.h, images)
+        for role, layers in (("standard", standard), ("robust", robust)):
+            if layers:
+                self._taps[role] = FeatureTaps(without_transform(getattr(self, role)), layers)
 
     def transformed(self, g: Tensor, h: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Apply the `LogitTransform`s of the base classifiers to logits of their networks."""
@@ -148,8 +134,8 @@ class BaseClassifiers(nn.Module):
         return self
 
 
-def _check_same_classes(g: int, h: int) -> None:
-    if g != h:
+def _check_same_classes(g: int | None, h: int | None) -> None:
+    if isinstance(g, int) and isinstance(h, int) and g != h:
         raise ValueError(
             f"expected two classifiers over the same classes, got {g} from the standard and {h} from the robust one; "
             "class i must mean the same in both"

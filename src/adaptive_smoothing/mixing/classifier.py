@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.pretrained import NUMBERS, MixtureParts, Numbers
+from adaptive_smoothing.mixing.pretrained import NUMBERS
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
 from adaptive_smoothing.models.zoo import origin
 
@@ -39,9 +39,6 @@ class MixedClassifier(BaseClassifiers):
             a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift).
         alpha_range: (low, high); alpha becomes low + (high - low) * alpha.
         standard_scale, robust_scale: multiply the logits of a base classifier.
-
-    Attributes:
-        card: facts about a mixture that was loaded from a folder.
     """
 
     alpha: Tensor | nn.Module
@@ -64,7 +61,7 @@ class MixedClassifier(BaseClassifiers):
         alpha_shift: float | Tensor = 0.0,
     ) -> None:
         super().__init__(standard, robust)
-        self.card: dict[str, Any] = {}
+        self.card: dict[str, Any] = {}  # facts about a mixture that was loaded from a folder
         numbers = (alpha_range, alpha_scale, alpha_shift, standard_scale, robust_scale)
         for name, number in zip(NUMBERS, numbers, strict=True):
             self.register_buffer(name, self.as_tensor(number, name))
@@ -96,18 +93,15 @@ class MixedClassifier(BaseClassifiers):
         low, high = self.alpha_range.tolist()
         return isinstance(self.alpha, nn.Module) and low < high
 
-    # --- views ----------------------------------------------------------------------------------------
-
     def gray_box(self) -> MixedClassifier:
         """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixing network."""
         return self._view(GrayBoxMixture)
 
     def smooth(self) -> MixedClassifier:
         """Return a view for gradients: without `Hardmax`, and alpha has the gradient of the score of a `Mixer`."""
-        standard, robust = (
-            without_transform(base) if isinstance(base, Hardmax) else base for base in (self.standard, self.robust)
-        )
-        return self._view(SmoothMixture if self.learns_alpha else None, standard=standard, robust=robust)
+        bases = {"standard": self.standard, "robust": self.robust}
+        soft = {role: base.model if isinstance(base, Hardmax) else base for role, base in bases.items()}
+        return self._view(SmoothMixture if self.learns_alpha else None, **soft)
 
     def plain(self) -> MixedClassifier:
         """Return a view without transforms: `Nonlinear` gives all unlikely classes nearly the same logit."""
@@ -138,24 +132,17 @@ class MixedClassifier(BaseClassifiers):
         return self._view(robust=robust)
 
     def _view(self, kind: type[MixedClassifier] | None = None, **changes: Any) -> MixedClassifier:
-        present = {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
-        view = (kind or type(self))(**{**present, **changes})
+        view = (kind or type(self))(**self._arguments() | changes)
         if [*map(id, view.children())] == [*map(id, self.children())]:
             view.card = {name: fact for name, fact in self.card.items() if name not in OPERATING_POINT_FACTS}
         return view
 
-    # --- files ----------------------------------------------------------------------------------------
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
 
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
-        """Write a folder that `from_pretrained` reads.
-
-        Args:
-            hold: store the base classifiers as well, so that the folder needs nothing else.
-            card: facts to store; by default those of the folder that the mixture was loaded from.
-        """
-        numbers: Numbers = {name: getattr(self, name).tolist() for name in NUMBERS}  # type: ignore[assignment]
-        card = self.card if card is None else card
-        return pretrained.save(MixtureParts(self.standard, self.robust, self.alpha, numbers, card), folder, hold=hold)
+        """Write a folder with the facts `card` (default: those of `self`), and with `hold` the base classifiers."""
+        return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
 
     @classmethod
     def from_pretrained(
@@ -166,34 +153,34 @@ class MixedClassifier(BaseClassifiers):
         robust: nn.Module | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Return the mixture in a folder, or the one of this name in the package or the zoo.
-
-        Args:
-            standard, robust: base classifiers that the folder cannot name, such as your own modules.
-        """
-        parts = pretrained.load(folder, standard=standard, robust=robust, device=device)
-        mixed = cls(parts.standard, parts.robust, parts.alpha, **parts.numbers).to(device)
-        mixed.card = dict(parts.card)
+        """Return a stored mixture, by folder or by name. Pass the base classifiers that the folder cannot name."""
+        arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device)
+        mixed = cls(**arguments).to(device)
+        mixed.card = card
         return mixed
 
     def __repr__(self) -> str:
         low, high = self.alpha_range.tolist()
-        parts = [f"standard={_base_repr(self.standard)}", f"robust={_base_repr(self.robust)}"]
+        parts = [f"standard={_base_repr(self.standard)}, robust={_base_repr(self.robust)}"]
         parts.append(f"alpha={_alpha_repr(self.alpha)}")
         if isinstance(self.alpha, Mixer):
             parts.append(f"alpha_scale={self.alpha_scale.item():g}, alpha_shift={self.alpha_shift.item():g}")
         parts.append(f"alpha_range=({low:g}, {high:g}), standard_scale={self.standard_scale.item():g}")
-        parts.append(f"robust_scale={self.robust_scale.item():g}")
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-    # --- alpha ----------------------------------------------------------------------------------------
+        return f"{type(self).__name__}({', '.join(parts)}, robust_scale={self.robust_scale.item():g})"
 
     def _alpha_and_h(self, images: Tensor, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
         """Return alpha inside its range, one per image, and the logits to mix as those of h."""
-        if not isinstance(self.alpha, Mixer):
-            return self._in_range(self._raw_alpha(images), images), base_outputs.h
-        score, h = self.alpha(base_outputs)
-        return self._alpha_from_score(score, images), h
+        if isinstance(self.alpha, Mixer):
+            score, h = self.alpha(base_outputs)
+            return self._alpha_from_score(score, images), h
+        alpha, hint = self.alpha, "for another batch pass its own alphas to with_alpha"
+        if isinstance(alpha, nn.Module):
+            alpha, hint = alpha(images), "end the alpha module with .squeeze(1) or .mean((1, 2, 3))"
+            if not isinstance(alpha, Tensor) or alpha.dim() == 0:
+                raise TypeError(f"expected a tensor with one alpha per image from the alpha module, got {alpha!r}")
+        if alpha.dim() and alpha.shape != images.shape[:1]:
+            raise ValueError(f"expected one alpha per image, shape [{len(images)}], got {list(alpha.shape)}; {hint}")
+        return self._in_range(alpha, images), base_outputs.h
 
     def _alpha_from_score(self, score: Tensor, images: Tensor) -> Tensor:
         return self._in_range(torch.sigmoid(self.alpha_scale * score + self.alpha_shift), images)
@@ -207,20 +194,15 @@ class MixedClassifier(BaseClassifiers):
         # lerp stays in [low, high] to the last bit, and returns alpha itself for the range (0, 1).
         return torch.lerp(low, high, alpha).expand(images.shape[0])
 
-    def _raw_alpha(self, images: Tensor) -> Tensor:
-        """Return alpha before `alpha_range`: one number, or one per image."""
-        if not isinstance(self.alpha, nn.Module):
-            _check_shape(self.alpha, images, "for another batch pass its own alphas to with_alpha")
-            return self.alpha
-        alpha = self.alpha(images)
-        if not isinstance(alpha, Tensor) or alpha.dim() == 0:
-            raise TypeError(f"expected a tensor with one alpha per image from the alpha module, got {alpha!r}")
-        _check_shape(alpha, images, "end the alpha module with .squeeze(1) or .mean((1, 2, 3))")
-        return alpha
-
     def _check_numbers(self) -> None:
         if not isinstance(self.alpha, nn.Module):
-            _check_alpha(self.alpha.detach())
+            if self.alpha.dim() > 1:
+                raise ValueError(f"expected alpha as one number or one per image, got shape {list(self.alpha.shape)}")
+            if not ((self.alpha >= 0) & (self.alpha <= 1)).all():
+                raise ValueError(
+                    f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got "
+                    f"{_alpha_repr(self.alpha)}; convert a gamma with alpha = gamma / (1 + gamma)"
+                )
         if self.alpha_range.shape != (2,):
             raise ValueError(f"expected alpha_range as (low, high), got {self.alpha_range.tolist()}: pass two numbers")
         low, high = self.alpha_range.tolist()
@@ -229,8 +211,7 @@ class MixedClassifier(BaseClassifiers):
         if not self.alpha_shift.isfinite():
             raise ValueError(f"expected a finite alpha_shift, got {self.alpha_shift.item()}; 0 leaves the score alone")
         for name in ("standard_scale", "robust_scale", "alpha_scale"):
-            scale = getattr(self, name).item()
-            if not 0 < scale < float("inf"):
+            if not 0 < (scale := getattr(self, name).item()) < float("inf"):
                 raise ValueError(f"expected a positive, finite {name}, got {scale}; 1 changes nothing")
 
 
@@ -264,21 +245,6 @@ class _StraightThrough(torch.autograd.Function):
         return gradients[0], None
 
 
-def _check_shape(alpha: Tensor, images: Tensor, hint: str) -> None:
-    if alpha.dim() != 0 and alpha.shape != images.shape[:1]:
-        raise ValueError(f"expected one alpha per image, shape [{images.shape[0]}], got {list(alpha.shape)}; {hint}")
-
-
-def _check_alpha(alpha: Tensor) -> None:
-    if alpha.dim() > 1:
-        raise ValueError(f"expected alpha as one number or one per image, got shape {list(alpha.shape)}")
-    if not ((alpha >= 0) & (alpha <= 1)).all():
-        raise ValueError(
-            f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got {_alpha_repr(alpha)}; "
-            "convert a gamma with alpha = gamma / (1 + gamma)"
-        )
-
-
 def _alpha_repr(alpha: Tensor | nn.Module) -> str:
     if isinstance(alpha, nn.Module):
         return f"{type(alpha).__name__}({alpha.extra_repr()})"
@@ -289,6 +255,5 @@ def _alpha_repr(alpha: Tensor | nn.Module) -> str:
 
 def _base_repr(model: nn.Module) -> str:
     network = without_transform(model)
-    found = origin(network)
-    name = type(network).__name__ if found is None else found["name"]
+    name = (origin(network) or {"name": type(network).__name__})["name"]
     return name if network is model else f"{type(model).__name__}({name})"

@@ -23,6 +23,81 @@ POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class FineTunedTail(Mixer):
+    """A fine-tuned copy of the layers of h after `tap` (`tail`), and a network of width `hidden` that scores the image.
+
+    The copy starts with the weights of h. The mean of the logits of h and of the copy replaces the logits of h. The
+    score is computed from these logits and the last features of the copy. Neither depends on g. The `shape` of the
+    images is stored to find the tail again.
+    """
+
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, tail: Tail, tap: str, *, hidden: int = 128, shape: tuple[int, int, int] = (3, 32, 32)) -> None:
+        super().__init__()
+        self.robust_taps = (tap,)
+        self.tail, self.hidden, self.shape = tail, hidden, shape
+        classes, features = tail.head.out_features, tail.head.in_features
+        self.norm = nn.LayerNorm(features)
+        last = nn.Linear(hidden, 1)
+        nn.init.zeros_(last.weight)  # the score starts at zero, so that all images have the same alpha
+        nn.init.zeros_(last.bias)
+        first, middle = nn.Linear(2 * classes + features, hidden), nn.Linear(hidden, hidden)
+        self.scorer = nn.Sequential(first, nn.SiLU(), middle, nn.SiLU(), last)
+        self.log_scale = nn.Parameter(torch.zeros(()))
+        # Mean and deviation of the scores after training: alpha_scale and alpha_shift act on standardised scores.
+        self.register_buffer("centre", torch.zeros(()))
+        self.register_buffer("spread", torch.ones(()))
+
+    @classmethod
+    def of(
+        cls, robust: nn.Module, tap: str | None = None, *, shape: tuple[int, int, int] = (3, 32, 32), hidden: int = 128
+    ) -> Self:
+        """Return a mixer for this h, with a copy of the layers after `tap`: by default of its last stage."""
+        if isinstance(robust, LogitTransform):
+            raise ValueError(
+                f"expected the network whose last stage is copied, got a {type(robust).__name__} of one: pass the "
+                "network inside, or use a MixingNetwork"
+            )
+        tap = tap or suggest_branch(robust, shape)
+        tail = tail_after(robust, tap, shape)
+        return cls(tail.requires_grad_(True), tap, shape=shape, hidden=hidden).to(tail.head.weight.device).eval()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `of`, without h."""
+        return {"tap": self.robust_taps[0], "shape": self.shape, "hidden": self.hidden}
+
+    def forward(self, base_outputs: BaseOutputs) -> MixerOutput:
+        score, h = self._raw_score_and_h(base_outputs)
+        return MixerOutput((score - self.centre) / self.spread, h * self.log_scale.exp())
+
+    def standardize(self, base_outputs: BaseOutputs) -> None:
+        """Shift and scale the scores to mean 0 and variance 1 on these images."""
+        scores, _ = self._raw_score_and_h(base_outputs)
+        self.centre.copy_(scores.mean())
+        spread = scores.std(correction=0)
+        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
+
+    def _raw_score_and_h(self, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
+        """Return the score before it is standardised, and the mean of the logits of h and of the fine-tuned copy."""
+        tail_logits, pooled = self.tail(base_outputs.h_features[0])
+        h = (base_outputs.h + tail_logits) / 2
+        log_h = h.log_softmax(1)
+        inputs = [log_h, log_h.sort(1).values, without_autocast(self.norm, pooled)]
+        return without_autocast(self.scorer, torch.cat(inputs, dim=1)).squeeze(1), h
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, except for the tail, which keeps the batch-norm statistics of h."""
+        super().train(mode)
+        self.tail.eval()
+        return self
+
+    def extra_repr(self) -> str:
+        return f"tap={self.robust_taps[0]!r}"
+
+
 class Tail(nn.Module):
     """A chain of layers, a pooling, and the last linear layer."""
 
@@ -68,18 +143,19 @@ def _layers_after(model: nn.Module, layer: str) -> list[nn.Module]:
         names = [name for name, _ in parent.named_children()]
         layers += [getattr(parent, name) for name in names[names.index(path[depth - 1]) + 1 :]]
     while layers and not isinstance(layers[-1], nn.Linear):
-        last = layers.pop()
-        layers += list(last.children())
+        layers += layers.pop().children()
     return layers
 
 
 def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
-    """Return the traced code between `layer` and the last linear layer as one module, and that linear layer.
+    """Return the code between `layer` and the last linear layer, and that layer, or [] if it cannot be traced."""
 
-    The list is empty if the code cannot be traced, or uses more than the output of the layer.
-    """
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+            return name == layer or super().is_leaf_module(module, name)
+
     try:
-        graph = _Tracer(layer).trace(model)
+        graph = Tracer().trace(model)
     except Exception:  # a forward can do anything that a tracer cannot follow; try the module inside
         outer, _, rest = layer.partition(".")
         return _traced_after(model.get_submodule(outer), rest) if rest else []
@@ -87,9 +163,7 @@ def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
     for node in graph.nodes:
         if node.op == "call_module" and node.target == layer:
             known[node] = cut.placeholder("features")
-        elif node.op in ("placeholder", "output") or any(source not in known for source in node.all_input_nodes):
-            continue
-        else:
+        elif node.op not in ("placeholder", "output") and all(source in known for source in node.all_input_nodes):
             known[node] = cut.node_copy(node, known.__getitem__)
             if node.op == "call_module" and isinstance(linear := model.get_submodule(node.target), nn.Linear):
                 pooled, head = known[node.all_input_nodes[0]], linear
@@ -103,17 +177,6 @@ def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
     return [traced, head]
 
 
-class _Tracer(fx.Tracer):
-    """A tracer that treats the layer after which the graph is cut as a leaf."""
-
-    def __init__(self, layer: str) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return name == self.layer or super().is_leaf_module(module, name)
-
-
 def _agrees(tail: Tail, features: Tensor, logits: Tensor) -> bool:
     try:
         with torch.no_grad():
@@ -121,96 +184,3 @@ def _agrees(tail: Tail, features: Tensor, logits: Tensor) -> bool:
     except (RuntimeError, IndexError, TypeError):  # the shapes do not fit this pooling
         return False
     return found.shape == logits.shape and torch.allclose(found, logits, rtol=1e-3, atol=1e-4)
-
-
-class FineTunedTail(Mixer):
-    """A fine-tuned copy of the layers of h after `tap`, and a small network that scores the image.
-
-    The copy starts with the weights of h. The mean of the logits of h and of the copy replaces the logits of h. The
-    score is computed from these logits and the last features of the copy. Neither depends on g.
-
-    Args:
-        tail: the layers of h after `tap`.
-        hidden: width of the network that computes the score.
-        shape: shape of the images, which is stored to find the tail again.
-    """
-
-    centre: Tensor
-    spread: Tensor
-
-    def __init__(
-        self,
-        tail: Tail,
-        tap: str,
-        *,
-        hidden: int = 128,
-        shape: tuple[int, int, int] = (3, 32, 32),
-    ) -> None:
-        super().__init__()
-        self.robust_taps = (tap,)
-        self.tail, self.hidden, self.shape = tail, hidden, shape
-        classes, features = tail.head.out_features, tail.head.in_features
-        self.norm = nn.LayerNorm(features)
-        last = nn.Linear(hidden, 1)
-        nn.init.zeros_(last.weight)  # the score starts at zero, so that all images have the same alpha
-        nn.init.zeros_(last.bias)
-        self.scorer = nn.Sequential(
-            nn.Linear(2 * classes + features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), last
-        )
-        self.log_scale = nn.Parameter(torch.zeros(()))
-        # Mean and standard deviation of the scores after training: alpha_scale and alpha_shift act on scores of mean 0
-        # and variance 1.
-        self.register_buffer("centre", torch.zeros(()))
-        self.register_buffer("spread", torch.ones(()))
-
-    @classmethod
-    def of(
-        cls,
-        robust: nn.Module,
-        tap: str | None = None,
-        *,
-        shape: tuple[int, int, int] = (3, 32, 32),
-        hidden: int = 128,
-    ) -> Self:
-        """Return a mixer for this h, with a copy of the layers after `tap`: by default of its last stage."""
-        if isinstance(robust, LogitTransform):
-            raise ValueError(
-                f"expected the network whose last stage is copied, got a {type(robust).__name__} of one: pass the "
-                "network inside, or use a MixingNetwork"
-            )
-        tap = tap or suggest_branch(robust, shape)
-        tail = tail_after(robust, tap, shape)
-        return cls(tail.requires_grad_(True), tap, shape=shape, hidden=hidden).to(tail.head.weight.device).eval()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of `of`, without h."""
-        return {"tap": self.robust_taps[0], "shape": self.shape, "hidden": self.hidden}
-
-    def forward(self, base_outputs: BaseOutputs) -> MixerOutput:
-        score, h = self._raw_score_and_h(base_outputs)
-        return MixerOutput((score - self.centre) / self.spread, h * self.log_scale.exp())
-
-    def standardize(self, base_outputs: BaseOutputs) -> None:
-        """Shift and scale the scores to mean 0 and variance 1 on these images."""
-        scores, _ = self._raw_score_and_h(base_outputs)
-        self.centre.copy_(scores.mean())
-        spread = scores.std(correction=0)
-        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
-
-    def _raw_score_and_h(self, base_outputs: BaseOutputs) -> tuple[Tensor, Tensor]:
-        """Return the score before it is standardised, and the mean of the logits of h and of the fine-tuned copy."""
-        tail_logits, pooled = self.tail(base_outputs.h_features[0])
-        h = (base_outputs.h + tail_logits) / 2
-        log_h = h.log_softmax(1)
-        inputs = [log_h, log_h.sort(1).values, without_autocast(self.norm, pooled)]
-        return without_autocast(self.scorer, torch.cat(inputs, dim=1)).squeeze(1), h
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode, except for the tail, which keeps the batch-norm statistics of h."""
-        super().train(mode)
-        self.tail.eval()
-        return self
-
-    def extra_repr(self) -> str:
-        return f"tap={self.robust_taps[0]!r}"

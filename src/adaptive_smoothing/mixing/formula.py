@@ -14,45 +14,41 @@ from torch import Tensor
 
 Mixed = Literal["probabilities", "logits"]
 Number = TypeVar("Number", float, Tensor)
-
-# The logarithm of a probability that is zero to the last bit.
-NEVER = -1e4
+Numbers = float | Tensor
 
 
 def mix_logits(
-    g_logits: Tensor,
-    h_logits: Tensor,
-    alpha: float | Tensor,
-    *,
-    standard_scale: float | Tensor = 1.0,
-    robust_scale: float | Tensor = 1.0,
+    g_logits: Tensor, h_logits: Tensor, alpha: Numbers, *, standard_scale: Numbers = 1.0, robust_scale: Numbers = 1.0
 ) -> Tensor:
     """Return the logits of the mixed classifier, eq. adap_sm_4: log((1 - alpha) softmax(g) + alpha softmax(h)).
 
     A scale, which is an inverse temperature, multiplies the logits of a base classifier first.
     """
-    log_g = log_probabilities(g_logits, standard_scale)
-    log_h = log_probabilities(h_logits, robust_scale)
+    log_g, log_h = log_probabilities(g_logits, standard_scale), log_probabilities(h_logits, robust_scale)
     return mix_log_probabilities(log_g, log_h, alpha)
 
 
-def log_probabilities(logits: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+def log_probabilities(logits: Tensor, scale: Numbers = 1.0) -> Tensor:
     """Return log softmax(scale * logits) in float32 or more: in bfloat16 an alpha of 0.999 would become 1."""
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale).log_softmax(-1)
 
 
-def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: float | Tensor) -> Tensor:
-    """Return log((1 - alpha) g + alpha h) from log g and log h, eq. adap_sm_4.
+def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: Numbers) -> Tensor:
+    """Return log((1 - alpha) g + alpha h) from log g and log h, eq. adap_sm_4; alpha is a number, [N] or [N, C].
 
     The result equals `log_g` at alpha = 0 and `log_h` at alpha = 1 to the last bit. There the gradient with respect to
     alpha is the one-sided derivative, h / g - 1 and 1 - g / h, limited to a finite size: a gradient of zero would hide
     from an attacker that moving alpha changes the prediction. First derivatives are finite for all inputs. Second
     derivatives are finite except for 0 < alpha < 1e-18, where they exceed float32.
-
-    Args:
-        alpha: one number, one per image [N], or one per image and class [N, C].
     """
-    alpha = _against_classes(alpha, log_g)
+    alpha = torch.as_tensor(alpha, dtype=log_g.dtype, device=log_g.device)
+    images, classes = log_g.shape
+    if alpha.shape not in ((), (images,), (images, 1), (images, classes)):
+        raise ValueError(
+            f"expected alpha to be one number, one per image [{images}] or one per image and class "
+            f"[{images}, {classes}], got shape {list(alpha.shape)}; index alpha with the same images as the batch"
+        )
+    alpha = alpha[:, None] if alpha.dim() == 1 else alpha
     # Below the smallest normal number 1 / alpha overflows, so a subnormal alpha counts as zero.
     at_g = alpha.abs() < torch.finfo(alpha.dtype).tiny
     at_h = alpha == 1
@@ -72,26 +68,13 @@ def _leave(log_p: Tensor, log_q: Tensor, weight: Tensor) -> Tensor:
     return log_p + torch.log1p(weight * torch.expm1((log_q - log_p).clamp(max=limit)))
 
 
-def _against_classes(alpha: float | Tensor, log_g: Tensor) -> Tensor:
-    """Return alpha in the dtype of the [N, C] log-probabilities and in a shape that broadcasts against them."""
-    alpha = torch.as_tensor(alpha, dtype=log_g.dtype, device=log_g.device)
-    images, classes = log_g.shape
-    if alpha.shape in ((), (images, 1), (images, classes)):
-        return alpha
-    if alpha.shape == (images,):
-        return alpha[:, None]
-    raise ValueError(
-        f"expected alpha to be one number, one per image [{images}] or one per image and class "
-        f"[{images}, {classes}], got shape {list(alpha.shape)}; index alpha with the same images as the batch"
-    )
-
-
 def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, classes: Tensor) -> Tensor:
     """Return the logits of the mixture of h with a worst-case g, which is certain of `classes` [N].
 
     No attack on a g can do more: a prediction that is correct for every such g is correct with any g.
     """
-    certain = torch.full_like(h_logits, NEVER, dtype=torch.float32).scatter(1, classes[:, None], 0.0)
+    # -1e4 is the logarithm of a probability that is zero to the last bit.
+    certain = torch.full_like(h_logits, -1e4, dtype=torch.float32).scatter(1, classes[:, None], 0.0)
     return mix_log_probabilities(certain, log_probabilities(h_logits), alpha)
 
 
@@ -116,7 +99,7 @@ def gamma_from_alpha(alpha: Number) -> Number:
 
 
 def mix_normalised(
-    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: Mixed = "probabilities"
+    g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: Mixed = "probabilities"
 ) -> Tensor:
     """Return (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, with R = `r` [N, C], as logits.
 
@@ -128,9 +111,7 @@ def mix_normalised(
     return mix_log_probabilities(log_probabilities(g_logits), log_probabilities(h_logits), alpha)
 
 
-def mix_sum(
-    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: Mixed = "probabilities"
-) -> Tensor:
+def mix_sum(g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: Mixed = "probabilities") -> Tensor:
     """Return g_i + gamma R_i h_i, eq. adap_sm_1, with R = `r` [N, C]; in the paper R_i = ||grad g_i||_{p*}."""
     if check_mixed(on) == "logits":
         return g_logits + gamma * r * h_logits

@@ -14,10 +14,6 @@ from adaptive_smoothing.mixing.formula import Mixed, check_mixed, log_probabilit
 from adaptive_smoothing.threat import Linf, Threat
 
 Scores = Callable[[Tensor], Tensor]
-ROption = Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]
-ROptionName = Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"]
-
-CLASSES_AT_ONCE = 16
 
 
 def one(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
@@ -41,16 +37,10 @@ def gradient_ratio(standard: Scores, robust: Scores, images: Tensor, norm: type[
 
     A tiny number is added to both norms: where h is flat the ratio is large but finite, where both are flat it is 1.
     """
-    g = class_gradient_norms(standard, images, norm)
-    h = class_gradient_norms(robust, images, norm)
+    g, h = (class_gradient_norms(scores, images, norm) for scores in (standard, robust))
     # Its square is still a normal number, so the derivative of the ratio cannot overflow.
     tiny = torch.finfo(g.dtype).tiny ** (1 / 3)
     return (g + tiny) / (h + tiny)
-
-
-R_OPTIONS: dict[str, ROption] = {
-    function.__name__: function for function in (one, standard_gradient, predicted_gradient, gradient_ratio)
-}
 
 
 def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
@@ -62,46 +52,34 @@ def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
 
 
 def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a score per image [N] and its gradient with respect to that image.
-
-    torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
-    """
+    """Return a score per image [N] and its gradient with respect to that image."""
+    # torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
     value, pull_back, *_ = torch.func.vjp(score, images)
     return value, pull_back(torch.ones_like(value))[0]
 
 
-def class_gradient_norms(
-    scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = CLASSES_AT_ONCE
-) -> Tensor:
-    """Return the dual norm of the gradient of the score of every class, [N, C].
-
-    Args:
-        classes_at_once: gradients that are held at a time, each as large as the images; with a graph, all are held.
-    """
+def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
+    """Return the dual norm of the gradient of the score of every class, [N, C], for `classes_at_once` at a time."""
     values, pull_back, *_ = torch.func.vjp(scores, images)
-    classes = values.shape[1]
 
     def norms(one_hot: Tensor) -> Tensor:
         return norm(0.0).dual_norm(pull_back(one_hot.expand_as(values))[0])
 
-    one_hots = torch.eye(classes, dtype=values.dtype, device=values.device)
-    return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, classes))(one_hots)
+    one_hots = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
+    return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, len(one_hots)))(one_hots)
 
 
-FormName = Literal["normalised", "sum"]
+R_OPTIONS: dict[str, Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]] = {
+    option.__name__: option for option in (one, standard_gradient, predicted_gradient, gradient_ratio)
+}
 FORMS: dict[str, Callable[..., Tensor]] = {"normalised": mix_normalised, "sum": mix_sum}
 
 
 class GradientMixedClassifier(BaseClassifiers):
     """Logits of (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, or of its numerator, eq. adap_sm_1.
 
-    With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma).
-
-    Args:
-        r: the option for R_i, see `r_options`; "standard_gradient" gives eq. adap_sm_2.
-        on: the scores that are mixed.
-        form: "sum" gives the numerator.
-        norm: the threat whose dual norm measures gradients.
+    With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma). `r` is the function above
+    that computes R_i: "standard_gradient" gives eq. adap_sm_2. The dual norm of the threat `norm` measures gradients.
     """
 
     gamma: Tensor
@@ -112,9 +90,9 @@ class GradientMixedClassifier(BaseClassifiers):
         robust: nn.Module,
         gamma: float | Tensor,
         *,
-        r: ROptionName = "one",
+        r: Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"] = "one",
         on: Mixed = "probabilities",
-        form: FormName = "normalised",
+        form: Literal["normalised", "sum"] = "normalised",
         norm: type[Threat] | Threat = Linf,
     ) -> None:
         super().__init__(standard, robust)
@@ -124,31 +102,24 @@ class GradientMixedClassifier(BaseClassifiers):
         for name, value, known in (("r", r, R_OPTIONS), ("form", form, FORMS)):
             if value not in known:
                 raise ValueError(f"expected {name} to be one of {', '.join(known)}, got {value!r}")
-        self.r = r
-        self.on = on
-        self.form = form
-        self.norm = norm_of(norm)
+        self.r, self.on, self.form, self.norm = r, on, form, norm_of(norm)
 
     def forward(self, images: Tensor) -> Tensor:
-        g, h = self.base_logits(images)
+        g, h = self.transformed(*self.base_outputs(images)[:2], images)
         r = R_OPTIONS[self.r](self._scores(self.standard), self._scores(self.robust), images, self.norm)
         return FORMS[self.form](g, h, self.gamma, r, self.on)
 
     def extra_repr(self) -> str:
-        settings = f"r={self.r!r}, on={self.on!r}, form={self.form!r}, norm={self.norm.__name__}"
-        return f"gamma={self.gamma.item():g}, {settings}"
+        names = f"r={self.r!r}, on={self.on!r}, form={self.form!r}, norm={self.norm.__name__}"
+        return f"gamma={self.gamma.item():g}, {names}"
 
     def _scores(self, model: nn.Module) -> Scores:
         """Return the scores g_i that are mixed, whose gradients R_i measures."""
-        if self.on == "logits":
-            return model
-        return lambda images: log_probabilities(model(images)).exp()
+        return model if self.on == "logits" else lambda images: log_probabilities(model(images)).exp()
 
 
 def check_gamma(gamma: Tensor) -> None:
     """Raise an error unless gamma is one finite number >= 0."""
     if gamma.dim() != 0 or not 0 <= gamma.item() < math.inf:
-        raise ValueError(
-            f"expected gamma as one finite number >= 0, got {gamma.tolist()}; "
-            "gamma = inf is the robust classifier itself"
-        )
+        hint = "gamma = inf is the robust classifier itself"
+        raise ValueError(f"expected gamma as one finite number >= 0, got {gamma.tolist()}; {hint}")

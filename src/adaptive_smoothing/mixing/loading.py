@@ -30,7 +30,11 @@ class LoadedModel:
         if (robust is None) != (alpha is None):
             raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
         if robust is None and pretrained.exists(model):
-            return cls._stored_mixture(model, device)
+            mixed = MixedClassifier.from_pretrained(model, device=device)
+            description = pretrained.read(pretrained.find(model))
+            facts = {key: description[key] for key in ("standard", "robust", "alpha", "numbers")}
+            short = short_name(model)
+            return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)
         loaded = zoo.load(model, device=device)
         if robust is None or alpha is None:
             return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short_name(model))
@@ -39,22 +43,12 @@ class LoadedModel:
         facts = {"g": model_facts(model), "h": model_facts(robust), "alpha": alpha}
         return cls(mixed, {model: loaded, robust: other}, facts, f"{short_name(model)}-{short_name(robust)}-{alpha:g}")
 
-    @classmethod
-    def _stored_mixture(cls, name: str, device: str) -> LoadedModel:
-        mixed = MixedClassifier.from_pretrained(name, device=device)
-        description = pretrained.read(pretrained.find(name))
-        facts = {
-            "mixture": short_name(name),
-            **{key: description[key] for key in ("standard", "robust", "alpha", "numbers")},
-        }
-        return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short_name(name))
-
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
     """Raise an error if a model has another number of classes than the data."""
-    shape = data.images.shape[1:]
+    _, channels, height, width = data.images.shape
     for name, model in models.items():
-        if (count := num_classes(model, (shape[0], shape[1], shape[2]))) != data.num_classes:
+        if (count := num_classes(model, (channels, height, width))) != data.num_classes:
             raise ValueError(
                 f"expected a model for the {data.num_classes} classes of {data.name}, got {name} with {count}: "
                 "choose the data it was trained for with --data, or another model"

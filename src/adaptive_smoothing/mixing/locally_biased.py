@@ -16,13 +16,7 @@ from adaptive_smoothing.threat import Linf, Threat
 
 
 class NearestNeighbors(nn.Module):
-    """The direction oracle h(x) in {-1, +1}: the majority label of the `k` nearest images.
-
-    Args:
-        labels: 0 for direction -1, 1 for direction +1.
-        k: an odd number, so that there are no ties.
-        norm: the p of the p-norm.
-    """
+    """The direction oracle h(x): -1 or +1 if most of the `k` nearest images in the p-norm `norm` have label 0 or 1."""
 
     images: Tensor
     directions: Tensor
@@ -41,21 +35,17 @@ class NearestNeighbors(nn.Module):
             )
         self.register_buffer("images", images)
         self.register_buffer("directions", (2 * labels - 1).to(images))
-        self.k = k
-        self.norm = float(norm)
-        self.images_at_once = images_at_once
+        self.k, self.norm, self.images_at_once = k, float(norm), images_at_once
         self.training = False
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self._directions(batch) for batch in images.split(self.images_at_once)])
-
-    def _directions(self, images: Tensor) -> Tensor:
         # The matrix-product shortcut for Euclidean distances cancels badly between near duplicates.
-        exact = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(images.flatten(1), self.images.flatten(1), p=self.norm, compute_mode=exact)
-        nearest = distances.topk(self.k, largest=False).indices
-        return self.directions[nearest].sum(1).sign()
+        exact, known, nearest = "donot_use_mm_for_euclid_dist", self.images.flatten(1), []
+        for batch in images.flatten(1).split(self.images_at_once):
+            distances = torch.cdist(batch, known, p=self.norm, compute_mode=exact)
+            nearest.append(distances.topk(self.k, largest=False).indices)
+        return self.directions[torch.cat(nearest)].sum(1).sign()
 
 
 class LocallyBiasedSmoothing(nn.Module):
@@ -72,8 +62,7 @@ class LocallyBiasedSmoothing(nn.Module):
     ) -> None:
         super().__init__()
         check_eval(standard)
-        self.standard = standard
-        self.oracle = oracle
+        self.standard, self.oracle = standard, oracle
         self.register_buffer("gamma", torch.as_tensor(gamma, dtype=torch.get_default_dtype()))
         check_gamma(self.gamma)
         self.norm = norm_of(norm)
@@ -102,8 +91,6 @@ class LocallyBiasedSmoothing(nn.Module):
         logits = self.standard(images)
         check_logit_form(logits, images)
         if logits.shape[1] != 2:
-            raise ValueError(
-                f"expected a binary classifier with 2 logits, got {logits.shape[1]}; "
-                "for more classes use GradientMixedClassifier"
-            )
+            hint = "for more classes use GradientMixedClassifier"
+            raise ValueError(f"expected a binary classifier with 2 logits, got {logits.shape[1]}; {hint}")
         return logits[:, 1] - logits[:, 0]

@@ -14,6 +14,8 @@ from adaptive_smoothing.mixing.transforms import without_transform
 from adaptive_smoothing.models.features import FeatureTaps, as_map, dry_run, suggest_taps
 from adaptive_smoothing.models.resnet import PreActBlock, initialize, without_autocast
 
+Taps = Sequence[str]
+
 STAGES = 3
 # Slow, so that the statistics of the score are those of thousands of images.
 MOMENTUM = 0.01
@@ -23,23 +25,13 @@ class MixingNetwork(Mixer):
     """A residual network from features at two taps of each base classifier to a score per image.
 
     The score has mean 0 and variance 1 on the training images. Features at the early taps enter first; those at the
-    later taps join after the first of three stages. 1x1 convolutions reduce both to `width` channels. If the feature
-    maps of the two classifiers have different sizes, the larger one is averaged down. The network of the paper
-    resembles a ResNet-18: width 64, depth 2.
-
-    Args:
-        channels: number of channels of both classifiers together, at the early and at the later taps.
-        depth: residual blocks per stage.
+    later taps join after the first of three stages. 1x1 convolutions reduce both from `channels`, the sums of both
+    classifiers, to `width`. If the feature maps of the two classifiers have different sizes, the larger one is averaged
+    down. A stage has `depth` residual blocks. The network of the paper resembles a ResNet-18: width 64, depth 2.
     """
 
     def __init__(
-        self,
-        channels: tuple[int, int],
-        *,
-        standard_taps: Sequence[str],
-        robust_taps: Sequence[str],
-        width: int = 32,
-        depth: int = 1,
+        self, channels: tuple[int, int], *, standard_taps: Taps, robust_taps: Taps, width: int = 32, depth: int = 1
     ) -> None:
         super().__init__()
         self.channels, self.width, self.depth = channels, width, depth
@@ -64,33 +56,29 @@ class MixingNetwork(Mixer):
         standard: nn.Module,
         robust: nn.Module,
         *,
-        standard_taps: Sequence[str] | None = None,
-        robust_taps: Sequence[str] | None = None,
+        standard_taps: Taps | None = None,
+        robust_taps: Taps | None = None,
         shape: tuple[int, int, int] = (3, 32, 32),
         width: int = 32,
         depth: int = 1,
     ) -> Self:
-        """Return a network for two classifiers of any architecture.
-
-        Taps that are not named are chosen by `suggest_taps`. A dry run with images of `shape` counts the channels.
-        """
-        standard, robust = without_transform(standard), without_transform(robust)
-        taps = [
-            tuple(named or suggest_taps(model, shape))
-            for model, named in ((standard, standard_taps), (robust, robust_taps))
-        ]
-        for names in taps:
+        """Return a network for two classifiers. Taps that are not named are chosen by a dry run with `shape` images."""
+        taps, early, later = [], 0, 0
+        for base, named in ((standard, standard_taps), (robust, robust_taps)):
+            model = without_transform(base)
+            names = tuple(named or suggest_taps(model, shape))
             if len(names) != 2:
                 raise ValueError(f"expected two taps in each classifier, got {list(names)}: an early and a later layer")
-        counts = [_channels(model, names, shape) for model, names in zip((standard, robust), taps, strict=True)]
-        early, later = (sum(found) for found in zip(*counts, strict=True))
+            _, features = dry_run(FeatureTaps(model, names), model, shape)
+            early += as_map(features[names[0]]).shape[1]
+            later += as_map(features[names[1]]).shape[1]
+            taps.append(names)
         network = cls((early, later), standard_taps=taps[0], robust_taps=taps[1], width=width, depth=depth)
         return network.to(next(robust.parameters()).device).eval()
 
     def forward(self, base_outputs: BaseOutputs) -> MixerOutput:
-        early, later = (
-            _concatenate(*pair) for pair in zip(base_outputs.g_features, base_outputs.h_features, strict=True)
-        )
+        pairs = zip(base_outputs.g_features, base_outputs.h_features, strict=True)
+        early, later = (_concatenate(as_map(g), as_map(h)) for g, h in pairs)
         first, *others = self.stages
         features = first(self.early(early))
         features = torch.cat([features, _fit(self.later(later), (features.shape[2], features.shape[3]))], dim=1)
@@ -108,14 +96,8 @@ class MixingNetwork(Mixer):
         return f"standard_taps={self.standard_taps}, robust_taps={self.robust_taps}, width={self.width}"
 
 
-def _channels(model: nn.Module, taps: Sequence[str], shape: tuple[int, int, int]) -> list[int]:
-    _, features = dry_run(FeatureTaps(model, taps), model, shape)
-    return [as_map(features[name]).shape[1] for name in taps]
-
-
 def _concatenate(g: Tensor, h: Tensor) -> Tensor:
     """Return both feature maps at the size of the smaller one, joined along the channels."""
-    g, h = as_map(g), as_map(h)
     size = min(g.shape[2], h.shape[2]), min(g.shape[3], h.shape[3])
     return torch.cat([_fit(g, size), _fit(h, size)], dim=1)
 

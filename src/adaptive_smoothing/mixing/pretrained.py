@@ -8,10 +8,9 @@ buffers, and has to be passed again when the folder is loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,122 +20,34 @@ from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, without_transform
 from adaptive_smoothing.models import cards, zoo
+from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.results import write_json
-
-KINDS = {
-    "network": "a mixing network on features of both classifiers",
-    "fine-tuned-tail": "a fine-tuned copy of the last stage of the robust classifier, whose logits are averaged in",
-}
-
-
-def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
-    """Return the card of a mixture, made from its JSON description alone."""
-    facts, alpha, numbers = _known(description["card"]), description["alpha"], description["numbers"]
-    learned = isinstance(alpha, Mapping)
-    lines = [f"# {name}", "", _purpose(description), "", "| | |", "|---|---|"]
-    rows = {
-        "standard classifier": _base(description["standard"]),
-        "robust classifier": _base(description["robust"]),
-        "alpha": _alpha(description),
-        "file": f"`{weights.name}`, {weights.stat().st_size / 1e6:.1f} MB, weights in fp16" if learned else "",
-        "sha256": f"`{alpha['sha256']}`" if learned else "",
-        "numbers": ", ".join(f"{key} {_number(value)}" for key, value in numbers.items()),
-        "trained on": cards.trained_on(facts, facts.get("recipe", {})),
-        "recipe": cards.recipe_line(facts.get("recipe", {})),
-        "training": cards.training_line(facts),
-    }
-    lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
-    return "\n".join([*lines, *cards.figures_table(facts.get("figures", {}))]) + "\n"
-
-
-def _known(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that `mix` writes. A card written by others may hold anything under the same names."""
-    known = {"seconds": int | float, "train_images": int, "device": str, "adaptive-smoothing": str}
-    facts = {name: card[name] for name, kind in known.items() if isinstance(card.get(name), kind)}
-    recipe, figures = card.get("recipe"), card.get("figures")
-    if isinstance(recipe, Mapping) and {"name", "seed", "data", "optimizer"} <= set(recipe):
-        facts["recipe"] = recipe
-    if isinstance(figures, Mapping) and all(isinstance(row, Mapping) and row for row in figures.values()):
-        facts["figures"] = figures
-    return facts
-
-
-def _purpose(description: Mapping[str, Any]) -> str:
-    low, high = description["numbers"]["alpha_range"]
-    own = isinstance(description["alpha"], Mapping) and low < high
-    alphas = "each image has its own alpha" if own else "all images share one alpha"
-    transformed = ", and the robust one is transformed" if "transform" in description["robust"] else ""
-    return f"A mixture of an accurate and a robust classifier in which {alphas}{transformed}."
-
-
-def _alpha(description: Mapping[str, Any]) -> str:
-    alpha, (low, high) = description["alpha"], description["numbers"]["alpha_range"]
-    if not isinstance(alpha, Mapping):
-        return f"{alpha:g}"
-    mixer = KINDS[alpha["kind"]]
-    return f"chosen by {mixer}" if low < high else f"{low:g}, with {mixer}"
-
-
-def base_name(description: Mapping[str, Any]) -> str:
-    """Return the name of a base classifier."""
-    if "transform" in description:
-        return f"{description['transform']} of {base_name(description['of'])}"
-    return description.get("name") or description.get("held") or "a module without a name"
-
-
-def _base(description: Mapping[str, Any]) -> str:
-    network = description.get("of", description)
-    sha256 = network.get("sha256") or network.get("weights")
-    return f"{base_name(description)}, sha256 `{sha256}`" if sha256 else f"{base_name(description)}, in this folder"
-
-
-def _number(value: float | Sequence[float]) -> str:
-    return f"({', '.join(f'{part:g}' for part in value)})" if isinstance(value, Sequence) else f"{value:g}"
-
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 FORMAT = 1
 ROLES = ("standard", "robust")
+# The numbers that mix two classifiers: arguments of `MixedClassifier`.
+NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
 NETWORK, TAIL = "network", "fine-tuned-tail"
 OLD_KINDS = {"second-ending": TAIL}
+KINDS = {
+    NETWORK: "a mixing network on features of both classifiers",
+    TAIL: "a fine-tuned copy of the last stage of the robust classifier, whose logits are averaged in",
+}
 
 
-class Numbers(TypedDict):
-    """The numbers that mix two classifiers: arguments of `MixedClassifier`."""
-
-    alpha_range: tuple[float, float]
-    alpha_scale: float
-    alpha_shift: float
-    standard_scale: float
-    robust_scale: float
-
-
-NUMBERS = tuple(Numbers.__annotations__)
-
-
-@dataclass(frozen=True)
-class MixtureParts:
-    """The parts of a mixed classifier that a folder stores."""
-
-    standard: nn.Module
-    robust: nn.Module
-    alpha: float | Tensor | nn.Module
-    numbers: Numbers
-    card: Mapping[str, Any]
-
-
-def save(parts: MixtureParts, folder: Path | str, *, hold: bool = False) -> Path:
-    """Write a mixture; with `hold` the base classifiers as well, so that the folder needs nothing else."""
+def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str, Any], hold: bool) -> Path:
+    """Write the mixture of these arguments of `MixedClassifier`; with `hold` the base classifiers as well."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description: dict[str, Any] = {"format": FORMAT}
     for role in ROLES:
-        description[role] = _describe_base(getattr(parts, role), folder / f"{role}.safetensors" if hold else None)
-    description["alpha"] = _describe_alpha(parts.alpha, folder)
-    description["numbers"] = parts.numbers
-    description["card"] = dict(parts.card)
+        description[role] = _describe_base(arguments[role], folder / f"{role}.safetensors" if hold else None)
+    description["alpha"] = _describe_alpha(arguments["alpha"], folder)
+    description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
+    description["card"] = dict(card)
     text = markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
     (folder / FILE).with_suffix(".md").write_text(text)
@@ -144,20 +55,14 @@ def save(parts: MixtureParts, folder: Path | str, *, hold: bool = False) -> Path
 
 
 def load(
-    folder: Path | str,
-    *,
-    standard: nn.Module | None = None,
-    robust: nn.Module | None = None,
-    device: torch.device | str = "cpu",
-) -> MixtureParts:
-    """Return what `save` wrote. `standard` and `robust` are base classifiers that the folder cannot name."""
+    folder: Path | str, given: Mapping[str, nn.Module | None], device: torch.device | str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments and the card that `save` wrote. `given` are base classifiers that the folder cannot name."""
     folder = find(folder)
     description = read(folder)
-    g = _restore_base("standard", description["standard"], standard, folder, device)
-    h = _restore_base("robust", description["robust"], robust, folder, device)
+    g, h = (_restore_base(role, description[role], given[role], folder, device) for role in ROLES)
     alpha = _restore_alpha(description["alpha"], h, folder)
-    numbers: Numbers = _tuples(description["numbers"])  # type: ignore[assignment]
-    return MixtureParts(g, h, alpha, numbers, description["card"])
+    return {"standard": g, "robust": h, "alpha": alpha, **_tuples(description["numbers"])}, description["card"]
 
 
 def find(name: Path | str) -> Path:
@@ -170,11 +75,7 @@ def find(name: Path | str) -> Path:
 
 
 def exists(name: Path | str) -> bool:
-    try:
-        find(name)
-    except FileNotFoundError:
-        return False
-    return True
+    return (Path(name) / FILE).is_file() or str(name) in names()
 
 
 def names() -> dict[str, Path]:
@@ -197,9 +98,6 @@ def read(folder: Path) -> dict[str, Any]:
     if isinstance(alpha := description.get("alpha"), dict):
         alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
     return description
-
-
-# --- base classifiers ---------------------------------------------------------------------------------------------
 
 
 def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
@@ -227,51 +125,37 @@ def _restore_base(
         network = _restore_base(role, description["of"], given, folder, device)
         return TRANSFORMS[description["transform"]](network, **description["options"])
     if given is not None:
-        _check_given(role, description, given)
+        if not _is_same(given, description):
+            raise ValueError(
+                f"expected the {role} classifier this mixture was saved with, got one with other weights: "
+                "mix others with MixedClassifier(g, h, mixed.alpha)"
+            )
         return given.to(device)
     if "held" in description:
         return zoo.load(folder / description["held"], device=device)
-    if "name" in description:
-        return _by_name(role, description, device)
-    raise ValueError(
-        f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only: "
-        f"pass {role}=... the module it was saved with"
-    )
-
-
-def _check_given(role: str, description: Mapping[str, Any], given: nn.Module) -> None:
-    """Compare weights, or the file they came from. A base classifier of which neither is known is accepted."""
-    if "weights" in description:
-        # Older files have a digest without the buffers that a state_dict leaves out.
-        known = (weights_digest(given), weights_digest(given, persistent_only=True))
-        same = description["weights"] in known
-    else:
-        same = "sha256" not in description or _describe_base(given, None) == description
-    if not same:
+    if "name" not in description:
         raise ValueError(
-            f"expected the {role} classifier this mixture was saved with, got one with other weights: "
-            "mix others with MixedClassifier(g, h, mixed.alpha)"
+            f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only: "
+            f"pass {role}=... the module it was saved with"
         )
-
-
-def _by_name(role: str, description: Mapping[str, Any], device: torch.device | str) -> nn.Module:
-    name, expected = description["name"], description.get("sha256")
-    card = zoo.find_card(name)
-    found = card.sha256 if card is not None else None
-    if expected and found and expected != found:
+    name, expected, card = description["name"], description.get("sha256"), zoo.find_card(description["name"])
+    if expected and card is not None and card.sha256 and card.sha256 != expected:
         raise ValueError(
-            f"expected {name} with sha256 {expected[:12]} as the {role} classifier, got one with {found[:12]}: "
+            f"expected {name} with sha256 {expected[:12]} as the {role} classifier, got one with {card.sha256[:12]}: "
             "the mixture was made for other weights of that name"
         )
     return zoo.load(name, device=device)
 
 
-# --- alpha --------------------------------------------------------------------------------------------------------
+def _is_same(given: nn.Module, description: Mapping[str, Any]) -> bool:
+    """Compare weights, or the file they came from. A base classifier of which neither is known is accepted."""
+    if "weights" in description:
+        # Older files have a digest without the buffers that a state_dict leaves out.
+        return description["weights"] in (weights_digest(given), weights_digest(given, persistent_only=True))
+    return "sha256" not in description or _describe_base(given, None) == description
 
 
-def _describe_alpha(alpha: float | Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
-    if isinstance(alpha, float):
-        return alpha
+def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
     if isinstance(alpha, Tensor):
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
@@ -289,16 +173,66 @@ def _describe_alpha(alpha: float | Tensor | nn.Module, folder: Path) -> float | 
 def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folder: Path) -> float | Mixer:
     if not isinstance(description, dict):
         return float(description)
-    options = _tuples(description["options"])
-    mixer: Mixer
-    if description["kind"] == TAIL:
-        mixer = FineTunedTail.of(without_transform(robust), **options)
-    else:
-        mixer = MixingNetwork(**options)
+    options, tail = _tuples(description["options"]), description["kind"] == TAIL
+    mixer = FineTunedTail.of(without_transform(robust), **options) if tail else MixingNetwork(**options)
     mixer.load_state_dict(zoo.read_weights(folder / WEIGHTS, description["sha256"]))
-    return mixer.eval().requires_grad_(False)
+    return freeze(mixer)
 
 
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with tuples in place of lists: JSON has lists only."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
+
+def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
+    """Return the card of a mixture, made from its JSON description alone."""
+    facts, alpha, numbers = _known(description["card"]), description["alpha"], description["numbers"]
+    recipe, (low, high) = facts.get("recipe", {}), numbers["alpha_range"]
+    alphas, chosen, file = "all images share one alpha", "", {}
+    if isinstance(alpha, Mapping):
+        size = weights.stat().st_size / 1e6
+        file = {"file": f"`{weights.name}`, {size:.1f} MB, weights in fp16", "sha256": f"`{alpha['sha256']}`"}
+        mixer = KINDS[alpha["kind"]]
+        chosen = f"{low:g}, with {mixer}"
+        if low < high:
+            alphas, chosen = "each image has its own alpha", f"chosen by {mixer}"
+    transformed = ", and the robust one is transformed" if "transform" in description["robust"] else ""
+    purpose = f"A mixture of an accurate and a robust classifier in which {alphas}{transformed}."
+    rows = {
+        "standard classifier": _base_line(description["standard"]),
+        "robust classifier": _base_line(description["robust"]),
+        "alpha": chosen or f"{alpha:g}",
+        **file,
+        "numbers": ", ".join([f"alpha_range ({low:g}, {high:g})", *(f"{key} {numbers[key]:g}" for key in NUMBERS[1:])]),
+        "trained on": cards.trained_on(facts, recipe),
+        "recipe": cards.recipe_line(recipe),
+        "training": cards.training_line(facts),
+    }
+    lines = [f"# {name}", "", purpose, "", "| | |", "|---|---|"]
+    lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
+    return "\n".join([*lines, *cards.figures_table(facts.get("figures", {}))]) + "\n"
+
+
+def _known(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that `mix` writes. A card written by others may hold anything under the same names."""
+    known = {"seconds": int | float, "train_images": int, "device": str, "adaptive-smoothing": str}
+    facts = {name: card[name] for name, kind in known.items() if isinstance(card.get(name), kind)}
+    recipe, figures = card.get("recipe"), card.get("figures")
+    if isinstance(recipe, Mapping) and {"name", "seed", "data", "optimizer"} <= set(recipe):
+        facts["recipe"] = recipe
+    if isinstance(figures, Mapping) and all(isinstance(row, Mapping) and row for row in figures.values()):
+        facts["figures"] = figures
+    return facts
+
+
+def base_name(description: Mapping[str, Any]) -> str:
+    """Return the name of a base classifier."""
+    if "transform" in description:
+        return f"{description['transform']} of {base_name(description['of'])}"
+    return description.get("name") or description.get("held") or "a module without a name"
+
+
+def _base_line(description: Mapping[str, Any]) -> str:
+    network = description.get("of", description)
+    sha256 = network.get("sha256") or network.get("weights")
+    return f"{base_name(description)}, sha256 `{sha256}`" if sha256 else f"{base_name(description)}, in this folder"

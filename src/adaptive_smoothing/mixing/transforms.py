@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from adaptive_smoothing.models.contract import check_eval, check_logit_form, wit
 
 class LogitTransform(nn.Module, ABC):
     """A classifier whose logits are a function of those of `model`. `train()` leaves `model` in eval mode."""
+
+    OPTIONS: ClassVar[tuple[str, ...]]  # the arguments of the constructor, without the model
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -31,9 +33,8 @@ class LogitTransform(nn.Module, ABC):
         return self.transform(logits, images)
 
     @property
-    @abstractmethod
     def options(self) -> dict[str, float]:
-        """Return the arguments of the constructor, without the model."""
+        return {name: getattr(self, name) for name in self.OPTIONS}
 
     @abstractmethod
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
@@ -57,18 +58,14 @@ class Hardmax(LogitTransform):
     is zero: an attack needs a view without this transform (`MixedClassifier.smooth`).
     """
 
+    OPTIONS = ("scale",)
+
     def __init__(self, model: nn.Module, scale: float = 1e4) -> None:
         if not 1e3 <= scale <= 6e4:
-            raise ValueError(
-                f"expected a scale in [1e3, 6e4], got {scale}: "
-                "below, softmax is not one-hot; above, half precision overflows"
-            )
+            limits = "below, softmax is not one-hot; above, half precision overflows"
+            raise ValueError(f"expected a scale in [1e3, 6e4], got {scale}: {limits}")
         super().__init__(model)
         self.scale = scale
-
-    @property
-    def options(self) -> dict[str, float]:
-        return {"scale": self.scale}
 
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         hard = torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), self.scale)
@@ -80,21 +77,18 @@ class Hardmax(LogitTransform):
 class Nonlinear(LogitTransform):
     """The transform of MixedNUTS: s sign(z) |z|^p with z = GELU(LN(h) + c), which enlarges large margins of h.
 
-    LN subtracts the mean of the `top` largest logits and divides by their standard deviation, so that the scale of h
-    does not matter. A mixture needs a robust classifier that is confident where it is correct under attack and not
-    confident where it is incorrect on clean images. The transform widens this difference without training. It keeps
-    the prediction of `model`, except for logits so low that GELU reverses their order.
+    LN subtracts the mean of the `top` largest logits and divides by their standard deviation. The transform widens the
+    difference between the confidence of h where it is correct under attack and where it is incorrect on clean images.
+    It keeps the prediction of `model`, except for logits so low that GELU reverses their order.
     """
+
+    OPTIONS = ("scale", "power", "shift", "top")
 
     def __init__(self, model: nn.Module, *, scale: float, power: float, shift: float, top: int = 250) -> None:
         if scale <= 0 or power <= 0:
             raise ValueError(f"expected a positive scale and power, got {scale} and {power}")
         super().__init__(model)
         self.scale, self.power, self.shift, self.top = scale, power, shift, top
-
-    @property
-    def options(self) -> dict[str, float]:
-        return {"scale": self.scale, "power": self.power, "shift": self.shift, "top": self.top}
 
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         return nonlinear(logits, self.scale, self.power, self.shift, self.top)

@@ -24,19 +24,20 @@ from adaptive_smoothing.results import read_rows, write_rows
 
 # A mixture computed in float32 may miss an interval of settings that is narrower than this, relative to its position.
 NARROW = 1e-6
+# This far from its middle a sigmoid is within 1e-5 of its ends.
+SATURATED = 12.0
+BATCH = 500
+
+Progress = Callable[[int], None]  # called with the number of images of each finished batch
 
 
 @dataclass(frozen=True)
 class CleanAccuracyCurve:
-    """Clean accuracy at every setting: image i is classified correctly for settings strictly in (low[i], high[i]).
-
-    A setting is an alpha or the shift of a learned alpha (`parameter`). `limits` are the first and the last
-    setting to consider.
-    """
+    """Clean accuracy at every alpha or shift (`parameter`): image i is correct strictly between low[i] and high[i]."""
 
     low: np.ndarray
     high: np.ndarray
-    limits: tuple[float, float] = (0.0, 1.0)
+    limits: tuple[float, float] = (0.0, 1.0)  # the first and the last setting to consider
     parameter: str = "alpha"
 
     def __call__(self, setting: float) -> float:
@@ -49,8 +50,8 @@ class CleanAccuracyCurve:
 
     def save(self, path: Path) -> None:
         """Write the curve to a file, from which the setting for any clean accuracy can be read without the models."""
-        limits, parameter = np.array(self.limits), np.array(self.parameter)
-        write_rows(path, {"low": self.low, "high": self.high, "span": limits, "dial": parameter})
+        about = {"span": np.array(self.limits), "dial": np.array(self.parameter)}
+        write_rows(path, {"low": self.low, "high": self.high, **about})
 
     @classmethod
     def load(cls, path: Path) -> CleanAccuracyCurve:
@@ -101,14 +102,10 @@ def check_share(target: float, name: str) -> None:
 def correct_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return for each image the open interval of alphas where (1 - alpha) g + alpha h is largest at its label.
 
-    Args:
-        g, h: probabilities [N, C].
-
-    An image that is correct at no alpha gets low >= high, or NaN if its probabilities have a NaN. The interval of an
-    image that is correct at alpha = 0 or 1 extends beyond that end.
+    `g` and `h` are probabilities [N, C]. An image that is correct at no alpha gets low >= high, or NaN if its
+    probabilities have a NaN. The interval of an image that is correct at alpha = 0 or 1 extends beyond that end.
     """
-    lead_g = g.gather(1, labels[:, None]) - g
-    lead_h = h.gather(1, labels[:, None]) - h
+    lead_g, lead_h = (scores.gather(1, labels[:, None]) - scores for scores in (g, h))
     ahead_g, ahead_h = lead_g > 0, lead_h > 0
     crossing = lead_g / (lead_g - lead_h)
     high = torch.where(ahead_g & ~ahead_h, crossing, torch.inf)
@@ -118,24 +115,10 @@ def correct_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return low.masked_fill(label, -torch.inf).amax(1), high.masked_fill(label, torch.inf).amin(1)
 
 
-# This far from its middle a sigmoid is within 1e-5 of its ends.
-SATURATED = 12.0
-BATCH = 500
-
-Progress = Callable[[int], None]
-
-
 def accuracy_curve(
     mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: Progress | None = None
 ) -> CleanAccuracyCurve:
-    """Return the clean accuracy of a mixture at every alpha, or with a learned alpha at every alpha_shift.
-
-    Its other numbers are unchanged, except that a fixed alpha ranges over all of [0, 1]. A `Mixer` whose `alpha_range`
-    has no width has a fixed alpha.
-
-    Args:
-        progress: called with the number of images of each finished batch.
-    """
+    """Return the clean accuracy of a mixture at every alpha in [0, 1], or with a learned alpha at every alpha_shift."""
     _check_tunable(mixed)
     if not mixed.learns_alpha:
         return fixed_alpha_curve(mixed, data, batch_size=batch_size, progress=progress)
@@ -196,19 +179,17 @@ def at_setting(mixed: MixedClassifier, setting: float) -> MixedClassifier:
 def _check_tunable(mixed: MixedClassifier) -> None:
     if not isinstance(mixed, MixedClassifier):
         raise TypeError(f"expected a mixture to tune, got {type(mixed).__name__}: ads.MixedClassifier(g, h, 0.5)")
-    if not isinstance(mixed.alpha, nn.Module):
-        return
-    if not isinstance(mixed.alpha, Mixer):
+    if isinstance(mixed.alpha, Mixer):
+        check_eval(mixed)
+    elif isinstance(mixed.alpha, nn.Module):
         raise TypeError(
             "expected alpha to be a number or a Mixer such as ads.MixingNetwork, got the module "
             f"{type(mixed.alpha).__name__}, which has no shift: tune mixed.with_alpha(0.5), or make it a Mixer"
         )
-    check_eval(mixed)
 
 
 def _correct_shifts(base_outputs: BaseOutputs, output: MixerOutput, labels: Tensor, mixed: MixedClassifier) -> Tensor:
-    """Return for each image the interval of shifts at which it is correct, and the shift that makes its alpha the
-    middle of the range: [3, N]."""
+    """Return [3, N]: the interval of shifts where an image is correct, and the shift with alpha = (low + high) / 2."""
     low, high = mixed.alpha_range.tolist()
     if low == high:
         raise ValueError(
@@ -230,20 +211,13 @@ def _mixer_pass(mixed: MixedClassifier, images: Tensor) -> tuple[BaseOutputs, Mi
     """Return the input and the output of the `Mixer` in one full-precision pass of the mixture."""
     seen: list[tuple[BaseOutputs, MixerOutput]] = []
     assert isinstance(mixed.alpha, Mixer)
-    handle = mixed.alpha.register_forward_hook(lambda mixer, inputs, output: seen.append((inputs[0], output)))
-    try:
+    with mixed.alpha.register_forward_hook(lambda mixer, inputs, output: seen.append((inputs[0], output))):
         fp32_logits(mixed, images)
-    finally:
-        handle.remove()
     return seen[0]
 
 
 def _per_image(
-    function: Callable[[Batch], Tensor],
-    model: nn.Module,
-    data: ImageData,
-    batch_size: int,
-    progress: Progress | None,
+    function: Callable[[Batch], Tensor], model: nn.Module, data: ImageData, batch_size: int, progress: Progress | None
 ) -> np.ndarray:
     """Return the columns that `function` computes for each batch, joined for all images."""
     check_data(data)

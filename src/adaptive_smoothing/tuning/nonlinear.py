@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ ALPHAS = (0.55, 0.9999)
 # is still correct with the logits of its class and of the runner-up worse by this share of their standard deviation.
 PUSH = 0.1
 # Default numbers of validation images and of settings that are attacked.
-ATTACKED, PROBE_IMAGES = 1000, 3
+ATTACKED, TRIED = 1000, 3
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,10 @@ class NonlinearSetting:
 
     def mix(self, standard: nn.Module, robust: nn.Module) -> MixedClassifier:
         """Return the mixture of a certain g and the transformed h. Its card holds this setting as "transform"."""
-        mixed = MixedClassifier(Hardmax(standard), self.transform(robust), self.alpha)
+        transformed = Nonlinear(robust, scale=self.scale, power=self.power, shift=self.shift)
+        mixed = MixedClassifier(Hardmax(standard), transformed, self.alpha)
         mixed.card = {"transform": asdict(self)}
         return mixed
-
-    def transform(self, robust: nn.Module) -> Nonlinear:
-        """Return the transformed h."""
-        return Nonlinear(robust, scale=self.scale, power=self.power, shift=self.shift)
 
 
 def fit_nonlinear(
@@ -72,15 +70,12 @@ def fit_nonlinear(
     *,
     clean_accuracy: float,
     attacked: int = ATTACKED,
-    tried: int = PROBE_IMAGES,
+    tried: int = TRIED,
     log: Log = no_log,
 ) -> MixedClassifier:
     """Return the most robust MixedNUTS mixture with a clean accuracy. Its `card["transform"]` describes the setting.
 
-    Args:
-        val: validation images.
-        attacked: number of images that are attacked.
-        tried: number of settings, the best by estimate, that are attacked.
+    The `tried` settings that are best by estimate are attacked on the first `attacked` images.
     """
     data = val.to(next(robust.parameters()).device)
     few = data.take(slice(attacked))
@@ -88,24 +83,23 @@ def fit_nonlinear(
     log(f"attacking h on {len(few):,} validation images")
     worst = worst_logits(robust, few, margin_attack(threat))
     g, h = (fp32_logits_chunked(model, data.floats()) for model in (standard, robust))
-    settings = search_nonlinear(g, h, data.labels, worst, few.labels, clean_accuracy=clean_accuracy)
-    best: tuple[float, MixedClassifier] | None = None
-    for setting in _distinct(settings)[:tried]:
+    # Settings that differ in scale alone are much the same: the best one of each power and shift is tried.
+    distinct: dict[tuple[float, float], NonlinearSetting] = {}
+    for setting in search_nonlinear(g, h, data.labels, worst, few.labels, clean_accuracy=clean_accuracy):
+        distinct.setdefault((setting.power, setting.shift), setting)
+    found = []
+    for setting in [*distinct.values()][:tried]:
         log(f"attacking the mixture with scale {setting.scale:g}, power {setting.power:g}, shift {setting.shift:g}")
         mixed = setting.mix(standard, robust).to(data.images.device)
-        share = robust_accuracy(mixed)
-        if best is None or share > best[0]:
-            best = share, mixed
-    assert best is not None
-    return best[1]
+        found.append((robust_accuracy(mixed), mixed))
+    return max(found, key=itemgetter(0))[1]
 
 
 def worst_logits(model: nn.Module, data: ImageData, cascade: Cascade) -> Tensor:
     """Return the logits of a model for the worst version of each image that the attacks find."""
     images = data.floats()
-    logits = fp32_logits_chunked(model, images)
     index = torch.arange(len(images), device=images.device)
-    attack_input = AttackInput(images, data.labels, index, logits, cascade.threat)
+    attack_input = AttackInput(images, data.labels, index, fp32_logits_chunked(model, images), cascade.threat)
     state, engine = CascadeState.before(attack_input), Engine(model, images.device)
     for number, stage in enumerate(cascade.for_model(model).stages):
         run_stage(engine, number, stage, attack_input, state)
@@ -131,20 +125,15 @@ def search_nonlinear(
     An image counts as robust if h alone outvotes any g: its class leads in transformed probabilities by more than
     (1 - alpha) / alpha, even with logits that are worse by `push`. Without `push` and the limits of alpha (see `PUSH`,
     `ALPHAS`), the settings with the best estimates are not robust. Steep transforms hide their gradient, so equal
-    estimates are sorted by scale and power.
-
-    Args:
-        g, h: logits of both classifiers on clean validation images.
-        attacked: logits of h on the worst version of each image that the preset `margin` finds, for all of the images
-            or a random part of them, including those that h classifies incorrectly.
+    estimates are sorted by scale and power. `g` and `h` are logits on clean images. `attacked` are logits of h on the
+    worst version that the preset `margin` finds, of all or random images, also those that h classifies incorrectly.
     """
     _check(g, h, labels, attacked, attacked_labels)
     certain_g = F.one_hot(g.argmax(1), g.shape[1]).double()
     worse = _worse_logits(attacked.double(), attacked_labels, push)
     found = []
     for transform in product(scales, powers, shifts):
-        transformed_h = nonlinear(h.double(), *transform).softmax(1)
-        low, high = correct_interval(certain_g, transformed_h, labels)
+        low, high = correct_interval(certain_g, nonlinear(h.double(), *transform).softmax(1), labels)
         curve = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy(), limits=alphas)
         if curve.reaches(clean_accuracy):
             alpha = curve.largest_setting(clean_accuracy)
@@ -157,14 +146,6 @@ def search_nonlinear(
             f"at an alpha from {alphas[0]:g} to {alphas[1]:g}, and g alone has {alone:.4g}; ask for less"
         )
     return sorted(found, key=lambda setting: (-setting.estimated_robust, setting.scale, setting.power))
-
-
-def _distinct(settings: list[NonlinearSetting]) -> list[NonlinearSetting]:
-    """Return the first setting of each power and shift: those that differ in scale alone are much the same."""
-    first: dict[tuple[float, float], NonlinearSetting] = {}
-    for setting in settings:
-        first.setdefault((setting.power, setting.shift), setting)
-    return list(first.values())
 
 
 def _worse_logits(logits: Tensor, labels: Tensor, push: float) -> Tensor:
@@ -182,15 +163,10 @@ def _robust_share(logits: Tensor, labels: Tensor, alpha: float) -> float:
 
 
 def _check(g: Tensor, h: Tensor, labels: Tensor, attacked: Tensor, attacked_labels: Tensor) -> None:
-    images, classes = g.shape
-    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
-        "g": (g, (images, classes)),
-        "h": (h, (images, classes)),
-        "labels": (labels, (images,)),
-        "attacked": (attacked, (len(attacked), classes)),
-        "attacked_labels": (attacked_labels, (len(attacked),)),
-    }
-    for name, (tensor, shape) in expected.items():
+    images, rows, classes = len(g), len(attacked), g.shape[1]
+    clean = ("g", g, (images, classes)), ("h", h, (images, classes)), ("labels", labels, (images,))
+    worst = ("attacked", attacked, (rows, classes)), ("attacked_labels", attacked_labels, (rows,))
+    for name, tensor, shape in (*clean, *worst):
         if tensor.shape != shape or not tensor.isfinite().all():
             raise ValueError(
                 f"expected {name} as finite numbers of shape {list(shape)}, got shape {list(tensor.shape)} or a NaN: "

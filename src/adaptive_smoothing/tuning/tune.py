@@ -26,14 +26,18 @@ from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, check_s
 STANDARD_SCALE = 3.0
 # Number of attacks on the data in a search for a robust accuracy.
 EVALUATIONS = 7
-# A search over scales multiplies them by these factors, repeatedly. It also shrinks the range of a learned alpha to
-# these fractions of its width.
+# A search multiplies scales by the first factors, repeatedly, and the width of the range of alpha by the second ones.
 SCALE_FACTORS, RANGE_FACTORS = (0.5, 2.0), (0.5, 0.25)
 
 RobustAccuracy = Callable[[nn.Module], float]
-Candidate = tuple[float, MixedClassifier]  # with its robust accuracy
-Rescale = Callable[[MixedClassifier, float], MixedClassifier]
 Log = Callable[[str], None]
+
+# The scales that can be multiplied by a factor; the first is that of a learned alpha.
+RESCALINGS: tuple[Callable[[MixedClassifier, float], MixedClassifier], ...] = (
+    lambda mixed, factor: mixed.with_sigmoid(factor * mixed.alpha_scale, mixed.alpha_shift),
+    lambda mixed, factor: mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale),
+    lambda mixed, factor: mixed.with_scales(mixed.standard_scale, factor * mixed.robust_scale),
+)
 
 
 def no_log(line: str) -> None:
@@ -62,20 +66,14 @@ def tune(
 
     Args:
         data: validation images; results on test images that were used for tuning cannot be reported.
-        threat: attack with the preset `fast` in this threat model.
-        attack: attack with this one instead.
-        attacked: attack only the first images; default: all of them.
+        threat, attack: attack with the preset `fast` in this threat model, or with this attack.
+        attacked: attack only this number of images, the first ones; default: all.
         log: called with a line of text for each attack and for the clean accuracy that was chosen (`log=print`).
     """
-    arguments = {
-        "clean_accuracy": clean_accuracy,
-        "robust_accuracy": robust_accuracy,
-        "threat": threat,
-        "attack": attack,
-    }
-    given = [name for name, value in arguments.items() if value is not None]
-    targets = [name for name in given if name.endswith("accuracy")]
-    if len(targets) != 1 or len(given) > 2 or given == ["robust_accuracy"]:
+    values = (clean_accuracy, robust_accuracy, threat, attack)
+    names = ("clean_accuracy", "robust_accuracy", "threat", "attack")
+    given = [name for name, value in zip(names, values, strict=True) if value is not None]
+    if (clean_accuracy is None) == (robust_accuracy is None) or len(given) > 2 or given == ["robust_accuracy"]:
         raise ValueError(
             "expected a clean_accuracy, or a robust_accuracy with a threat or an attack, got "
             f"{' and '.join(given) or 'none of them'}: one setting meets one target; "
@@ -96,11 +94,10 @@ def robust_accuracy_under(
 ) -> RobustAccuracy:
     """Return a function from a model to its robust accuracy on `data`; a threat means the preset `fast`."""
     attack = replace(fast_attack(against), audit=()) if isinstance(against, Threat) else against
-    options = EvaluationOptions(alarms=False)
 
     def robust(model: nn.Module) -> float:
-        found = evaluate(model, data, attack, options=options)
-        log(f"robust accuracy {100 * found.robust:.2f} % on {len(data):,} images with {model.extra_repr()}")
+        found = evaluate(model, data, attack, options=EvaluationOptions(alarms=False))
+        log(f"robust accuracy {100 * found.robust:.2f} % on {len(data):,} images with {model!r}")
         return found.robust
 
     return robust
@@ -111,18 +108,16 @@ def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float,
     setting = curve.largest_setting(target)
     log(curve.describe(setting))
     if setting == curve.limits[1] and curve(setting) - target > 1 / len(data):
-        warnings.warn(
-            f"a clean accuracy of {100 * target:.4g} % was requested, but the most robust setting already has "
-            f"{100 * curve(setting):.2f} %",
-            stacklevel=3,
-        )
+        wanted = f"a clean accuracy of {100 * target:.4g} % was requested"
+        found = f"the most robust setting already has {100 * curve(setting):.2f} %"
+        warnings.warn(f"{wanted}, but {found}", stacklevel=3)
     return at_setting(mixed, setting)
 
 
 def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
-    """Optimise one number after the other, each with the best values of those before it."""
+    """Optimise one scale after the other, by a step in both directions and further ones while it improves."""
 
-    def attacked(view: MixedClassifier) -> Candidate:
+    def attacked(view: MixedClassifier) -> tuple[float, MixedClassifier]:
         """Attack a view at the target; return -1 as its robust accuracy if the target cannot be reached."""
         curve = accuracy_curve(view, data)
         if not curve.reaches(target):
@@ -132,31 +127,12 @@ def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust:
 
     start = _with_clean_accuracy(mixed, data, target)
     best = robust(start), start
-    scales = (_scale_standard, _scale_robust)
-    for rescale in (_scale_score, *scales) if mixed.learns_alpha else scales:
-        best = _line_search(best, rescale, attacked)
+    for rescale in RESCALINGS if mixed.learns_alpha else RESCALINGS[1:]:
+        for found, factor in [(attacked(rescale(best[1], factor)), factor) for factor in SCALE_FACTORS]:
+            while found[0] > best[0]:
+                best, found = found, attacked(rescale(found[1], factor))
     others = _narrower_ranges(best[1], data, target) if mixed.learns_alpha else ()
     return max([best, *map(attacked, others)], key=itemgetter(0))[1]
-
-
-def _line_search(best: Candidate, rescale: Rescale, attacked: Callable[[MixedClassifier], Candidate]) -> Candidate:
-    """Try a step in both directions, and further steps in the direction that improves."""
-    for found, factor in [(attacked(rescale(best[1], factor)), factor) for factor in SCALE_FACTORS]:
-        while found[0] > best[0]:
-            best, found = found, attacked(rescale(found[1], factor))
-    return best
-
-
-def _scale_standard(mixed: MixedClassifier, factor: float) -> MixedClassifier:
-    return mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale)
-
-
-def _scale_robust(mixed: MixedClassifier, factor: float) -> MixedClassifier:
-    return mixed.with_scales(mixed.standard_scale, factor * mixed.robust_scale)
-
-
-def _scale_score(mixed: MixedClassifier, factor: float) -> MixedClassifier:
-    return mixed.with_sigmoid(factor * mixed.alpha_scale, mixed.alpha_shift)
 
 
 def _narrower_ranges(mixed: MixedClassifier, data: ImageData, target: float) -> list[MixedClassifier]:
@@ -170,12 +146,9 @@ def _narrower_ranges(mixed: MixedClassifier, data: ImageData, target: float) -> 
 
 
 def _most_accurate(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
-    """Find the smallest setting with the robust accuracy `target` by bisection over the steps of clean accuracy.
-
-    The search starts at the best clean accuracy: smaller settings have less of both accuracies.
-    """
+    """Find the smallest setting with the robust accuracy `target` by bisection over the steps of clean accuracy."""
     settings, accuracy = accuracy_curve(mixed, data).steps()
-    settings = settings[accuracy.argmax() :]
+    settings = settings[accuracy.argmax() :]  # smaller settings have less of both accuracies
     failing, enough = -1, len(settings) - 1
     if (best := robust(at_setting(mixed, settings[enough].item()))) < target:
         raise ValueError(
