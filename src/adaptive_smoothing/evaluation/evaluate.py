@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -79,11 +79,10 @@ def evaluate(
         options: batch sizes, precision and alarms; with a function only `batch_size` applies.
     """
     if isinstance(attack, str | Cascade):
-        cascade = _cascade(attack, threat)
         return evaluate_cascade(
             model,
             data,
-            cascade,
+            _cascade(attack, threat),
             device=device,
             devices=devices,
             journal=journal,
@@ -101,7 +100,11 @@ def evaluate(
             "expected threat, devices, journal and overwrite with a preset or a cascade only, got one of them with "
             f"{attack_title(attack)}: leave them out, or pass Cascade(name, threat, (Stage(key, attack),))"
         )
-    return _evaluate_plain(model, data, attack, device, options.batch_size, progress or ignore_progress)
+    check_data(data)
+    check_eval(model)
+    check_size("batch_size", options.batch_size)
+    parts = batches(data, options.batch_size or BATCH, device=device_of(model, data, device))
+    return _evaluate_plain(model, parts, len(data), attack, progress or ignore_progress)
 
 
 def _cascade(attack: str | Cascade, threat: Threat | None) -> Cascade:
@@ -117,39 +120,27 @@ def _cascade(attack: str | Cascade, threat: Threat | None) -> Cascade:
 
 
 def _evaluate_plain(
-    model: nn.Module,
-    data: ImageData,
-    attack: PlainAttack | None,
-    device: torch.device | str | None,
-    batch_size: int | None,
-    progress: RunProgress,
+    model: nn.Module, parts: Iterator[Batch], images: int, attack: PlainAttack | None, progress: RunProgress
 ) -> Evaluation:
     """Predict every image, attack those that are classified correctly, predict again."""
-    check_data(data)
-    check_eval(model)
-    check_size("batch_size", batch_size)
-    device, title = device_of(model, data, device), attack_title(attack)
-    columns, done, correct = [], 0, 0
-    for batch in batches(data, batch_size or BATCH, device=device):
+    columns, done, correct, title = [], 0, 0, attack_title(attack)
+    for batch in parts:
         logits = fp32_logits(model, batch.images)
         check_labels(batch.labels, batch.images, logits.shape[1])
-        clean = final = logits.argmax(1)
-        row = [batch.index, batch.labels, clean]
-        if attack is not None:
-            final = _attacked_predictions(model, batch, clean, attack, done)
-            row.append(final)
-        columns.append([column.cpu() for column in row])
+        clean = logits.argmax(1)
+        final = clean if attack is None else _attacked_predictions(model, batch, clean, attack, done)
+        columns.append([column.cpu() for column in (batch.index, batch.labels, clean, final)])
         done += len(batch.labels)
         correct += int((final == batch.labels).sum())
-        progress(Progress(len(data), done, done, correct, title))
-    return Evaluation(*(torch.cat(column) for column in zip(*columns, strict=True)), attack=title)
+        progress(Progress(images, done, done, correct, title))
+    index, labels, clean, final = (torch.cat(column) for column in zip(*columns, strict=True))
+    return Evaluation(index, labels, clean, None if attack is None else final, attack=title)
 
 
 def _attacked_predictions(model: nn.Module, batch: Batch, clean: Tensor, attack: PlainAttack, done: int) -> Tensor:
     """Return the predictions after the attack, which is not run on images that are misclassified already."""
     attacked = clean.clone()
-    correct = (clean == batch.labels).nonzero().squeeze(1)
-    if len(correct):
+    if len(correct := (clean == batch.labels).nonzero().squeeze(1)):
         # PGD may have a radius for each image of the data.
         attack = attack.take(done + correct) if isinstance(attack, PGD) else attack
         adversarial = attack(model, batch.images[correct], batch.labels[correct])
