@@ -58,6 +58,9 @@ class EvaluationOptions:
     precise: bool = False
     alarms: bool = True
 
+    def __post_init__(self) -> None:
+        check_size("batch_size", self.batch_size)
+
 
 DEFAULT_OPTIONS = EvaluationOptions()
 
@@ -175,10 +178,6 @@ class EvaluationRun(ShardedRun):
     options: EvaluationOptions = DEFAULT_OPTIONS
     engine: Engine | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size("batch_size", self.options.batch_size)
-
     def run(self, devices: Sequence[str] = (), progress: RunProgress = ignore_progress) -> Verdict:
         self.journal.bind(self.binding)
         early = self._model_alarms() if self.options.alarms else []
@@ -210,13 +209,11 @@ class EvaluationRun(ShardedRun):
         return Engine(self.model, self.device, options.batch_size, compiled, options.precise, examples)
 
     def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
-        return self._shard(name, rows, self.cascade.stages).run(self._engine, progress)
+        shard = Shard(name, self.batch(rows), self._threat(rows), self.cascade.stages, self.journal)
+        return shard.run(self._engine, progress)
 
     def count_correct(self, columns: Columns) -> int:
         return int((columns["fooled_by"] == ROBUST).sum())
-
-    def _shard(self, name: str, rows: slice | np.ndarray, stages: tuple[Stage, ...], first_stage: int = 0) -> Shard:
-        return Shard(name, self.batch(rows), self._threat(rows), stages, self.journal, first_stage)
 
     def _threat(self, rows: slice | np.ndarray) -> Threat:
         """Return the threat with the radii of some of the images."""
@@ -246,7 +243,8 @@ class EvaluationRun(ShardedRun):
             progress(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
 
         first = len(self.cascade.stages)
-        found = self._shard("audit", chosen, self.cascade.audit, first).run(self._engine, report)
+        shard = Shard("audit", self.batch(chosen), self._threat(chosen), self.cascade.audit, self.journal, first)
+        found = shard.run(self._engine, report)
         worse = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
         for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
             columns[name][chosen[worse]] = found[name][worse]

@@ -19,7 +19,6 @@ from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict, attack_ti
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress
-from adaptive_smoothing.runs.sharded import check_size
 from adaptive_smoothing.threat import Threat
 
 # Images per batch when the attack is a function or there is none.
@@ -72,17 +71,25 @@ def evaluate(
             clean accuracy only.
         threat: what the attacker may do; needed with the name of a preset, and only there.
         device: where to compute; default: the device of the model.
-        devices: several devices, with one process each; for presets and cascades, as the following two.
+        devices: several devices, with one process each; for presets and cascades, as `journal` and `overwrite`.
         journal: a folder for finished parts; after an interruption the same call continues from it.
         overwrite: replace the journal of a different run.
-        progress: called with a `Progress` from time to time.
         options: batch sizes, precision and alarms; with a function only `batch_size` applies.
     """
-    if isinstance(attack, str | Cascade):
+    if isinstance(attack, str):
+        if threat is None:
+            raise TypeError(
+                f"expected a threat with the preset {attack!r}, got none: evaluate(model, data, {attack!r}, "
+                "Linf(8 / 255))"
+            )
+        attack, threat = preset(attack, threat), None
+    if isinstance(attack, Cascade):
+        if threat is not None:
+            raise TypeError(f"expected no threat with a cascade, which has its own ({attack.threat}), got {threat}")
         return evaluate_cascade(
             model,
             data,
-            _cascade(attack, threat),
+            attack,
             device=device,
             devices=devices,
             journal=journal,
@@ -102,21 +109,8 @@ def evaluate(
         )
     check_data(data)
     check_eval(model)
-    check_size("batch_size", options.batch_size)
     parts = batches(data, options.batch_size or BATCH, device=device_of(model, data, device))
     return _evaluate_plain(model, parts, len(data), attack, progress or ignore_progress)
-
-
-def _cascade(attack: str | Cascade, threat: Threat | None) -> Cascade:
-    if isinstance(attack, Cascade):
-        if threat is not None:
-            raise TypeError(f"expected no threat with a cascade, which has its own ({attack.threat}), got {threat}")
-        return attack
-    if threat is None:
-        raise TypeError(
-            f"expected a threat with the preset {attack!r}, got none: evaluate(model, data, {attack!r}, Linf(8 / 255))"
-        )
-    return preset(attack, threat)
 
 
 def _evaluate_plain(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,15 +110,9 @@ class Audit:
         return interval(self.random_fooled, self.random, confidence=0.90)[1]
 
     def summary(self) -> dict[str, int | float]:
-        return {
-            "survivors": self.survivors,
-            "random": self.random,
-            "random_fell": self.random_fooled,
-            "closest": self.closest,
-            "closest_fell": self.closest_fooled,
-            "unseen": self.unseen,
-            "missed_share_at_most": self.missed_share,
-        }
+        # Stored results say "fell" for "fooled".
+        counts = {name.replace("fooled", "fell"): count for name, count in asdict(self).items()}
+        return {**counts, "unseen": self.unseen, "missed_share_at_most": self.missed_share}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

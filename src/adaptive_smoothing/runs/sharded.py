@@ -102,7 +102,7 @@ class ShardedRun(ABC):
 
 
 def _spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> None:
-    """Do shard k on device k modulo their count, for all k; afterwards the journal has every shard."""
+    """Do shard k on device k modulo their count, for all k, and report the sum of the progress of all processes."""
     threads = max(1, torch.get_num_threads() // len(devices))
     # The size of the shards is fixed here, because its default differs between types of device.
     size = run.images_per_shard
@@ -111,10 +111,14 @@ def _spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> N
     arguments = (portable, list(devices), threads, reports)
     context = multiprocessing.start_processes(_work, arguments, nprocs=len(devices), join=False, start_method="spawn")
     latest: dict[int, Progress] = {}
+    sums, done = ("finished", "seen", "correct"), False
     try:
-        while not context.join(timeout=0.5):
-            _pass_on(reports, latest, progress)
-        _pass_on(reports, latest, progress)
+        while not done:
+            done = context.join(timeout=0.5)
+            while not reports.empty():
+                rank, now = reports.get()
+                latest[rank] = now
+                progress(replace(now, **{name: sum(getattr(part, name) for part in latest.values()) for name in sums}))
     except multiprocessing.ProcessRaisedException as error:
         # The last line is the message; the lines above it are the stack of the other process.
         raise RuntimeError(str(error).strip().splitlines()[-1]) from error
@@ -127,15 +131,6 @@ def _spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> N
         for process in context.processes:
             process.terminate()
         run.model.to(run.device)
-
-
-def _pass_on(reports: Any, latest: dict[int, Progress], progress: RunProgress) -> None:
-    """Report the sum of the latest progress of all processes."""
-    while not reports.empty():
-        rank, now = reports.get()
-        latest[rank] = now
-        names = "finished", "seen", "correct"
-        progress(replace(now, **{name: sum(getattr(part, name) for part in latest.values()) for name in names}))
 
 
 def _work(rank: int, run: ShardedRun, devices: list[str], threads: int, reports: Any) -> None:
