@@ -78,10 +78,8 @@ def evaluate(
     """
     if isinstance(attack, str):
         if threat is None:
-            raise TypeError(
-                f"expected a threat with the preset {attack!r}, got none: evaluate(model, data, {attack!r}, "
-                "Linf(8 / 255))"
-            )
+            example = f"evaluate(model, data, {attack!r}, Linf(8 / 255))"
+            raise TypeError(f"expected a threat with the preset {attack!r}, got none: {example}")
         attack, threat = preset(attack, threat), None
     if isinstance(attack, Cascade):
         if threat is not None:
@@ -98,10 +96,8 @@ def evaluate(
             options=options,
         )
     if (name := next((name for name, make in PRESETS.items() if make is attack), None)) is not None:
-        raise TypeError(
-            "expected an attack, got the function that makes one: pass its name, "
-            f"evaluate(model, data, {name!r}, threat)"
-        )
+        example = f"evaluate(model, data, {name!r}, threat)"
+        raise TypeError(f"expected an attack, got the function that makes one: pass its name, {example}")
     if threat is not None or devices or journal is not None or overwrite:
         raise TypeError(
             "expected threat, devices, journal and overwrite with a preset or a cascade only, got one of them with "

@@ -132,9 +132,9 @@ def tradeoff_parts(
     alphas = sorted({*alphas, *mix_alphas})
     if not 0 <= alphas[0] <= alphas[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")
-    threat, options = attack.threat, ("steps", "random_start", "step_size")
+    threat = attack.threat
     settings = {"data": data.name, "fingerprint": data.fingerprint(), "norm": threat.norm, "eps": threat.eps}
-    settings |= {name: getattr(attack, name) for name in options}
+    settings |= {name: getattr(attack, name) for name in ("steps", "random_start", "step_size")}
     for batch in batches(data, batch_size, device=next(robust.parameters()).device):
         row = _measure((standard, robust), batch, attack, alphas, mix_alphas, progress)
         rows = {name: column.cpu().numpy() for name, column in row.items()}
@@ -211,8 +211,8 @@ def load_tradeoff(folder: str | Path) -> Tradeoff:
     result, columns = _read(folder, RESULT, read_json), _read(folder, ROWS, read_rows)
     try:
         alphas, mix_alphas = columns.pop("alphas"), columns.pop("mix_alphas")
-        images, lengths = len(columns["label"]), dict.fromkeys(("clean", "std", "rob"), len(alphas))
-        lengths["mix"] = len(mix_alphas)
+        images = len(columns["label"])
+        lengths = dict.fromkeys(("clean", "std", "rob"), len(alphas)) | {"mix": len(mix_alphas)}
         rows = dict(_expand(name, column, lengths, images) for name, column in columns.items())
         return Tradeoff(alphas, mix_alphas, rows, result["settings"])
     except KeyError as error:
