@@ -1,4 +1,6 @@
-"""Curves over alpha agree with mixtures that are evaluated one by one."""
+"""Curves over alpha agree with mixtures that are evaluated one by one, and are read back from files."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +9,19 @@ import torch
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.tradeoff import attack_count, join, tradeoff, tradeoff_parts
+from adaptive_smoothing.evaluation.tradeoff import (
+    ALPHAS,
+    MIX_ALPHAS,
+    Tradeoff,
+    attack_count,
+    has_tradeoff,
+    join,
+    load_facts,
+    load_tradeoff,
+    save_tradeoff,
+    tradeoff,
+    tradeoff_parts,
+)
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.results import interval
 from adaptive_smoothing.threat import Linf
@@ -84,3 +98,52 @@ def test_alphas_outside_the_unit_interval_and_empty_data_are_refused(pair, data)
         tradeoff(*pair, data, ATTACK, mix_alphas=(-0.1, 0.5))
     with pytest.raises(ValueError, match="expected a trade-off of at least one image"):
         tradeoff(*pair, data.take(0), ATTACK)
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large() -> Tradeoff:
+    """As large as CIFAR-10's test split; each image is correct on one interval of alphas."""
+    chance = np.random.default_rng(0)
+    rows: dict[str, np.ndarray] = {"index": np.arange(10_000), "label": chance.integers(0, 10, 10_000)}
+    for view in ("clean", "std", "rob"):
+        ends = np.sort(chance.uniform(-0.5, 1.5, (2, 10_000)), axis=0)
+        rows[view] = (np.array(ALPHAS)[:, None] > ends[0]) & (np.array(ALPHAS)[:, None] < ends[1])
+        for model in "gh":
+            rows[f"{view}_{model}"] = chance.random(10_000) < 0.8
+            rows[f"{view}_{model}_gap"] = chance.beta(2, 0.5, 10_000).astype(np.float32)
+    rows["mix"] = chance.random((len(MIX_ALPHAS), 10_000)) < 0.4
+    settings = {"data": "cifar10/test", "norm": "Linf", "eps": 8 / 255, "steps": 20}
+    return Tradeoff(np.array(ALPHAS), np.array(MIX_ALPHAS), rows, settings)
+
+
+def test_predictions_are_stored_exactly_and_gaps_in_half_precision(large: Tradeoff, tmp_path: Path) -> None:
+    assert not has_tradeoff(tmp_path)
+    save_tradeoff(tmp_path, large, {"seconds": 3})
+    back = load_tradeoff(tmp_path)
+    assert has_tradeoff(tmp_path) and load_facts(tmp_path) == {"seconds": 3}
+    assert np.array_equal(back.alphas, large.alphas) and np.array_equal(back.mix_alphas, large.mix_alphas)
+    assert back.rows.keys() == large.rows.keys() and back.settings == large.settings
+    for name, column in large.rows.items():
+        if column.dtype == np.float32:
+            assert np.abs(back.rows[name] - column).max() < 3e-4
+        else:
+            assert np.array_equal(back.rows[name], column)
+    assert back.gaps()["h pgd"]["right_mean"] == pytest.approx(large.gaps()["h pgd"]["right_mean"], abs=1e-5)
+
+
+def test_a_run_on_10000_images_takes_at_most_600_kb(large: Tradeoff, tmp_path: Path) -> None:
+    save_tradeoff(tmp_path, large, {})
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 600_000
+
+
+def test_a_folder_without_a_run_is_refused(large: Tradeoff, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"expected a run folder with result\.json"):
+        load_tradeoff(tmp_path)
+    del large.rows["label"]
+    (tmp_path / "result.json").write_text("{}")
+    np.savez(tmp_path / "rows.npz", alphas=large.alphas, mix_alphas=large.mix_alphas)
+    with pytest.raises(ValueError, match="got files without 'label'"):
+        load_tradeoff(tmp_path)

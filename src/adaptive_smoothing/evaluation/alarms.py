@@ -38,10 +38,14 @@ STEPS, ATTACKED = (1, 10, 50), 8
 # More steps need not gain anything, as one is enough against a linear model; they must keep this share of the gain.
 KEPT_GAIN = 0.9
 UNBOUNDED_STEPS = 30
-# A late stage must not fool more than this share of all images, which the gradient attacks before it have missed.
-LATE = 0.002
-# The same for attacks on a smoothed mixture, some of which are needed wherever alpha saturates.
-LATE_SURROGATE = 0.01
+# Alarm: what the keys of its stages begin with; the largest share of all images that they may fool after the gradient
+# attacks have missed them (attacks on a smoothed mixture are needed wherever alpha saturates); observation.
+LATE_STAGES = {
+    "fab-breaks": (("fab-t",), 0.002, "FAB, which looks for the nearest boundary, fooled the model on"),
+    "square-breaks": (("square",), 0.002, "Square, which needs no gradient, fooled the model on"),
+    "transfer-breaks": (("transfer",), 0.002, "attacks that were made on another model fooled this one on"),
+    "surrogate-breaks": (("smooth", "plain"), 0.01, "attacks on a smoother mixture fooled this one on"),
+}
 # One image alone raises no alarm.
 FEW = 2
 
@@ -92,23 +96,16 @@ def check_model(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat
         if not len(correct) or any(alarm.name == "random-output" for alarm in alarms):
             return alarms
         # Logits are computed again, because they may differ in the last bit in a batch of another size.
-        kept = images[correct], labels[correct], fp32_logits(model, images[correct]), threat.take(correct)
-        return alarms + _check_correct(GradientProbe(model, *kept, seed))
-
-
-def _check_correct(probe: GradientProbe) -> list[Alarm]:
-    """Return the alarms that need images that are classified correctly."""
-    alarms = _raised(probe, saturated_logits, zero_gradient, flat_steps, detached_alpha)
-    if probe.gradient(margin_loss) is None:  # there is nothing that an attack could follow
-        return alarms
-    return alarms + more_steps(probe.model, probe.images, probe.labels, probe.threat) + _raised(probe, unbounded)
+        images, labels, threat = images[correct], labels[correct], threat.take(correct)
+        probe = GradientProbe(model, images, labels, fp32_logits(model, images), threat, seed)
+        alarms += _raised(probe, saturated_logits, zero_gradient, flat_steps, detached_alpha)
+        if probe.gradient(margin_loss) is None:  # there is nothing that an attack could follow
+            return alarms
+        return alarms + more_steps(model, images, labels, threat) + _raised(probe, unbounded)
 
 
 def _raised(probe: GradientProbe, *checks: Callable[[GradientProbe], Alarm | None]) -> list[Alarm]:
     return [alarm for check in checks if (alarm := check(probe)) is not None]
-
-
-# --- the model ----------------------------------------------------------------------------------------
 
 
 def hidden_mixture(probe: GradientProbe) -> Alarm | None:
@@ -119,16 +116,12 @@ def hidden_mixture(probe: GradientProbe) -> Alarm | None:
     return _alarm("hidden-mixture", f"the model is a {type(probe.model).__name__} with a {parts[0]} inside")
 
 
-# --- the output ---------------------------------------------------------------------------------------
-
-
 def random_output(probe: GradientProbe) -> Alarm | None:
     """Check for randomness: an attack that succeeds on one draw may fail on the next."""
     change = (fp32_logits(probe.model, probe.images) - probe.logits).abs().max()
     relative = (change / probe.logits.abs().max().clamp_min(1e-30)).item()
-    if relative <= RANDOM_OUTPUT:
-        return None
-    return _alarm("random-output", f"two passes over the same images differ by {relative:.2g} of the largest logit")
+    found = f"two passes over the same images differ by {relative:.2g} of the largest logit"
+    return _alarm("random-output", found) if relative > RANDOM_OUTPUT else None
 
 
 def probabilities(probe: GradientProbe) -> Alarm | None:
@@ -143,13 +136,8 @@ def probabilities(probe: GradientProbe) -> Alarm | None:
 def saturated_logits(probe: GradientProbe) -> Alarm | None:
     """Check for margins so large that cross-entropy and its gradient are zero in float32."""
     lead = (-logit_margin(probe.logits, probe.labels)).median().item()
-    if lead <= SATURATED:
-        return None
-    observation = f"the correct logit leads by {lead:.3g} in the median, where cross-entropy vanishes in float32"
-    return _alarm("saturated-logits", observation)
-
-
-# --- the gradient -------------------------------------------------------------------------------------
+    found = f"the correct logit leads by {lead:.3g} in the median, where cross-entropy vanishes in float32"
+    return _alarm("saturated-logits", found) if lead > SATURATED else None
 
 
 def zero_gradient(probe: GradientProbe) -> Alarm | None:
@@ -165,13 +153,13 @@ def zero_gradient(probe: GradientProbe) -> Alarm | None:
 
 def flat_steps(probe: GradientProbe) -> Alarm | None:
     """Check for a step function, whose gradient is zero or was replaced by another one."""
-    if (flat := share(probe.flat())) > MOST:
-        observation = f"for {flat:.0%} of the images a change by {TINY_STEP:g} changes nothing, one by eps does"
-        return _alarm("flat-steps", observation)
-    if (incorrect := max(map(share, probe.incorrect_gradient()), default=0.0)) > MOST:
-        observation = f"for {incorrect:.0%} of the images autograd and finite differences disagree by half or more"
-        return _alarm("flat-steps", observation)
-    return None
+    if (found := share(probe.flat())) > MOST:
+        observation = f"a change by {TINY_STEP:g} changes nothing, one by eps does"
+    elif (found := max(map(share, probe.incorrect_gradient()), default=0.0)) > MOST:
+        observation = "autograd and finite differences disagree by half or more"
+    else:
+        return None
+    return _alarm("flat-steps", f"for {found:.0%} of the images {observation}")
 
 
 def detached_alpha(probe: GradientProbe) -> Alarm | None:
@@ -189,9 +177,6 @@ def detached_alpha(probe: GradientProbe) -> Alarm | None:
 
 def _alpha_gradient(mixed: MixedClassifier, images: Tensor) -> Tensor | None:
     return gradient_of(lambda images: mixed.mix(images).alpha, images)
-
-
-# --- the attack ---------------------------------------------------------------------------------------
 
 
 def more_steps(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat) -> list[Alarm]:
@@ -220,17 +205,6 @@ def unbounded(probe: GradientProbe) -> Alarm | None:
     return _alarm("unbounded-attack", found)
 
 
-# --- a finished evaluation ----------------------------------------------------------------------------
-
-# Alarm: keys of its stages begin with, largest share of the images, observation.
-LATE_STAGES = {
-    "fab-breaks": (("fab-t",), LATE, "FAB, which looks for the nearest boundary, fooled the model on"),
-    "square-breaks": (("square",), LATE, "Square, which needs no gradient, fooled the model on"),
-    "transfer-breaks": (("transfer",), LATE, "attacks that were made on another model fooled this one on"),
-    "surrogate-breaks": (("smooth", "plain"), LATE_SURROGATE, "attacks on a smoother mixture fooled this one on"),
-}
-
-
 def check_stages(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> list[Alarm]:
     """Return the alarms about attacks that succeeded late.
 
@@ -238,17 +212,13 @@ def check_stages(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> l
         stages: keys of the stages in order.
         fooled_by: the stage that fooled each correctly classified image, or -1.
     """
-    found = []
+    numbered, found = list(enumerate(stages)), []
+    # Only stages after one that uses the gradient of the model itself are late.
+    white_box = [number for number, stage in numbered if not stage.startswith(("square", "transfer"))]
+    first = min(white_box, default=len(stages))
     for name, (prefixes, bound, observation) in LATE_STAGES.items():
-        count = _fooled_late(stages, fooled_by, prefixes)
+        late = [number for number, stage in numbered if number > first and stage.startswith(prefixes)]
+        count = int(np.isin(fooled_by, late).sum())
         if count >= FEW and count > bound * images:
             found.append(_alarm(name, f"{observation} {count} of {images} images that white-box attacks had missed"))
     return found
-
-
-def _fooled_late(stages: Sequence[str], fooled_by: np.ndarray, prefixes: tuple[str, ...]) -> int:
-    """Return how many images stages of this kind fooled after a stage that uses the gradient of the model itself."""
-    numbered = list(enumerate(stages))
-    white_box = [number for number, stage in numbered if not stage.startswith(("square", "transfer"))]
-    late = [number for number, stage in numbered if stage.startswith(prefixes) and number > min([*white_box, number])]
-    return int(np.isin(fooled_by, late).sum())

@@ -1,10 +1,9 @@
 """The binarization test of an attack (Zimmermann, Brendel, Tramer and Carlini 2022).
 
-An attack may fail because the model is robust, or because the attack is too weak for this kind of model. The test tells
-them apart with a task that has a solution. It keeps the features of the model, and replaces the last layer, for each
-image, by a linear readout with two classes. Random points in the ball around the image belong to its class, a planted
-point on the surface to the other class. So an adversarial example exists, and a good attack finds one for nearly every
-image. If random points find one as well, the task was too easy.
+An attack may fail because the model is robust or because the attack is weak. The test tells them apart with a task that
+has a solution. For each image it replaces the last layer by a linear readout with two classes: random points in the
+ball around the image belong to its class, a planted point on the surface to the other. An adversarial example exists,
+and a good attack nearly always finds one. If random points find one as well, the task was too easy.
 """
 
 from __future__ import annotations
@@ -36,21 +35,18 @@ THRESHOLD = 0.9
 PASSED = 0.95
 # The default attack; as many random points per image are tried.
 STEPS, RESTARTS = 50, 4
-# Points per batch.
-CHUNK = 64
+CHUNK = 64  # points per batch
+AnyAttack = PlainAttack | StepAttack | Cascade
 
 
 @dataclass(frozen=True)
 class Binarization:
-    """How often the attack, and as many random points, found an adversarial example.
-
-    `images` were tested; for `skipped` ones no readout separates the planted point from the others.
-    """
+    """How often the attack, and as many random points, found an adversarial example on the images that were tested."""
 
     images: int
     attack_success: float | None
     random_success: float | None
-    skipped: int
+    skipped: int  # images for which no readout separates the planted point from the others
 
     @property
     def passed(self) -> bool:
@@ -63,7 +59,7 @@ def binarization_test(
     images: Tensor,
     labels: Tensor,
     threat: Threat,
-    attack: PlainAttack | StepAttack | Cascade | None = None,
+    attack: AnyAttack | None = None,
     *,
     inner: int = 200,
     boundary: int = 1,
@@ -107,10 +103,8 @@ class Ball:
     noise: torch.Generator
 
     def inside(self, count: int) -> Tensor:
-        """Return the image, random points in a smaller ball and, as many, on the surface of that ball.
-
-        Without the latter a readout could recognise the planted point by its distance alone.
-        """
+        """Return the image, random points in a smaller ball and, as many, on the surface of that ball."""
+        # Without the latter a readout could recognise the planted point by its distance alone.
         smaller = replace(self, threat=self.threat.with_eps(INNER_RADIUS * self.threat.eps))
         delta = smaller.threat.random_delta(self.image.expand(count // 2, -1, -1, -1).cpu(), self.noise)
         anywhere = (self.image + delta.to(self.image)).clamp(0, 1)
@@ -184,8 +178,7 @@ def _binary(features: Features, ball: Ball, inner: int, boundary: int) -> Binary
     """Return the model with a readout that separates the points, or None if there is none."""
     found = [_in_chunks(features, points) for points in (ball.inside(inner), ball.surface(boundary))]
     low, high = (part.cpu().double().numpy() for part in found)
-    normal = _widest_gap(low, high)
-    if normal is None:
+    if (normal := _widest_gap(low, high)) is None:
         return None
     start, end = (low @ normal).max(), (high @ normal).min()
     point = low[0] + (start + THRESHOLD * (end - start) - low[0] @ normal) * normal / (normal @ normal)
@@ -203,8 +196,7 @@ def _widest_gap(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
     least squares finds it: weights whose sum is near 1 and whose weighted sum of differences is small.
     """
     differences = (low[:, None] - high[None]).reshape(-1, low.shape[1])
-    scale = np.abs(differences).max()
-    if scale == 0:
+    if (scale := np.abs(differences).max()) == 0:
         return None
     columns = np.vstack([differences.T / scale, np.ones(len(differences))])
     try:
@@ -215,9 +207,7 @@ def _widest_gap(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
     return normal if (low @ normal).max() < (high @ normal).min() else None
 
 
-def _fooled(
-    binary: Binary, attack: PlainAttack | StepAttack | Cascade, images: Tensor, threat: Threat, which: Tensor
-) -> bool:
+def _fooled(binary: Binary, attack: AnyAttack, images: Tensor, threat: Threat, which: Tensor) -> bool:
     """Return whether the attack fools one of the copies of an image; stages on a view of the model are left out."""
     # PGD may have a radius for each image of the data.
     attack = attack.take(which) if isinstance(attack, PGD) else attack
@@ -226,10 +216,9 @@ def _fooled(
     inputs = AttackInput(images, labels, index, fp32_logits(binary, images), threat)
     engine, state = Engine(binary, images.device), CascadeState.before(inputs)
     for number, stage in enumerate(stage for stage in stages if stage.source is None):
-        run_stage(engine, number, stage, inputs, state)
-        if (state.fooled_by >= 0).any():
-            return True
-    return False
+        if (state.fooled_by < 0).all():
+            run_stage(engine, number, stage, inputs, state)
+    return bool((state.fooled_by >= 0).any())
 
 
 def _in_chunks(function: nn.Module, points: Tensor) -> Tensor:

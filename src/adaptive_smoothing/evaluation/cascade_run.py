@@ -1,4 +1,4 @@
-"""A cascade of attacks on a data set: the shards, the audit of the survivors, and the verdict."""
+"""A cascade of attacks on a data set: its options, the shards, the audit of the survivors, the alarms, the verdict."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgres
 from adaptive_smoothing.runs.sharded import ShardedRun, check_size
 from adaptive_smoothing.threat import Threat
 
+# The column with the number of finished stages, and those of an unfinished shard.
+DONE = "done"
+PARTIAL = ("fooled_by", "worst", "margin", "logits", "queries")
+# Compiling takes a minute on a GPU, which is saved again from this many images on.
+WORTH_COMPILING = 5000
+# Images that the alarms are computed on, by type of device.
+PROBED = {"cuda": 32, "cpu": 12}
+
 
 @dataclass(frozen=True)
 class EvaluationOptions:
@@ -50,13 +58,11 @@ class EvaluationOptions:
     precise: bool = False
     alarms: bool = True
 
+    def __post_init__(self) -> None:
+        check_size("batch_size", self.batch_size)
+
 
 DEFAULT_OPTIONS = EvaluationOptions()
-
-
-# The column with the number of finished stages, and those of an unfinished shard.
-DONE = "done"
-PARTIAL = ("fooled_by", "worst", "margin", "logits", "queries")
 
 
 @dataclass(frozen=True)
@@ -80,10 +86,14 @@ class Shard:
         correct = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
         inputs = AttackInput(*self.batch, logits, self.threat).take(correct)
         state = CascadeState.before(inputs)
-        for number in range(_restore(state, saved), len(self.stages)):
+        if saved is not None:
+            for name in PARTIAL:
+                getattr(state, name).copy_(torch.from_numpy(saved[name]))
+        for number in range(0 if saved is None else int(saved[DONE]), len(self.stages)):
             self._attack(number, engine, inputs, state, progress)
             if number + 1 < len(self.stages):
-                self.journal.write(self.name, _partial(state, number + 1))
+                partial = {name: getattr(state, name).cpu().numpy() for name in PARTIAL}
+                self.journal.write(self.name, partial | {DONE: np.array(number + 1)})
         self._check_survivors(engine, inputs, state)
         columns = self._columns(logits, correct, state)
         self.journal.write(self.name, columns)
@@ -104,55 +114,32 @@ class Shard:
 
     def _check_survivors(self, engine: Engine, inputs: AttackInput, state: CascadeState) -> None:
         """Check in full precision whether the worst version of a survivor fools the model; the last stage gets it."""
-        left = state.left()
-        if len(left):
-            part, worst = inputs.take(left), state.worst[left]
-            margin, logits = confirm(engine.model, worst, part.images, part.labels, part.threat)
+        if len(left := state.left()):
+            part = inputs.take(left)
+            margin, logits = confirm(engine.model, state.worst[left], part.images, part.labels, part.threat)
             state.margin[left], state.logits[left] = margin, logits
             state.fooled_by[left[margin > 0]] = self.first_stage + len(self.stages) - 1
 
     def _columns(self, logits: Tensor, correct: Tensor, state: CascadeState) -> Columns:
         """Return the columns of all images of the shard, attacked or misclassified from the start."""
-        labels = self.batch.labels
-        fooled_by = torch.full_like(labels, MISCLASSIFIED)
-        fooled_by[correct] = state.fooled_by
-        queries = torch.zeros_like(labels)
-        queries[correct] = state.queries
-        attacked = logits.clone()
-        attacked[correct] = state.logits
-        margin = logit_margin(logits, labels)
-        margin[correct] = state.margin
+
+        def fill(before: Tensor, after: Tensor) -> Tensor:
+            before[correct] = after
+            return before
+
+        labels, attacked = self.batch.labels, fill(logits.clone(), state.logits)
         columns = {
             "index": self.batch.index,
             "label": labels,
             "prediction": logits.argmax(1),
             "attacked_prediction": attacked.argmax(1),
-            "fooled_by": fooled_by,
-            "margin": margin,
-            "queries": queries,
+            "fooled_by": fill(torch.full_like(labels, MISCLASSIFIED), state.fooled_by),
+            "margin": fill(logit_margin(logits, labels), state.margin),
+            "queries": fill(torch.zeros_like(labels), state.queries),
             "clean_gap": confidence_gap(logits.float().softmax(1)),
             "attacked_gap": confidence_gap(attacked.float().softmax(1)),
         }
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}
-
-
-def _partial(state: CascadeState, done: int) -> Columns:
-    return {name: getattr(state, name).cpu().numpy() for name in PARTIAL} | {DONE: np.array(done)}
-
-
-def _restore(state: CascadeState, saved: Columns | None) -> int:
-    """Fill the state from an entry; returns how many stages are done."""
-    if saved is None:
-        return 0
-    for name in PARTIAL:
-        getattr(state, name).copy_(torch.from_numpy(saved[name]))
-    return int(saved[DONE])
-
-
-# Compiling takes a minute on a GPU, which is saved again from this many images on.
-WORTH_COMPILING = 5000
-# Images that the alarms are computed on, by type of device.
-PROBED = {"cuda": 32, "cpu": 12}
 
 
 def evaluate_cascade(
@@ -191,17 +178,20 @@ class EvaluationRun(ShardedRun):
     options: EvaluationOptions = DEFAULT_OPTIONS
     engine: Engine | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size("batch_size", self.options.batch_size)
-
     def run(self, devices: Sequence[str] = (), progress: RunProgress = ignore_progress) -> Verdict:
         self.journal.bind(self.binding)
         early = self._model_alarms() if self.options.alarms else []
         columns = self.columns(progress, devices)
         audit = self._audit(columns, progress) if self.cascade.audit else None
-        late = self._late_alarms(columns) if self.options.alarms else []
-        return self._verdict(columns, audit, (*early, *late) if self.options.alarms else None)
+        audited = audit is not None and audit.random + audit.closest > 0
+        return Verdict(
+            **{field: torch.from_numpy(columns[name]) for name, field in Verdict.COLUMNS.items()},
+            attack=attack_title(self.cascade),
+            stages=self.cascade.stage_keys if audited else self.cascade.stage_keys[: len(self.cascade.stages)],
+            settings={**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]},
+            audit=audit,
+            alarms=(*early, *self._late_alarms(columns)) if self.options.alarms else None,
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -214,20 +204,16 @@ class EvaluationRun(ShardedRun):
         options, compiled = self.options, self.options.compiled
         if compiled is None:
             compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
-        return Engine(self.model, self.device, options.batch_size, compiled, options.precise, self._examples)
-
-    def _examples(self) -> Tensor:
-        """Return the images on which fast arithmetic is tested: the same in every process."""
-        return self.batch(slice(0, PROBE_IMAGES)).images
+        # Fast arithmetic is tested on the same images in every process.
+        examples = lambda: self.batch(slice(0, PROBE_IMAGES)).images  # noqa: E731
+        return Engine(self.model, self.device, options.batch_size, compiled, options.precise, examples)
 
     def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
-        return self._shard(name, rows, self.cascade.stages).run(self._engine, progress)
+        shard = Shard(name, self.batch(rows), self._threat(rows), self.cascade.stages, self.journal)
+        return shard.run(self._engine, progress)
 
     def count_correct(self, columns: Columns) -> int:
         return int((columns["fooled_by"] == ROBUST).sum())
-
-    def _shard(self, name: str, rows: slice | np.ndarray, stages: tuple[Stage, ...], first_stage: int = 0) -> Shard:
-        return Shard(name, self.batch(rows), self._threat(rows), stages, self.journal, first_stage)
 
     def _threat(self, rows: slice | np.ndarray) -> Threat:
         """Return the threat with the radii of some of the images."""
@@ -236,8 +222,6 @@ class EvaluationRun(ShardedRun):
             which = rows if isinstance(rows, slice) else torch.from_numpy(rows)
             threat = threat.with_eps(threat.eps.cpu()[which].to(self.device))
         return threat
-
-    # --- the audit ------------------------------------------------------------------------------------
 
     def _audit(self, columns: Columns, progress: RunProgress) -> Audit:
         """Run the full attacks on the survivors with the largest margins and on a random sample of the others."""
@@ -259,20 +243,19 @@ class EvaluationRun(ShardedRun):
             progress(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
 
         first = len(self.cascade.stages)
-        found = self._shard("audit", chosen, self.cascade.audit, first).run(self._engine, report)
+        shard = Shard("audit", self.batch(chosen), self._threat(chosen), self.cascade.audit, self.journal, first)
+        found = shard.run(self._engine, report)
         worse = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
         for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
             columns[name][chosen[worse]] = found[name][worse]
         columns["queries"][chosen] += found["queries"]
 
-    # --- alarms ---------------------------------------------------------------------------------------
-
     def _model_alarms(self) -> list[alarms.Alarm]:
         """Return the alarms about the model itself, before any time is spent on attacks."""
         rows = slice(0, PROBED.get(self.device.type, 32))
-        batch, threat = self.batch(rows), self._threat(rows)
+        batch = self.batch(rows)
         with frozen(self.model):
-            found = alarms.check_model(self.model, batch.images, batch.labels, threat)
+            found = alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
         # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm says so.
         handled = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]
@@ -282,23 +265,6 @@ class EvaluationRun(ShardedRun):
         fooled_by = columns["fooled_by"][columns["fooled_by"] >= ROBUST]
         first, keys = len(self.cascade.stages), self.cascade.stage_keys
         found = alarms.check_stages(keys[:first], np.where(fooled_by < first, fooled_by, ROBUST), len(self.data))
-        survivors = int(((fooled_by == ROBUST) | (fooled_by >= first)).sum())
-        audited = sum(self.cascade.audit_sizes(survivors))
+        audited = sum(self.cascade.audit_sizes(int(((fooled_by == ROBUST) | (fooled_by >= first)).sum())))
         late = fooled_by[fooled_by >= first] - first + 1
         return found + alarms.check_stages(("cascade", *keys[first:]), late, audited)
-
-    def _verdict(self, columns: Columns, audit: Audit | None, found: tuple[alarms.Alarm, ...] | None) -> Verdict:
-        tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
-        audited = audit is not None and audit.random + audit.closest > 0
-        return Verdict(
-            tensors["index"],
-            tensors["label"],
-            tensors["prediction"],
-            tensors["attacked_prediction"],
-            **{name: tensors[name] for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
-            attack=attack_title(self.cascade),
-            stages=self.cascade.stage_keys if audited else self.cascade.stage_keys[: len(self.cascade.stages)],
-            settings={**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]},
-            audit=audit,
-            alarms=found,
-        )

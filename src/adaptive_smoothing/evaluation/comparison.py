@@ -19,25 +19,20 @@ SAME = 0.001
 
 @dataclass(frozen=True)
 class Point:
-    """One mixture at one operating point: which images are correct without an attack and under all attacks.
-
-    `wanted` is the clean accuracy that it was tuned to on validation images.
-    """
+    """One mixture at one operating point: which images are correct without an attack and under all attacks."""
 
     mixture: str
-    wanted: float | None
+    wanted: float | None  # the clean accuracy that it was tuned to on validation images
     clean_correct: np.ndarray
     robust_correct: np.ndarray
     facts: dict[str, Any]
 
     @property
     def accuracy(self) -> float:
-        """Clean accuracy."""
         return float(self.clean_correct.mean())
 
     @property
     def robust(self) -> float:
-        """Accuracy under all attacks."""
         return float(self.robust_correct.mean())
 
     def under_attacks_of(self, other: Self | None) -> Self:
@@ -52,8 +47,8 @@ class Point:
             )
         images = min(len(self.robust_correct), len(other.robust_correct))
         correct = self.robust_correct[:images] & other.robust_correct[:images]
-        mine, theirs = self.facts["attacks"], other.facts["attacks"]
-        attacks = mine | {name: found for name, found in theirs.items() if name not in mine}
+        # Attacks of this point come first, as columns of tables, and keep their own figures.
+        attacks = self.facts["attacks"] | other.facts["attacks"] | self.facts["attacks"]
         return replace(self, robust_correct=correct, facts=self.facts | {"attacks": attacks})
 
 
@@ -78,10 +73,10 @@ class Comparison:
     @cached_property
     def mixtures(self) -> dict[str, list[Point]]:
         """The points of each mixture, by increasing clean accuracy."""
-        found: dict[str, list[Point]] = {}
-        for point in self.points:
-            found.setdefault(point.mixture, []).append(point)
-        return {name: sorted(points, key=lambda point: point.accuracy) for name, points in found.items()}
+        found: dict[str, list[Point]] = {point.mixture: [] for point in self.points}
+        for point in sorted(self.points, key=lambda point: point.accuracy):
+            found[point.mixture].append(point)
+        return found
 
     @property
     def images(self) -> int:
@@ -90,32 +85,24 @@ class Comparison:
 
     def with_attacks_of(self, other: Self) -> Self:
         """Return these points, also under the attacks of another comparison where it has the same point."""
-        if self._subject != other._subject:
-            raise ValueError(f"expected two comparisons of the same, got {self._subject} and {other._subject}")
+        # The models, the images and the threat have to be the same, the attacks need not.
+        subjects = [{"models": run.facts["models"], **run.facts["settings"]} for run in (self, other)]
+        for subject in subjects:
+            subject.pop("preset", None)
+        if subjects[0] != subjects[1]:
+            raise ValueError(f"expected two comparisons of the same, got {subjects[0]} and {subjects[1]}")
         theirs = {(point.mixture, point.wanted): point for point in other.points}
         points = (point.under_attacks_of(theirs.get((point.mixture, point.wanted))) for point in self.points)
         return replace(self, points=tuple(points))
 
-    @property
-    def _subject(self) -> dict[str, Any]:
-        """The models, the images and the threat."""
-        settings = {name: value for name, value in self.facts["settings"].items() if name != "preset"}
-        return {"models": self.facts["models"], **settings}
-
     def robust_at(self, mixture: str, accuracy: float) -> np.ndarray | None:
-        """Return how likely each image is robust at this clean accuracy, or None if the points do not reach it.
-
-        For each image one of the two neighbouring points is chosen at random, so that the clean accuracy is as given.
-        """
+        """Return how likely each image is robust at this clean accuracy, or None if the points do not reach it."""
+        # For each image one of the two neighbouring points is chosen at random, with the clean accuracy as given.
         for low, high in pairwise(self.mixtures[mixture]):
             if low.accuracy <= accuracy <= high.accuracy:
                 share = (accuracy - low.accuracy) / max(high.accuracy - low.accuracy, 1e-12)
                 return (1 - share) * low.robust_correct[: self.images] + share * high.robust_correct[: self.images]
         return None
-
-    def nearest(self, mixture: str, wanted: float) -> Point:
-        """Return the point of a mixture that was tuned to the clean accuracy closest to the wanted one."""
-        return min(self.mixtures[mixture], key=lambda point: abs((point.wanted or 0) - wanted))
 
 
 @dataclass(frozen=True)
@@ -127,5 +114,8 @@ class LearnedAlphaResult:
 
     def compare_with_fixed(self, wanted: float) -> tuple[Point, Point]:
         """Return the points of the learned and of the fixed alpha at about this clean accuracy."""
-        fixed, *_, learned = self.comparison.mixtures
-        return self.comparison.nearest(learned, wanted), self.comparison.nearest(fixed, wanted)
+        fixed, *_, learned = (
+            min(points, key=lambda point: abs((point.wanted or 0) - wanted))
+            for points in self.comparison.mixtures.values()
+        )
+        return learned, fixed

@@ -35,12 +35,11 @@ def measure_cost(model: nn.Module, shape: tuple[int, ...], device: torch.device 
     count = max(1, BATCH.get(device.type, 64) * 3 * 32 * 32 // math.prod(shape))
     images = torch.rand(count, *shape, device=device)
     with torch.no_grad(), trusted_images():
-        counter = FlopCounterMode(display=False)
-        with counter:
+        with (counter := FlopCounterMode(display=False)):
             model(images[:1])
-        best = min(_seconds(model, images) for _ in range(ROUNDS))
+        seconds = min(_seconds(model, images) for _ in range(ROUNDS))
     parameters = sum(weight.numel() for weight in model.parameters())
-    return Cost(parameters, int(counter.get_total_flops()), len(images) / best)
+    return Cost(parameters, int(counter.get_total_flops()), count / seconds)
 
 
 def _seconds(model: nn.Module, images: torch.Tensor) -> float:

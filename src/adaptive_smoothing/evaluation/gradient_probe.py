@@ -43,12 +43,9 @@ class GradientProbe:
         return gradient_of(lambda images: loss(self.model(images), self.labels), self.images)
 
     def flat(self) -> Tensor:
-        """Return which images have the same logits after a tiny step, up or down, but not after one of size eps.
-
-        Up and down are tried separately, because images lie on levels of 1/255: a model that rounds down changes at
-        once on the way down.
-        """
+        """Return which images have the same logits after a tiny step, up or down, but not after one of size eps."""
         normal = self._normal("flat", self.images.shape)
+        # Images lie on levels of 1/255: a model that rounds down changes at once on the way down, but not up.
         up = TINY_STEP * normal.abs().clamp_max(1)
         same = [(self._logits(self.images + step) == self.logits).all(1) for step in (up, -up)]
         return (same[0] | same[1]) & (self._logits(self._step_of_eps(normal)) != self.logits).any(1)
@@ -79,18 +76,16 @@ class GradientProbe:
 
     def margins_after(self, attack: PGD, which: Tensor) -> Tensor:
         """Return the margins after an attack on the margin, without a warning if the gradient is zero."""
-        images, labels = self.images[which], self.labels[which]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MaskedGradientWarning)
-            adversarial = replace(attack, objective=margin)(self.model, images, labels)
+        labels = self.labels[which]
+        with warnings.catch_warnings(action="ignore", category=MaskedGradientWarning):
+            adversarial = replace(attack, objective=margin)(self.model, self.images[which], labels)
         return logit_margin(self._logits(adversarial), labels)
 
     def _logits(self, images: Tensor) -> Tensor:
         return fp32_logits(self.model, images.clamp(0, 1))
 
     def _step_of_eps(self, direction: Tensor) -> Tensor:
-        step = self.threat.steepest(direction) * per_image(self.threat.eps, direction)
-        return (self.images + step).clamp(0, 1)
+        return (self.images + self.threat.steepest(direction) * per_image(self.threat.eps, direction)).clamp(0, 1)
 
     def _normal(self, name: str, shape: Sequence[int]) -> Tensor:
         return torch.randn(*shape, generator=generator(self.seed, "alarms", name)).to(self.images)

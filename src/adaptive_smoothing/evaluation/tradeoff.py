@@ -1,9 +1,9 @@
-"""Accuracy as a function of a fixed alpha: the paper's figure STD+ROB, and the confidence gaps that explain it.
+"""Accuracy as a function of a fixed alpha: the paper's figure STD+ROB, the confidence gaps that explain it, its files.
 
 STD and ROB attack g and h, and the result is transferred to the mixture; MIX attacks the mixture end to end. Apart from
 MIX everything follows, for every alpha, from the probabilities of g and h on three sets of images (clean, STD, ROB), so
 that it is computed once. MIX at alpha 0 and 1 is the attack on g and on h. A mixture is robust on the images that
-survive all three. The curves are samples on a grid of alphas; `tuning.clean_accuracy` has the exact clean accuracy.
+survive all three. The curves are samples on a grid of alphas; `tuning.curves` has the exact clean accuracy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ CURVES = ("clean", "std", "rob", "mix", "worst")
 ALPHAS = tuple(np.linspace(0, 1, 101).round(2).tolist())
 MIX_ALPHAS = (0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1)
 BATCH = 1000
+# Ending of the names of columns that are stored as bits.
+PACKED = ".bits"
 # Called with the number of attacks on batches that were finished since the last call.
 CountCallback = Callable[[int], None]
+Pair = tuple[nn.Module, nn.Module]
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,7 @@ class Tradeoff:
     """Results per image: `rows` has one entry per image in each column.
 
     index, label; clean, std, rob [alpha, image]: is the mixture correct; mix [alpha of `mix_alphas`, image]: is it
-    correct before and after the end-to-end attack; {clean,std,rob}_{g,h}: is g or h correct; {clean,std,rob}_{g,h}_gap:
-    its confidence gap.
+    correct before and after the end-to-end attack; {clean,std,rob}_{g,h}: is g or h correct; .._gap: confidence gap.
     """
 
     alphas: np.ndarray
@@ -127,21 +129,14 @@ def tradeoff_parts(
     progress: CountCallback = ignore_progress,
 ) -> Iterator[Tradeoff]:
     """Yield the trade-off of one batch at a time, for runs that may be stopped early; `join` puts them together."""
-    device = next(robust.parameters()).device
     alphas = sorted({*alphas, *mix_alphas})
     if not 0 <= alphas[0] <= alphas[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")
-    settings = {
-        "data": data.name,
-        "fingerprint": data.fingerprint(),
-        "norm": attack.threat.norm,
-        "eps": attack.threat.eps,
-        "steps": attack.steps,
-        "random_start": attack.random_start,
-        "step_size": attack.step_size,
-    }
-    for batch in batches(data, batch_size, device=device):
-        row = _measure(standard, robust, batch, attack, alphas, mix_alphas, progress)
+    threat = attack.threat
+    settings = {"data": data.name, "fingerprint": data.fingerprint(), "norm": threat.norm, "eps": threat.eps}
+    settings |= {name: getattr(attack, name) for name in ("steps", "random_start", "step_size")}
+    for batch in batches(data, batch_size, device=next(robust.parameters()).device):
+        row = _measure((standard, robust), batch, attack, alphas, mix_alphas, progress)
         rows = {name: column.cpu().numpy() for name, column in row.items()}
         yield Tradeoff(np.asarray(alphas, float), np.asarray(mix_alphas, float), rows, settings)
 
@@ -150,8 +145,7 @@ def join(parts: Sequence[Tradeoff]) -> Tradeoff:
     """Return one trade-off over the images of all parts of a run."""
     if not parts:
         raise ValueError("expected a trade-off of at least one image, got none: is the data set empty?")
-    names = parts[0].rows
-    rows = {name: np.concatenate([part.rows[name] for part in parts], axis=-1) for name in names}
+    rows = {name: np.concatenate([part.rows[name] for part in parts], axis=-1) for name in parts[0].rows}
     return replace(parts[0], rows=rows)
 
 
@@ -161,42 +155,33 @@ def attack_count(images: int, batch_size: int, mix_alphas: Sequence[float]) -> i
 
 
 def _measure(
-    standard: nn.Module,
-    robust: nn.Module,
-    batch: Batch,
-    attack: PGD,
-    alphas: Sequence[float],
-    mix_alphas: Sequence[float],
-    progress: CountCallback,
+    pair: Pair, batch: Batch, attack: PGD, alphas: Sequence[float], mix_alphas: Sequence[float], progress: CountCallback
 ) -> dict[str, Tensor]:
     images, labels = batch.images, batch.labels
     row, views = {"index": batch.index, "label": labels}, {"clean": images}
-    for view, model in (("std", standard), ("rob", robust)):
+    for view, model in zip(("std", "rob"), pair, strict=True):
         views[view] = attack(model, images, labels)
         progress(1)
     for view, seen in views.items():
-        row |= _transferred(view, standard, robust, seen, labels, alphas)
+        row |= _transferred(view, pair, seen, labels, alphas)
     # At alpha 0 and 1 the mixture is g or h, which have been attacked end to end already.
     known = {0: row["clean_g"] & row["std_g"], 1: row["clean_h"] & row["rob_h"]}
     mix = []
     for alpha in mix_alphas:
-        if alpha not in known:
-            mix.append(_robust(MixedClassifier(standard, robust, alpha), images, labels, attack))
-            progress(1)
-        else:
+        if alpha in known:
             mix.append(known[int(alpha)])
+        else:
+            mix.append(_robust(MixedClassifier(*pair, alpha), images, labels, attack))
+            progress(1)
     row["mix"] = torch.stack(mix) if mix else labels.new_empty((0, len(labels)), dtype=torch.bool)
     return row
 
 
-def _transferred(
-    view: str, standard: nn.Module, robust: nn.Module, images: Tensor, labels: Tensor, alphas: Sequence[float]
-) -> dict[str, Tensor]:
+def _transferred(view: str, pair: Pair, images: Tensor, labels: Tensor, alphas: Sequence[float]) -> dict[str, Tensor]:
     """Return which of these images g, h and the mixture at every alpha classify correctly, and the gaps of g and h."""
-    log = {name: fp32_logits(model, images).log_softmax(1) for name, model in (("g", standard), ("h", robust))}
-    correct = [mix_log_probabilities(log["g"], log["h"], alpha).argmax(1) == labels for alpha in alphas]
-    row = {view: torch.stack(correct)}
-    for name, log_probabilities in log.items():
+    g, h = (fp32_logits(model, images).log_softmax(1) for model in pair)
+    row = {view: torch.stack([mix_log_probabilities(g, h, alpha).argmax(1) == labels for alpha in alphas])}
+    for name, log_probabilities in (("g", g), ("h", h)):
         row[f"{view}_{name}"] = log_probabilities.argmax(1) == labels
         row[f"{view}_{name}_gap"] = confidence_gap(log_probabilities.exp())
     return row
@@ -211,9 +196,6 @@ def _robust(mixed: MixedClassifier, images: Tensor, labels: Tensor, attack: PGD)
     return robust
 
 
-PACKED = ".bits"
-
-
 def save_tradeoff(folder: str | Path, tradeoff: Tradeoff, facts: dict[str, Any]) -> None:
     """Write `tradeoff` into `folder`, with facts about the run: models, versions, seconds, ..."""
     columns = {"alphas": tradeoff.alphas, "mix_alphas": tradeoff.mix_alphas}
@@ -226,12 +208,11 @@ def save_tradeoff(folder: str | Path, tradeoff: Tradeoff, facts: dict[str, Any])
 
 def load_tradeoff(folder: str | Path) -> Tradeoff:
     """Return the trade-off that `save_tradeoff` wrote; gaps are stored in half precision."""
-    result = _read(folder, RESULT, read_json)
-    columns = _read(folder, ROWS, read_rows)
+    result, columns = _read(folder, RESULT, read_json), _read(folder, ROWS, read_rows)
     try:
         alphas, mix_alphas = columns.pop("alphas"), columns.pop("mix_alphas")
         images = len(columns["label"])
-        lengths = {"clean": len(alphas), "std": len(alphas), "rob": len(alphas), "mix": len(mix_alphas)}
+        lengths = dict.fromkeys(("clean", "std", "rob"), len(alphas)) | {"mix": len(mix_alphas)}
         rows = dict(_expand(name, column, lengths, images) for name, column in columns.items())
         return Tradeoff(alphas, mix_alphas, rows, result["settings"])
     except KeyError as error:
@@ -271,5 +252,4 @@ def _expand(name: str, column: np.ndarray, lengths: dict[str, int], images: int)
         name = name.removesuffix(PACKED)
         return name, np.unpackbits(column, axis=0, count=lengths.get(name, images)).astype(bool)
     # Wider types, because means of half-precision numbers would be taken in half precision.
-    wide = np.float32 if np.issubdtype(column.dtype, np.floating) else np.int64
-    return name, column.astype(wide)
+    return name, column.astype(np.float32 if np.issubdtype(column.dtype, np.floating) else np.int64)

@@ -1,9 +1,9 @@
-"""The results of an evaluation, image by image: predictions, attacks that succeeded, margins."""
+"""The results of an evaluation, image by image: predictions, attacks that succeeded, margins, confidence gaps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -12,12 +12,14 @@ from adaptive_smoothing.evaluation.alarms import Alarm
 from adaptive_smoothing.results import interval
 from adaptive_smoothing.threat import Threat
 
+# In `fooled_by`: misclassified without an attack, and not fooled by any attack.
+MISCLASSIFIED, ROBUST = -2, -1
 # Accuracy, and mean and median gap of correct and of incorrect predictions; None where there are none.
 GapStatistics = dict[str, float | None]
 
 
 def confidence_gap(probabilities: Tensor) -> Tensor:
-    """Return the gap of each row of probabilities."""
+    """Return the largest minus the second-largest probability of each row."""
     first, second = probabilities.topk(2).values.unbind(1)
     return first - second
 
@@ -30,10 +32,6 @@ def gap_statistics(correct: np.ndarray, gap: np.ndarray) -> GapStatistics:
         found[f"{name}_mean"] = float(np.mean(values)) if len(values) else None
         found[f"{name}_median"] = float(np.median(values)) if len(values) else None
     return found
-
-
-# In `fooled_by`: misclassified without an attack, and not fooled by any attack.
-MISCLASSIFIED, ROBUST = -2, -1
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,10 +79,8 @@ class Evaluation:
         found = f"clean {_percent(self.clean, self.clean_interval)}"
         if self.attacked_predictions is not None:
             found += f", robust {_percent(self.robust, self.interval)}"
-        return f"{type(self).__name__}: {found}; 95 % intervals\n{', '.join(self._circumstances())}"
-
-    def _circumstances(self) -> list[str]:
-        return [f"{len(self.labels):,} images", self.attack or "no attack"]
+        circumstances = f"{len(self.labels):,} images, {self.attack or 'no attack'}"
+        return f"{type(self).__name__}: {found}; 95 % intervals\n{circumstances}"
 
 
 def _percent(accuracy: float, bounds: tuple[float, float]) -> str:
@@ -114,15 +110,9 @@ class Audit:
         return interval(self.random_fooled, self.random, confidence=0.90)[1]
 
     def summary(self) -> dict[str, int | float]:
-        return {
-            "survivors": self.survivors,
-            "random": self.random,
-            "random_fell": self.random_fooled,
-            "closest": self.closest,
-            "closest_fell": self.closest_fooled,
-            "unseen": self.unseen,
-            "missed_share_at_most": self.missed_share,
-        }
+        # Stored results say "fell" for "fooled".
+        counts = {name.replace("fooled", "fell"): count for name, count in asdict(self).items()}
+        return {**counts, "unseen": self.unseen, "missed_share_at_most": self.missed_share}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -134,6 +124,15 @@ class Verdict(Evaluation):
         margin: largest incorrect logit minus the correct one, of the worst version of each image that was found.
         alarms: None if they were off.
     """
+
+    # The columns of `rows.npz`, and the fields that hold them.
+    COLUMNS: ClassVar[dict[str, str]] = {
+        "index": "index",
+        "label": "labels",
+        "prediction": "clean_predictions",
+        "attacked_prediction": "attacked_predictions",
+        **{name: name for name in ("fooled_by", "margin", "queries", "clean_gap", "attacked_gap")},
+    }
 
     fooled_by: Tensor
     margin: Tensor
@@ -152,8 +151,8 @@ class Verdict(Evaluation):
     @property
     def waterfall(self) -> list[tuple[str, int, float]]:
         """(attack, images it fooled, accuracy left after it), starting with the clean accuracy."""
-        left, rows = int(self.clean_correct.sum()), []
-        rows.append(("clean", len(self.labels) - left, left / len(self.labels)))
+        left = int(self.clean_correct.sum())
+        rows = [("clean", len(self.labels) - left, left / len(self.labels))]
         for number, name in enumerate(self.stages):
             took = int((self.fooled_by == number).sum())
             left -= took
@@ -167,18 +166,7 @@ class Verdict(Evaluation):
 
     def rows(self) -> dict[str, np.ndarray]:
         """Return the columns of `rows.npz`: one entry per image in each."""
-        columns = {
-            "index": self.index,
-            "label": self.labels,
-            "prediction": self.clean_predictions,
-            "attacked_prediction": self.attacked_predictions,
-            "fooled_by": self.fooled_by,
-            "margin": self.margin,
-            "queries": self.queries,
-            "clean_gap": self.clean_gap,
-            "attacked_gap": self.attacked_gap,
-        }
-        return {name: tensor.numpy() for name, tensor in columns.items() if tensor is not None}
+        return {column: getattr(self, field).numpy() for column, field in self.COLUMNS.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return the content of `result.json`, which is the same for every run with the same settings."""
@@ -194,10 +182,10 @@ class Verdict(Evaluation):
             "settings": self.settings,
         }
 
-    def _circumstances(self) -> list[str]:
+    def __repr__(self) -> str:
         if self.alarms is None:
-            return [*super()._circumstances(), "alarms off"]
-        return [*super()._circumstances(), f"{len(self.alarms) or 'no'} alarm{'s' * (len(self.alarms) != 1)}"]
+            return f"{super().__repr__()}, alarms off"
+        return f"{super().__repr__()}, {len(self.alarms) or 'no'} alarm{'s' * (len(self.alarms) != 1)}"
 
 
 def attack_title(attack: object) -> str:

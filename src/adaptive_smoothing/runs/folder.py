@@ -1,4 +1,4 @@
-"""The folder of a run: a result, one row per image, and a journal while the run is unfinished."""
+"""The folder of a run: a result, one row per image, a journal while the run is unfinished; and where it was made."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def resumable_folder(folder: Path, overwrite: bool) -> Path:
 def environment(device: torch.device | str) -> dict[str, Any]:
     """Return the date, the versions of the software, and the machine."""
     device = torch.device(device)
+    name = f"{device.type}, {torch.get_num_threads()} threads on {os.cpu_count()} cores"
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "adaptive-smoothing": code_version(),
@@ -53,11 +54,5 @@ def environment(device: torch.device | str) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
-        "device": _device_name(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else name,
     }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads on {os.cpu_count()} cores"

@@ -24,19 +24,14 @@ import numpy as np
 from adaptive_smoothing.results import atomic, read_json, write_json
 
 BINDING = "binding.json"
-# Bytes of a sha256.
-SUM = 32
+SUM = 32  # bytes of a sha256
 
 Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Entries by name in a folder; without a folder nothing is kept.
-
-    Args:
-        overwrite: replace the entries of a different run.
-    """
+    """Entries by name in a folder; without a folder nothing is kept. `overwrite` replaces those of a different run."""
 
     folder: Path | None = None
     overwrite: bool = False
@@ -47,7 +42,7 @@ class Journal:
             return
         path = self.folder / BINDING
         if path.is_file():
-            if not (difference := self._difference(path, facts)):
+            if not (difference := _difference(path, facts)):
                 return
             if not self.overwrite:
                 raise ValueError(
@@ -58,59 +53,51 @@ class Journal:
         with room_for(self.folder):
             write_json(path, dict(facts))
 
-    @staticmethod
-    def _difference(path: Path, facts: Mapping[str, Any]) -> str:
-        """Return what the stored binding has instead, in words; empty if it is the same."""
-        try:
-            theirs = read_json(path)
-        except ValueError:
-            return f"one with a damaged {BINDING}"
-        other = [name for name in facts if theirs.get(name) != facts[name]]
-        return f"one with another {', '.join(other)}" if other else ""
-
     def read(self, name: str) -> Columns | None:
         """Return the columns of an entry, or None if there is none."""
-        path = self._path(name)
-        if path is None or not path.is_file():
+        if self.folder is None or not (path := self.folder / f"{name}.entry").is_file():
             return None
         content = path.read_bytes()
-        if self._sum(name, content[SUM:]) != content[:SUM]:
+        if self._sum(self.folder, name, content[SUM:]) != content[:SUM]:
             warnings.warn(f"{path} does not match its checksum: its part of the run is repeated", stacklevel=2)
             return None
         with np.load(io.BytesIO(content[SUM:]), allow_pickle=False) as columns:
             return dict(columns)
 
     def write(self, name: str, columns: Columns) -> None:
-        path = self._path(name)
-        if path is None:
+        if self.folder is None:
             return
         packed = io.BytesIO()
         np.savez_compressed(packed, **columns)  # type: ignore[arg-type]
         content = packed.getvalue()
-        with room_for(path.parent), atomic(path) as partial, partial.open("wb") as file:
-            file.write(self._sum(name, content) + content)
+        with room_for(self.folder), atomic(self.folder / f"{name}.entry") as partial, partial.open("wb") as file:
+            file.write(self._sum(self.folder, name, content) + content)
             file.flush()
             os.fsync(file.fileno())
 
     def clear(self) -> None:
-        """Remove the entries, of a run that is finished or begins again."""
+        """Remove the entries of a run that is finished or begins again; files of other origin are kept."""
         if self.folder is None or not self.folder.is_dir():
             return
         for path in [*self.folder.glob("*.entry"), *self.folder.glob("*.tmp"), self.folder / BINDING]:
             path.unlink(missing_ok=True)
-        # The folder may hold files of other origin.
         with suppress(OSError):
             self.folder.rmdir()
 
-    def _sum(self, name: str, content: bytes) -> bytes:
-        assert self.folder is not None
-        binding = self.folder / BINDING
-        digest = hashlib.sha256(binding.read_bytes() if binding.is_file() else b"")
-        digest.update(f"{name}\n".encode() + content)
-        return digest.digest()
+    @staticmethod
+    def _sum(folder: Path, name: str, content: bytes) -> bytes:
+        binding = (folder / BINDING).read_bytes() if (folder / BINDING).is_file() else b""
+        return hashlib.sha256(binding + f"{name}\n".encode() + content).digest()
 
-    def _path(self, name: str) -> Path | None:
-        return None if self.folder is None else self.folder / f"{name}.entry"
+
+def _difference(path: Path, facts: Mapping[str, Any]) -> str:
+    """Return what the stored binding has instead, in words; empty if it is the same."""
+    try:
+        theirs = read_json(path)
+    except ValueError:
+        return f"one with a damaged {BINDING}"
+    other = [name for name in facts if theirs.get(name) != facts[name]]
+    return f"one with another {', '.join(other)}" if other else ""
 
 
 @contextmanager
@@ -131,8 +118,5 @@ def room_for(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(
-            error.errno,
-            f"no space is left for {folder}: finished parts of the run are kept; free some space and run the same "
-            "command again",
-        ) from error
+        kept = "finished parts of the run are kept; free some space and run the same command again"
+        raise OSError(error.errno, f"no space is left for {folder}: {kept}") from error

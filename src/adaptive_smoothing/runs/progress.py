@@ -11,7 +11,6 @@ class Progress:
     """How far a run is.
 
     Args:
-        images: images of the run.
         finished: work done, in images; a shard in progress counts in part.
         seen: images that have a result, final or preliminary.
         correct: how many of those are robust, or certified and correct.

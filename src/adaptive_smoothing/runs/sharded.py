@@ -5,10 +5,9 @@ Only one shard at a time is converted to floats on the device. The result of a s
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -23,56 +22,6 @@ from adaptive_smoothing.models.digest import model_digest
 from adaptive_smoothing.runs.journal import Columns, Journal
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
 from adaptive_smoothing.version import code_version
-
-
-def spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> None:
-    """Do shard k on device k modulo their count, for all k; afterwards the journal has every shard."""
-    threads = max(1, torch.get_num_threads() // len(devices))
-    home = run.device
-    # The size of the shards is fixed here, because its default differs between types of device.
-    size = run.images_per_shard
-    portable = dataclasses.replace(run, model=run.model.cpu(), data=run.data.to("cpu"), shard_size=size)
-    reports = multiprocessing.get_context("spawn").Queue()
-    arguments = (portable, list(devices), threads, reports)
-    context = multiprocessing.start_processes(
-        _work, args=arguments, nprocs=len(devices), join=False, start_method="spawn"
-    )
-    latest: dict[int, Progress] = {}
-    try:
-        while not context.join(timeout=0.5):
-            _pass_on(reports, latest, progress)
-        _pass_on(reports, latest, progress)
-    except multiprocessing.ProcessRaisedException as error:
-        # The last line is the message; the lines above it are the stack of the other process.
-        raise RuntimeError(str(error).strip().splitlines()[-1]) from error
-    except multiprocessing.ProcessExitedException as error:
-        raise RuntimeError(
-            f"a process ended before its work was done ({error}): the same command continues from there"
-        ) from error
-    finally:
-        # After Ctrl-C some may still be running, and Python would wait for them.
-        for process in context.processes:
-            process.terminate()
-        run.model.to(home)
-
-
-def _pass_on(reports: Any, latest: dict[int, Progress], progress: RunProgress) -> None:
-    """Report the sum of the latest progress of all processes."""
-    while not reports.empty():
-        rank, now = reports.get()
-        latest[rank] = now
-        parts = list(latest.values())
-        sums = {name: sum(getattr(part, name) for part in parts) for name in ("finished", "seen", "correct")}
-        progress(dataclasses.replace(now, **sums))
-
-
-def _work(rank: int, run: ShardedRun, devices: list[str], threads: int, reports: Any) -> None:
-    device = torch.device(devices[rank])
-    if device.type == "cpu":
-        torch.set_num_threads(threads)
-    mine = dataclasses.replace(run, model=run.model.to(device), device=device)
-    for _ in mine.shards(lambda now: reports.put((rank, now)), every=len(devices), first=rank):
-        pass
 
 
 def check_size(name: str, size: int | None) -> None:
@@ -112,7 +61,7 @@ class ShardedRun(ABC):
     def columns(self, progress: RunProgress, devices: Sequence[str] = ()) -> Columns:
         """Return the columns of all shards; several devices get one process each and share the journal."""
         if len(devices) > 1:
-            spread(self, devices, progress)
+            _spread(self, devices, progress)
             progress = ignore_progress  # the processes have reported these shards already
         parts = [part for _, part in self.shards(progress)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if parts[0][name].ndim}
@@ -150,3 +99,44 @@ class ShardedRun(ABC):
             "code": code_version(),
             "torch": torch.__version__,
         }
+
+
+def _spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> None:
+    """Do shard k on device k modulo their count, for all k, and report the sum of the progress of all processes."""
+    threads = max(1, torch.get_num_threads() // len(devices))
+    # The size of the shards is fixed here, because its default differs between types of device.
+    size = run.images_per_shard
+    portable = replace(run, model=run.model.cpu(), data=run.data.to("cpu"), shard_size=size)
+    reports = multiprocessing.get_context("spawn").Queue()
+    arguments = (portable, list(devices), threads, reports)
+    context = multiprocessing.start_processes(_work, arguments, nprocs=len(devices), join=False, start_method="spawn")
+    latest: dict[int, Progress] = {}
+    sums, done = ("finished", "seen", "correct"), False
+    try:
+        while not done:
+            done = context.join(timeout=0.5)
+            while not reports.empty():
+                rank, now = reports.get()
+                latest[rank] = now
+                progress(replace(now, **{name: sum(getattr(part, name) for part in latest.values()) for name in sums}))
+    except multiprocessing.ProcessRaisedException as error:
+        # The last line is the message; the lines above it are the stack of the other process.
+        raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+    except multiprocessing.ProcessExitedException as error:
+        raise RuntimeError(
+            f"a process ended before its work was done ({error}): the same command continues from there"
+        ) from error
+    finally:
+        # After Ctrl-C some may still be running, and Python would wait for them.
+        for process in context.processes:
+            process.terminate()
+        run.model.to(run.device)
+
+
+def _work(rank: int, run: ShardedRun, devices: list[str], threads: int, reports: Any) -> None:
+    device = torch.device(devices[rank])
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    mine = replace(run, model=run.model.to(device), device=device)
+    for _ in mine.shards(lambda now: reports.put((rank, now)), every=len(devices), first=rank):
+        pass
