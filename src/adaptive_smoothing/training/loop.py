@@ -46,12 +46,10 @@ class Stopped(KeyboardInterrupt):
 
 
 class Loop(ABC):
-    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights.
+    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights."""
 
-    Args:
-        save_every: least seconds between two checkpoints. They are written at the end of an epoch or on an interrupt.
-    """
-
+    # Least seconds between two checkpoints. They are written at the end of an epoch or on an interrupt.
+    save_every: float = 30.0
     weight_perturbation: WeightPerturbation
 
     def __init__(
@@ -64,9 +62,9 @@ class Loop(ABC):
         *,
         device: str = "cpu",
         monitor: TrainingMonitor | None = None,
-        save_every: float = 30.0,
     ) -> None:
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
+        self.checkpoint = folder / CHECKPOINT
         self.train_data, self.val_data = train.to(device), val.to(device)
         self.monitor = monitor or TrainingMonitor(folder)
         self.cuda = self.device.type == "cuda"
@@ -75,15 +73,12 @@ class Loop(ABC):
         self.model = model.to(self.device, memory_format=self.layout).requires_grad_()  # type: ignore[call-overload]
         self.average = MovingAverage(self.model, recipe.optimizer.ema)
         self.optimizer = self._make_optimizer()
-        self.steps_per_epoch = steps_per_epoch(train, recipe.optimizer.batch_size)
+        size = recipe.optimizer.batch_size
+        self.steps_per_epoch = steps_per_epoch(train, size)
         if self.steps_per_epoch == 0:
-            raise ValueError(
-                f"expected at least one full batch of {recipe.optimizer.batch_size} training images, got {len(train)}: "
-                "lower optimizer.batch_size in the recipe"
-            )
+            raise ValueError(f"expected at least {size} training images, got {len(train)}: lower optimizer.batch_size")
         self.total_steps = self.steps_per_epoch * recipe.optimizer.epochs
-        self.step, self.seconds = 0, 0.0
-        self.save_every, self.saved_at = save_every, float("-inf")
+        self.step, self.seconds, self.saved_at = 0, 0.0, float("-inf")
         self.sums = torch.zeros(2, device=self.device)  # loss and accuracy of the epoch so far
 
     @abstractmethod
@@ -189,10 +184,6 @@ class Loop(ABC):
         self.measure(batches=self.steps_per_epoch)
         return self.model.eval().requires_grad_(False)
 
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / CHECKPOINT
-
     def _make_optimizer(self) -> torch.optim.Optimizer:
         settings = self.recipe.optimizer
         common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": self.cuda}
@@ -210,8 +201,7 @@ class Loop(ABC):
             kept = self.optimizer.state[parameter].items()
             tensors |= {f"optimizer.{number}.{k}": v for k, v in kept if isinstance(v, Tensor)}
         tensors["epoch.sums"] = self.sums
-        facts = {"step": self.step, "seconds": self.seconds, **self._identity()}
-        checkpoints.save(self.checkpoint, tensors, facts)
+        checkpoints.save(self.checkpoint, tensors, {"step": self.step, "seconds": self.seconds, **self._identity()})
         self.saved_at = time.perf_counter()
 
     def _identity(self) -> dict[str, Any]:

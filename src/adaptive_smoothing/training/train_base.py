@@ -21,7 +21,6 @@ from adaptive_smoothing.models import architectures, zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.averaging import WeightPerturbation, measure_statistics, restored
 from adaptive_smoothing.training.base_methods import Network, make_base_method
@@ -49,11 +48,10 @@ class Trainer(Loop):
         device: str = "cpu",
         compiled: bool | None = None,
         monitor: TrainingMonitor | None = None,
-        save_every: float = 30.0,
     ) -> None:
         torch.manual_seed(recipe.seed)
         model = architectures.build(recipe.model.arch, **recipe.model.options_for(train.num_classes))
-        super().__init__(recipe, model, train, val, folder, device=device, monitor=monitor, save_every=save_every)
+        super().__init__(recipe, model, train, val, folder, device=device, monitor=monitor)
         self.network = self._network(self.cuda if compiled is None else compiled)
         self.method = make_base_method(recipe.method, len(train), self.device)
         self.weight_perturbation = WeightPerturbation(self.model, recipe.method.weight_perturbation)
@@ -132,9 +130,8 @@ def train_base(
 ) -> dict[str, Any]:
     """Train `recipe` into `folder`; return the card that is stored with the weights.
 
-    Args:
-        test_images: number of test images for the final evaluation; default: all. 0 is for a candidate that will be
-            compared with others on validation images first.
+    The final evaluation has `test_images` test images, or all. Pass 0 for a candidate that will be compared with others
+    on validation images first.
     """
     train, val = (datasets.load(recipe.data.name, split, root=root, download=download) for split in ("train", "val"))
     if (folder / CHECKPOINT).exists() and not resume:
@@ -182,21 +179,15 @@ def figures(
 
     PGD has the threat model of the recipe, or Linf 8/255.
     """
-    adversarial = recipe.method.name in ("at", "trades", "iaat")
-    threat = recipe.method.threat if adversarial else Linf(8 / 255)
+    threat = Linf(8 / 255) if recipe.method.name in ("standard", "gaussian") else recipe.method.threat
     attack = PGD(threat, steps=20, stop_when_fooled=True)
     size = 1000 if next(model.parameters()).is_cuda else 100
     options = EvaluationOptions(batch_size=size)
     found: dict[str, dict[str, float]] = {}
-    done = 0
-
-    def report(shown: Progress) -> None:
-        progress(done + shown.seen)
-
     for split, data in splits.items():
-        result = evaluate(model, data, attack, options=options, progress=report)
+        done = sum(len(splits[earlier]) for earlier in found)
+        result = evaluate(model, data, attack, options=options, progress=lambda run: progress(done + run.seen))  # noqa: B023
         found[split] = {"images": len(data), "clean": result.clean, "pgd20": result.robust}
-        done += len(data)
         if recipe.method.name == "gaussian":
             smooth = SmoothedClassifier(model, recipe.method.sigma, samples=SMOOTHING_SAMPLES, batch=4 * size)
             found[split]["smoothed"] = evaluate(smooth, data, options=options).clean

@@ -139,11 +139,10 @@ class TrainingAttack(ABC):
 
     def steps(self, batch: TrainingBatch) -> int:
         """Return a number of steps from a chi-square distribution, whose mean is `settings.steps`."""
-        mean = self.settings.steps
         if not self.settings.vary_steps:
-            return mean
+            return self.settings.steps
         noise = generator(batch.noise.initial_seed(), "steps")  # on the CPU, where the number is needed
-        return max(LEAST_STEPS, round(torch.randn(mean, generator=noise).square().sum().item()))
+        return max(LEAST_STEPS, round(torch.randn(self.settings.steps, generator=noise).square().sum().item()))
 
     @torch.no_grad()
     def likely_classes(self, batch: TrainingBatch, count: int) -> Tensor:

@@ -41,9 +41,7 @@ STATISTICS = 20
 def composite_loss(c: LossSettings, logits: Tensor, alpha: Tensor, labels: Tensor, pseudo_labels: Tensor) -> Tensor:
     """Return c_CE l_CE + c_BCE l_BCE + c_prod l_CE l_BCE (eq. comp_loss) + c_error l_error for each image.
 
-    Args:
-        logits, alpha: output of the mixed classifier.
-        pseudo_labels: the paper's labels of alpha: 1 where h should decide, 0 where g should.
+    `pseudo_labels` are the paper's labels of alpha: 1 where h should decide, 0 where g should.
     """
     l_ce = cross_entropy_loss(logits, labels)
     # A sigmoid that rounds to 0 or 1 has an infinite logarithm.
@@ -55,8 +53,8 @@ def composite_loss(c: LossSettings, logits: Tensor, alpha: Tensor, labels: Tenso
 class OperatingPoint:
     """Keeps the clean accuracy of a mixture at a target, on images whose base outputs are known.
 
-    Alpha is at least `settings.low`, or less for a pair that needs more of g. An alpha of 1/2 is all that a confident g
-    needs to decide. Below, the loss of an image is flat, so that nothing is learned from it.
+    Alpha is at least `settings.low`, or less for a pair that needs more of g. A confident g decides at an alpha of 1/2.
+    Below, the loss of an image is flat, so that nothing is learned from it.
     """
 
     def __init__(
@@ -109,16 +107,13 @@ class AttackedWeight:
 
 
 class MixerBatch(NamedTuple):
-    """A training batch of the mixer: clean images followed by their attacked versions.
-
-    `pseudo_labels` are the labels of alpha, `weights` those of the loss.
-    """
+    """A training batch of the mixer: clean images followed by their attacked versions."""
 
     images: Tensor
     base_outputs: BaseOutputs
     labels: Tensor
-    pseudo_labels: Tensor
-    weights: Tensor
+    pseudo_labels: Tensor  # of alpha
+    weights: Tensor  # of the loss
 
 
 class MixingTrainer(Loop):
@@ -140,21 +135,19 @@ class MixingTrainer(Loop):
         device: str = "cpu",
         compiled: bool | None = None,
         monitor: TrainingMonitor | None = None,
-        save_every: float = 30.0,
     ) -> None:
         if not isinstance(mixed.alpha, Mixer):
             raise TypeError(
                 f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: "
                 "make one with ads.MixingNetwork.between(g, h) or ads.FineTunedTail.of(h)"
             )
-        layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
+        super().__init__(recipe, mixed.alpha, train, val, folder, device=device, monitor=monitor)
         for base in (mixed.standard, mixed.robust):
-            base.eval().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
+            base.eval().requires_grad_(False).to(memory_format=self.layout)  # type: ignore[call-overload]
         point = recipe.operating_point
         # The scores of a mixer that was trained before are standardized. This keeps the slope of alpha in the raw ones.
         scale = point.scale * (mixed.alpha.spread if isinstance(mixed.alpha, FineTunedTail) else 1.0)
         self.mixed = mixed.to(device).with_alpha_range(point.low, 1).with_sigmoid(scale, point.shift)
-        super().__init__(recipe, mixed.alpha, train, val, folder, device=device, monitor=monitor, save_every=save_every)
         self.weight_perturbation = WeightPerturbation(self.model, recipe.optimizer.weight_perturbation)
         compiled = self.cuda if compiled is None else compiled
         self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
@@ -184,7 +177,6 @@ class MixingTrainer(Loop):
         return {**super()._identity(), **validation, "pair of base classifiers": digests}
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Train on the clean images of a batch and on their attacked versions."""
         if self.step % self.recipe.operating_point.every == 0:
             self.update_operating_point()
         examples = self.examples(batch)
@@ -211,14 +203,9 @@ class MixingTrainer(Loop):
             attacked, pseudo_labels = self._attacked(batch)
         with torch.no_grad(), self._arithmetic():
             base_outputs = concatenate(*map(self.mixed.base_outputs, (batch.images, attacked)))
-        clean = torch.zeros_like(pseudo_labels)
-        return MixerBatch(
-            torch.cat([batch.images, attacked]),
-            base_outputs,
-            batch.labels.repeat(2),
-            torch.cat([clean, pseudo_labels]),
-            torch.cat([torch.ones_like(clean), torch.full_like(clean, self.recipe.loss.attacked)]),
-        )
+        images, clean = torch.cat([batch.images, attacked]), torch.zeros_like(pseudo_labels)
+        weights = torch.cat([torch.ones_like(clean), torch.full_like(clean, self.recipe.loss.attacked)])
+        return MixerBatch(images, base_outputs, batch.labels.repeat(2), torch.cat([clean, pseudo_labels]), weights)
 
     def _attacked(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Return the attacked images and their pseudo labels: 0 for those attacked through h, 1 for the others."""
@@ -261,10 +248,9 @@ class MixingTrainer(Loop):
         return {"val_clean": found.clean, "val_pgd10": found.robust}
 
     def measure(self, batches: int) -> None:
-        if not learns_statistics(self.model):
-            return
-        later = islice(self.batches(self.recipe.optimizer.epochs), min(batches, STATISTICS))
-        measure_statistics(self.model, (self.examples(batch).base_outputs for batch in later), self._arithmetic())
+        if learns_statistics(self.model):
+            later = islice(self.batches(self.recipe.optimizer.epochs), min(batches, STATISTICS))
+            measure_statistics(self.model, (self.examples(batch).base_outputs for batch in later), self._arithmetic())
 
     def finish(self) -> nn.Module:
         mixer = super().finish()
