@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, statistics_kept
+from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, restored
 
 
 def test_moving_average_follows_its_formula():
@@ -13,7 +13,8 @@ def test_moving_average_follows_its_formula():
         average = MovingAverage(model, 0.5)
         model.weight.fill_(3.0)
         average.update(step=1000)
-        with average.swapped_in():
+        with restored(model):
+            average.copy_to_model()
             assert model.weight.item() == pytest.approx(2.0)
     assert model.weight.item() == 3.0
 
@@ -26,6 +27,6 @@ def test_statistics_are_the_mean_over_batches():
     assert torch.allclose(model.running_var, torch.stack([b.var(0) for b in batches]).mean(0), atol=1e-5)
     assert not model.training and model.momentum == 0.1
     kept = model.running_mean.clone()
-    with statistics_kept(model):
+    with restored(model):
         measure_statistics(model, [torch.randn(50, 3) + 9])
     assert torch.equal(model.running_mean, kept)

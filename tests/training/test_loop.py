@@ -41,7 +41,9 @@ def recipe(method="standard", epochs=4, **changes):
 
 def trainer(folder, settings, data=None, save_every=0.0):
     data, monitor = data or tiny_data(), TrainingMonitor(folder, quiet=True, tensorboard=False)
-    return Trainer(settings, data, data.take(slice(32)), folder, monitor=monitor, save_every=save_every)
+    run = Trainer(settings, data, data.take(slice(32)), folder, monitor=monitor)
+    run.save_every = save_every
+    return run
 
 
 def weights(model):

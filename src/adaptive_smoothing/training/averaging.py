@@ -1,9 +1,10 @@
-"""Moving averages of weights, and their batch-norm statistics."""
+"""The weights of a model in training: moving averages, batch-norm statistics and adversarial perturbation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,25 +30,21 @@ class MovingAverage:
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
 
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Use the averaged parameters inside of the context."""
-        current = [parameter.detach().clone() for parameter in self.parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(self.parameters, self.average)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.parameters, current)
-
-    def state(self) -> dict[str, Tensor]:
-        return {str(position): tensor for position, tensor in enumerate(self.average)}
-
     @torch.no_grad()
-    def load(self, state: dict[str, Tensor]) -> None:
-        for position, tensor in enumerate(self.average):
-            tensor.copy_(state[str(position)])
+    def copy_to_model(self) -> None:
+        torch._foreach_copy_(self.parameters, self.average)
+
+
+@contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Restore all parameters and buffers, such as batch-norm statistics, at the end of the context."""
+    before = [tensor.detach().clone() for tensor in chain(model.parameters(), model.buffers())]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(chain(model.parameters(), model.buffers()), before, strict=True):
+                tensor.copy_(value)
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -61,18 +58,6 @@ def learns_statistics(model: nn.Module) -> bool:
     learns = any(norm.training for norm in batch_norms(model))
     model.train(mode)
     return learns
-
-
-@contextmanager
-def statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers, such as batch-norm statistics, at the end of the context."""
-    before = [buffer.clone() for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), before, strict=True):
-                buffer.copy_(value)
 
 
 @torch.no_grad()
@@ -89,20 +74,12 @@ def measure_statistics(
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.zero_()  # the first batch replaces the old statistics
     for batch in batches:
-        with _cumulative(model, norms), arithmetic:
+        mode, momenta = model.training, [norm.momentum for norm in norms]
+        model.train()
+        for norm in norms:
+            norm.momentum = None  # equal weights for all batches
+        with arithmetic:
             model(batch)
-
-
-@contextmanager
-def _cumulative(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
-    """Use training mode, with equal weights for all batches in batch-norm statistics."""
-    mode, momenta = model.training, [norm.momentum for norm in norms]
-    model.train()
-    for norm in norms:
-        norm.momentum = None
-    try:
-        yield
-    finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         model.train(mode)
@@ -121,22 +98,14 @@ class WeightPerturbation:
         if not (self.strength and active):
             yield
             return
-        change = self._change(torch.autograd.grad(loss(), self.weights))
-        self._move(change, 1)
+        gradients = torch.autograd.grad(loss(), self.weights)
+        with torch.no_grad():
+            norms = zip(torch._foreach_norm(self.weights), torch._foreach_norm(gradients), strict=True)
+            factors = [self.strength * weight / (gradient + 1e-12) for weight, gradient in norms]
+            change = [gradient * factor for gradient, factor in zip(gradients, factors, strict=True)]
+            torch._foreach_add_(self.weights, change)
         try:
             yield
         finally:
-            self._move(change, -1)
-
-    @torch.no_grad()
-    def _move(self, change: list[Tensor], sign: int) -> None:
-        for weight, delta in zip(self.weights, change, strict=True):
-            weight.add_(delta, alpha=sign)
-
-    @torch.no_grad()
-    def _change(self, gradients: tuple[Tensor, ...]) -> list[Tensor]:
-        weight_norms, gradient_norms = (torch._foreach_norm(list(tensors)) for tensors in (self.weights, gradients))
-        return [
-            gradient * (self.strength * weight_norm / (gradient_norm + 1e-12))
-            for gradient, weight_norm, gradient_norm in zip(gradients, weight_norms, gradient_norms, strict=True)
-        ]
+            with torch.no_grad():
+                torch._foreach_sub_(self.weights, change)

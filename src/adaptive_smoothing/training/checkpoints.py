@@ -1,9 +1,14 @@
-"""Checkpoints: safetensors files with facts in the header, written atomically."""
+"""Checkpoints, safetensors files with facts in the header, and the signals after which one is written."""
 
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -32,3 +37,30 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint of this package: {error}") from error
+
+
+@contextmanager
+def delayed_interrupts() -> Iterator[list[int]]:
+    """Let the step finish on the first SIGINT or SIGTERM, so that a whole checkpoint can be written.
+
+    Yields the list of received signals. A second signal has its usual effect.
+    """
+    received: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()  # others cannot handle signals
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+    previous = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        restore()
+
+    try:
+        for number in previous:
+            signal.signal(number, receive)
+        yield received
+    finally:
+        restore()

@@ -21,9 +21,10 @@ from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.averaging import MovingAverage, WeightPerturbation
-from adaptive_smoothing.training.interrupts import Interrupt, delayed_interrupts
 from adaptive_smoothing.training.monitor import TrainingMonitor
-from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings
+from adaptive_smoothing.training.recipe import CommonRecipe
+
+CHECKPOINT = "checkpoint.safetensors"
 
 
 class TrainingBatch(NamedTuple):
@@ -36,9 +37,6 @@ class TrainingBatch(NamedTuple):
     noise: torch.Generator
 
 
-CHECKPOINT = "checkpoint.safetensors"
-
-
 class DivergedError(RuntimeError):
     """The loss or a weight is no longer a finite number."""
 
@@ -47,20 +45,11 @@ class Stopped(KeyboardInterrupt):
     """Training was interrupted and has written a checkpoint."""
 
 
-class ParameterGroup(NamedTuple):
-    """Parameters with a factor for their learning rate."""
-
-    parameters: list[nn.Parameter]
-    lr_factor: float
-
-
 class Loop(ABC):
-    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights.
+    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights."""
 
-    Args:
-        save_every: least seconds between two checkpoints. They are written at the end of an epoch or on an interrupt.
-    """
-
+    # Least seconds between two checkpoints. They are written at the end of an epoch or on an interrupt.
+    save_every: float = 30.0
     weight_perturbation: WeightPerturbation
 
     def __init__(
@@ -73,30 +62,24 @@ class Loop(ABC):
         *,
         device: str = "cpu",
         monitor: TrainingMonitor | None = None,
-        save_every: float = 30.0,
     ) -> None:
         self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
+        self.checkpoint = folder / CHECKPOINT
         self.train_data, self.val_data = train.to(device), val.to(device)
         self.monitor = monitor or TrainingMonitor(folder)
         self.cuda = self.device.type == "cuda"
         # Channels last is twice as fast on CUDA, and slower on CPUs.
         self.layout = torch.channels_last if self.cuda else torch.contiguous_format
-        self.model = model.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.model = model.to(self.device, memory_format=self.layout).requires_grad_()  # type: ignore[call-overload]
         self.average = MovingAverage(self.model, recipe.optimizer.ema)
-        self.optimizer = make_optimizer(self.parameter_groups(), recipe.optimizer, fused=self.cuda)
-        self.steps_per_epoch = steps_per_epoch(train, recipe.optimizer.batch_size)
+        self.optimizer = self._make_optimizer()
+        size = recipe.optimizer.batch_size
+        self.steps_per_epoch = steps_per_epoch(train, size)
         if self.steps_per_epoch == 0:
-            raise ValueError(
-                f"expected at least one full batch of {recipe.optimizer.batch_size} training images, got {len(train)}: "
-                "lower optimizer.batch_size in the recipe"
-            )
+            raise ValueError(f"expected at least {size} training images, got {len(train)}: lower optimizer.batch_size")
         self.total_steps = self.steps_per_epoch * recipe.optimizer.epochs
-        self.step = 0
-        self.seconds = 0.0
-        self.save_every, self.saved_at = save_every, float("-inf")
+        self.step, self.seconds, self.saved_at = 0, 0.0, float("-inf")
         self.sums = torch.zeros(2, device=self.device)  # loss and accuracy of the epoch so far
-
-    # -- defined by subclasses ----------------------------------------------------------------------------------
 
     @abstractmethod
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
@@ -110,33 +93,30 @@ class Loop(ABC):
     def measure(self, batches: int) -> None:
         """Set the batch-norm statistics of the current weights, on training examples of so many batches."""
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the parameters that are trained."""
-        return [ParameterGroup(list(self.model.parameters()), 1.0)]
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the groups of the optimizer, each with a factor for its learning rate."""
+        return [{"params": list(self.model.parameters()), "lr_factor": 1.0}]
 
     def state(self) -> dict[str, Tensor]:
         """Return further tensors that checkpoints store; `resume` copies into them."""
         return {}
 
-    # -- running -------------------------------------------------------------------------------------------------
-
     def run(self) -> nn.Module:
         """Train to the end, or until an interrupt; return the averaged model in evaluation mode."""
         self.monitor.rewind(self.step)
-        with self.monitor.show(self.total_steps, self.step), delayed_interrupts() as interrupt:
+        with self.monitor.show(self.total_steps, self.step), checkpoints.delayed_interrupts() as signals:
             while not self.finished:
-                self._epoch(interrupt)
-                if interrupt.raised:
+                self._epoch(signals)
+                if signals:
                     self.save()
                     raise Stopped
         return self.finish()
 
     @property
     def finished(self) -> bool:
-        """Return whether every epoch is done."""
         return self.step >= self.total_steps
 
-    def _epoch(self, interrupt: Interrupt) -> None:
+    def _epoch(self, signals: list[int]) -> None:
         epoch, first = divmod(self.step, self.steps_per_epoch)
         began = time.perf_counter()
         for batch in self.batches(epoch, first):
@@ -144,7 +124,7 @@ class Loop(ABC):
             self.sums += torch.stack([loss, accuracy])
             self.step += 1
             self.monitor.advance(self.step)
-            if interrupt.raised:
+            if signals:
                 break
         self._check_finite(epoch)
         self.seconds += time.perf_counter() - began
@@ -165,14 +145,8 @@ class Loop(ABC):
     def _finish_epoch(self, epoch: int, seconds: float) -> None:
         loss, accuracy = (self.sums / self.steps_per_epoch).tolist()
         self.sums.zero_()
-        row: dict[str, Any] = {
-            "epoch": epoch + 1,
-            "step": self.step,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "loss": loss,
-            "accuracy": accuracy,
-            "seconds": round(seconds, 3),
-        }
+        row = {"epoch": epoch + 1, "step": self.step, "lr": self.optimizer.param_groups[0]["lr"]}
+        row |= {"loss": loss, "accuracy": accuracy, "seconds": round(seconds, 3)}
         if (epoch + 1) % self.recipe.evaluate_every == 0 and not self.finished:
             row |= self.validate()
         self.monitor.log(row)
@@ -185,10 +159,6 @@ class Loop(ABC):
             value, logits = loss()
             self.optimizer.zero_grad(set_to_none=True)
             value.backward()
-        self.apply_gradients()
-        return value.detach(), logits.detach()
-
-    def apply_gradients(self) -> None:
         lr = self.recipe.optimizer.lr * self.recipe.lr_factor(self.step, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_factor"]
@@ -196,6 +166,7 @@ class Loop(ABC):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.gradient_clip)
         self.optimizer.step()
         self.average.update(self.step)
+        return value.detach(), logits.detach()
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[TrainingBatch]:
         """Yield the augmented batches of an epoch, from the step `first` on."""
@@ -209,28 +180,28 @@ class Loop(ABC):
 
     def finish(self) -> nn.Module:
         """Return the model with averaged weights and their batch-norm statistics."""
-        with torch.no_grad():
-            torch._foreach_copy_(list(self.model.parameters()), self.average.average)
+        self.average.copy_to_model()
         self.measure(batches=self.steps_per_epoch)
         return self.model.eval().requires_grad_(False)
 
-    # -- checkpoints -----------------------------------------------------------------------------------------
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / CHECKPOINT
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        settings = self.recipe.optimizer
+        common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": self.cuda}
+        if settings.kind == "adamw":
+            return torch.optim.AdamW(self.parameter_groups(), **common)
+        nesterov = settings.momentum > 0
+        return torch.optim.SGD(self.parameter_groups(), momentum=settings.momentum, nesterov=nesterov, **common)
 
     def save(self) -> None:
         """Write a checkpoint."""
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        tensors |= {f"average.{k}": v for k, v in self.average.state().items()}
+        tensors |= {f"average.{number}": tensor for number, tensor in enumerate(self.average.average)}
         tensors |= {f"state.{k}": v for k, v in self.state().items()}
         for number, parameter in enumerate(self.model.parameters()):
             kept = self.optimizer.state[parameter].items()
             tensors |= {f"optimizer.{number}.{k}": v for k, v in kept if isinstance(v, Tensor)}
         tensors["epoch.sums"] = self.sums
-        facts = {"step": self.step, "seconds": self.seconds, **self._identity()}
-        checkpoints.save(self.checkpoint, tensors, facts)
+        checkpoints.save(self.checkpoint, tensors, {"step": self.step, "seconds": self.seconds, **self._identity()})
         self.saved_at = time.perf_counter()
 
     def _identity(self) -> dict[str, Any]:
@@ -252,28 +223,17 @@ class Loop(ABC):
             part, _, key = name.partition(".")
             parts[part][key] = tensor.to(self.device)
         self.model.load_state_dict(parts["model"])
-        self.average.load(parts["average"])
+        for number, tensor in enumerate(self.average.average):
+            tensor.copy_(parts["average"][str(number)])
         for key, tensor in self.state().items():
             tensor.copy_(parts["state"][key])
-        self._load_optimizer(parts["optimizer"])
         self.sums.copy_(parts["epoch"]["sums"])
-        self.step, self.seconds = facts["step"], facts["seconds"]
-        return True
-
-    def _load_optimizer(self, tensors: dict[str, Tensor]) -> None:
         parameters = list(self.model.parameters())
-        for name, tensor in tensors.items():
-            number, _, key = name.partition(".")
-            parameter = parameters[int(number)]
+        for name, tensor in parts["optimizer"].items():
+            place, _, key = name.partition(".")
+            parameter = parameters[int(place)]
             # Keep the memory layout of the parameter: another one would be slower.
             kept = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
             self.optimizer.state[parameter][key] = kept
-
-
-def make_optimizer(groups: list[ParameterGroup], settings: OptimizerSettings, *, fused: bool) -> torch.optim.Optimizer:
-    """Return the optimizer of a recipe; its groups keep their `lr_factor`."""
-    tables = [{"params": group.parameters, "lr_factor": group.lr_factor} for group in groups]
-    lr, decay, momentum = settings.lr, settings.weight_decay, settings.momentum
-    if settings.kind == "adamw":
-        return torch.optim.AdamW(tables, lr=lr, weight_decay=decay, fused=fused)
-    return torch.optim.SGD(tables, lr=lr, weight_decay=decay, momentum=momentum, nesterov=momentum > 0, fused=fused)
+        self.step, self.seconds = facts["step"], facts["seconds"]
+        return True

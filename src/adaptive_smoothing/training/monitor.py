@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from adaptive_smoothing.results import atomic
 
@@ -29,18 +22,16 @@ class TrainingMonitor:
     def __init__(self, folder: Path, *, title: str = "training", quiet: bool = False, tensorboard: bool = True) -> None:
         self.log_file, self.title = folder / "log.jsonl", title
         folder.mkdir(parents=True, exist_ok=True)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            disable=quiet,
-        )
+        counts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.progress = Progress(*counts, *times, TextColumn("{task.fields[note]}"), disable=quiet)
         self.task = self.progress.add_task(title, total=None, note="")
-        self.board = _summary_writer(folder / "tensorboard") if tensorboard else None
+        self.board: SummaryWriter | None = None
+        with suppress(ImportError):
+            if tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(str(folder / "tensorboard"))
 
     @contextmanager
     def show(self, total: int, done: int) -> Iterator[None]:
@@ -55,21 +46,24 @@ class TrainingMonitor:
 
     @contextmanager
     def show_evaluation(self, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a second bar after the training; yield a function to call with each number of finished images."""
+        """Show a second bar after the training; yield a function to call with the number of finished images."""
         self.progress.update(self.task, visible=False)
         task = self.progress.add_task(f"evaluating {self.title}", total=total, note="")
         with self.progress:
-            yield lambda images: self.progress.advance(task, images)
+            yield lambda images: self.progress.update(task, completed=images)
 
     def advance(self, done: int) -> None:
         self.progress.update(self.task, completed=done)
 
     def rewind(self, step: int) -> None:
-        """Remove the rows after `step`, which a resumed run logs again."""
-        rows = self.log_file.read_text().splitlines() if self.log_file.exists() else []
-        kept = [row for row in rows if _step_of(row) <= step]
+        """Remove the rows after `step`, which a resumed run logs again, and a row that is incomplete after a crash."""
+        kept = ""
+        with suppress(FileNotFoundError, json.JSONDecodeError):
+            for row in self.log_file.read_text().splitlines():
+                if json.loads(row)["step"] <= step:
+                    kept += f"{row}\n"
         with atomic(self.log_file) as partial:
-            partial.write_text("".join(f"{row}\n" for row in kept))
+            partial.write_text(kept)
 
     def log(self, row: dict[str, Any]) -> None:
         """Log one finished epoch."""
@@ -84,19 +78,3 @@ class TrainingMonitor:
         if self.board is not None:
             for key, value in row.items():
                 self.board.add_scalar(key, value, row["step"])
-
-
-def _step_of(row: str) -> float:
-    """Return the step of a logged row, or infinity for a row that is incomplete after a crash."""
-    try:
-        return float(json.loads(row)["step"])
-    except json.JSONDecodeError:
-        return float("inf")
-
-
-def _summary_writer(folder: Path) -> SummaryWriter | None:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))

@@ -41,10 +41,8 @@ class ModelSettings:
         """Return the options of `architectures.build` for a data set of so many classes."""
         options = {"num_classes": num_classes, **self.options}
         if options["num_classes"] != num_classes:
-            raise ValueError(
-                f"expected model.options.num_classes to be the data's {num_classes}, got {options['num_classes']}: "
-                "leave it out"
-            )
+            given = options["num_classes"]
+            raise ValueError(f"expected model.options.num_classes = {num_classes} (data), got {given}: leave it out")
         return options
 
 
@@ -125,10 +123,8 @@ class OptimizerSettings:
         at_least("epochs", self.epochs, 1)
         at_least("batch_size", self.batch_size, 1)
         at_least("lr", self.lr, 0)
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"expected ema to be a decay in [0, 1), got {self.ema}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"expected warmup to be a share of the steps in [0, 1), got {self.warmup}")
+        below_one("ema to be a decay", self.ema)
+        below_one("warmup to be a share of the steps", self.warmup)
 
 
 @dataclass(frozen=True, kw_only=True)

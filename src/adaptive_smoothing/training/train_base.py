@@ -11,24 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.verdict import Evaluation
 from adaptive_smoothing.models import architectures, zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.progress import Progress, RunProgress
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.training.averaging import WeightPerturbation, measure_statistics, statistics_kept
+from adaptive_smoothing.training.averaging import WeightPerturbation, measure_statistics, restored
 from adaptive_smoothing.training.base_methods import Network, make_base_method
 from adaptive_smoothing.training.loop import CHECKPOINT, Loop, TrainingBatch
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.version import code_version
+
+# Samples of the smoothed classifier for the accuracy on a card. Certified accuracy is measured by `certify`.
+SMOOTHING_SAMPLES = 16
 
 
 class Trainer(Loop):
@@ -46,11 +48,10 @@ class Trainer(Loop):
         device: str = "cpu",
         compiled: bool | None = None,
         monitor: TrainingMonitor | None = None,
-        save_every: float = 30.0,
     ) -> None:
         torch.manual_seed(recipe.seed)
         model = architectures.build(recipe.model.arch, **recipe.model.options_for(train.num_classes))
-        super().__init__(recipe, model, train, val, folder, device=device, monitor=monitor, save_every=save_every)
+        super().__init__(recipe, model, train, val, folder, device=device, monitor=monitor)
         self.network = self._network(self.cuda if compiled is None else compiled)
         self.method = make_base_method(recipe.method, len(train), self.device)
         self.weight_perturbation = WeightPerturbation(self.model, recipe.method.weight_perturbation)
@@ -65,11 +66,8 @@ class Trainer(Loop):
     def examples(self, batch: TrainingBatch) -> Tensor:
         """Return the training examples of a batch, made with the network frozen and in evaluation mode."""
         self.model.eval()
-        self.model.requires_grad_(False)
-        try:
+        with frozen(self.model):
             return self.method.examples(self.network, batch)
-        finally:
-            self.model.requires_grad_(True)
 
     def _network(self, compiled: bool) -> Network:
         """Return the model for training steps: in bfloat16 on CUDA, and compiled on request.
@@ -93,21 +91,21 @@ class Trainer(Loop):
 
     def validate(self, images: int = 1000) -> dict[str, float]:
         """Return accuracies of the averaged weights on validation images: clean, and under PGD-10 or noise."""
-        with statistics_kept(self.model), self.average.swapped_in():
+        with restored(self.model):
+            self.average.copy_to_model()
             self.measure(batches=40)
             self.model.eval()
-            data = self.val_data.take(slice(images))
-            clean = evaluate(self.model, self.val_data).clean
-            if self.recipe.method.name == "gaussian":
-                smooth = SmoothedClassifier(self.model, self.recipe.method.sigma, samples=8, batch=4096)
-                return {"val_clean": clean, "val_smoothed": evaluate(smooth, data).clean}
-            if self.recipe.method.name == "standard":
-                return {"val_clean": clean}
-            robust = evaluate(self.model, data, PGD(self.recipe.method.threat, steps=10, stop_when_fooled=True))
-            return {"val_clean": clean, "val_pgd10": robust.robust}
+            data, method = self.val_data.take(slice(images)), self.recipe.method
+            found = {"val_clean": evaluate(self.model, self.val_data).clean}
+            if method.name == "gaussian":
+                smooth = SmoothedClassifier(self.model, method.sigma, samples=8, batch=4096)
+                found["val_smoothed"] = evaluate(smooth, data).clean
+            elif method.name != "standard":
+                attack = PGD(method.threat, steps=10, stop_when_fooled=True)
+                found["val_pgd10"] = evaluate(self.model, data, attack).robust
+            return found
 
     def measure(self, batches: int) -> None:
-        """Set the batch-norm statistics of the current weights, on training examples of so many batches."""
         epoch = self.recipe.optimizer.epochs  # an order that training does not use
         # The attack on the first batch needs statistics that are roughly correct.
         measure_statistics(self.model, (batch.images for batch in islice(self.batches(epoch), 4)))
@@ -116,10 +114,6 @@ class Trainer(Loop):
         measure_statistics(self.model, (self.method.inputs(b, self.examples(b)) for b in chosen))
         for key, value in self.method.state().items():
             value.copy_(state[key])
-
-
-# Samples of the smoothed classifier for the accuracy on a card. Certified accuracy is measured by `certify`.
-SMOOTHING_SAMPLES = 16
 
 
 def train_base(
@@ -136,9 +130,8 @@ def train_base(
 ) -> dict[str, Any]:
     """Train `recipe` into `folder`; return the card that is stored with the weights.
 
-    Args:
-        test_images: number of test images for the final evaluation; default: all. 0 is for a candidate that will be
-            compared with others on validation images first.
+    The final evaluation has `test_images` test images, or all. Pass 0 for a candidate that will be compared with others
+    on validation images first.
     """
     train, val = (datasets.load(recipe.data.name, split, root=root, download=download) for split in ("train", "val"))
     if (folder / CHECKPOINT).exists() and not resume:
@@ -151,7 +144,8 @@ def train_base(
     weights = folder / f"{recipe.name}.safetensors"
     if trainer.finished and weights.exists():
         # A trained candidate was chosen and is evaluated on the test split now.
-        card = _card(weights)
+        stored_card = read_card(weights)
+        card = {"arch": stored_card.arch, "options": dict(stored_card.options), **stored_card.card}
     else:
         write_json(folder / "recipe.json", asdict(recipe))
         model = trainer.run()
@@ -163,7 +157,7 @@ def train_base(
             "data": train.fingerprint(),
             "seconds": round(trainer.seconds, 1),
             "resumed": resumed,
-            "device": _device_name(trainer.device),
+            "device": torch.cuda.get_device_name(device) if trainer.cuda else trainer.device.type,
             "code": code_version(),
         }
         zoo.save(model, folder, recipe.name, card)
@@ -178,49 +172,23 @@ def train_base(
     return card
 
 
-def _card(weights: Path) -> dict[str, Any]:
-    found = read_card(weights)
-    return {"arch": found.arch, "options": dict(found.options), **found.card}
-
-
 def figures(
     model: nn.Module, recipe: Recipe, splits: dict[str, ImageData], progress: Callable[[int], None]
-) -> dict[str, Any]:
+) -> dict[str, dict[str, float]]:
     """Return clean and PGD-20 accuracy on held-out splits, and that of the smoothed classifier for `gaussian`.
 
     PGD has the threat model of the recipe, or Linf 8/255.
     """
-    adversarial = recipe.method.name in ("at", "trades", "iaat")
-    threat = recipe.method.threat if adversarial else Linf(8 / 255)
+    threat = Linf(8 / 255) if recipe.method.name in ("standard", "gaussian") else recipe.method.threat
     attack = PGD(threat, steps=20, stop_when_fooled=True)
     size = 1000 if next(model.parameters()).is_cuda else 100
     options = EvaluationOptions(batch_size=size)
-    found = {
-        split: _summary(evaluate(model, data, attack, options=options, progress=_increments(progress)))
-        for split, data in splits.items()
-    }
-    if recipe.method.name == "gaussian":
-        smooth = SmoothedClassifier(model, recipe.method.sigma, samples=SMOOTHING_SAMPLES, batch=4 * size)
-        for split, data in splits.items():
+    found: dict[str, dict[str, float]] = {}
+    for split, data in splits.items():
+        done = sum(len(splits[earlier]) for earlier in found)
+        result = evaluate(model, data, attack, options=options, progress=lambda run: progress(done + run.seen))  # noqa: B023
+        found[split] = {"images": len(data), "clean": result.clean, "pgd20": result.robust}
+        if recipe.method.name == "gaussian":
+            smooth = SmoothedClassifier(model, recipe.method.sigma, samples=SMOOTHING_SAMPLES, batch=4 * size)
             found[split]["smoothed"] = evaluate(smooth, data, options=options).clean
     return found
-
-
-def _increments(advance: Callable[[int], None]) -> RunProgress:
-    """Pass on how many images were finished since the last call."""
-    done = 0
-
-    def report(progress: Progress) -> None:
-        nonlocal done
-        advance(progress.seen - done)
-        done = progress.seen
-
-    return report
-
-
-def _summary(result: Evaluation) -> dict[str, float]:
-    return {"images": len(result.labels), "clean": result.clean, "pgd20": result.robust}
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

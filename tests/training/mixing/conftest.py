@@ -90,8 +90,10 @@ def mixture(recipe: MixingRecipe, g: nn.Module = G, h: nn.Module = H):
 
 def trainer(folder, recipe: MixingRecipe, data: ImageData | None = None, mixed=None, **options) -> MixingTrainer:
     data = data or make_data()
-    options = {"monitor": TrainingMonitor(folder, quiet=True, tensorboard=False), "save_every": 0.0, **options}
-    return MixingTrainer(recipe, mixed or mixture(recipe), data, data.take(slice(64)), folder, **options)
+    options = {"monitor": TrainingMonitor(folder, quiet=True, tensorboard=False), **options}
+    run = MixingTrainer(recipe, mixed or mixture(recipe), data, data.take(slice(64)), folder, **options)
+    run.save_every = 0.0
+    return run
 
 
 def first_batch(run: MixingTrainer) -> TrainingBatch:

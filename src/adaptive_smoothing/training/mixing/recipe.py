@@ -46,12 +46,10 @@ class AttackSettings:
     """Attacks on training images (sec. ada_exp of the paper).
 
     `setting` is one of the paper's A (gray-box PGD), B (white-box PGD) and C (the APGD attacks of AutoAttack), or
-    `flip-standard`: PGD towards likely classes that also makes g predict the target.
-
-    The radius of each image is eps times a random number between `eps_factor_min` and `eps_factor_max`. The number of
-    steps is random with mean `steps`, unless `vary_steps` is off. The term that lowers alpha has a random weight up to
-    `alpha_weight`. A share `through_robust` of the images is attacked through h alone. Such attacks hardly change g,
-    so alpha should be 0 there.
+    `flip-standard`: PGD towards likely classes that also makes g predict the target. The radius of an image is eps
+    times a random number from `eps_factor_min` to `eps_factor_max`. The number of steps is random with mean `steps`,
+    unless `vary_steps` is off. The term that lowers alpha has a random weight up to `alpha_weight`. A share
+    `through_robust` of the images is attacked through h alone. That hardly changes g, so alpha should be 0 there.
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"smallest": "eps_factor_min", "largest": "eps_factor_max"}
@@ -72,12 +70,11 @@ class AttackSettings:
         among("setting", self.setting, ATTACKS)
         among("norm", self.norm, NORMS)
         at_least("steps", self.steps, 1)
-        if not 0 <= self.eps_factor_min <= self.eps_factor_max:
-            raise ValueError(
-                f"expected 0 <= eps_factor_min <= eps_factor_max, got {self.eps_factor_min} and {self.eps_factor_max}"
-            )
-        for name in ("alpha_weight", "through_robust"):
-            below_one(name, getattr(self, name))
+        least, most = self.eps_factor_min, self.eps_factor_max
+        if not 0 <= least <= most:
+            raise ValueError(f"expected 0 <= eps_factor_min <= eps_factor_max, got {least} and {most}")
+        below_one("alpha_weight", self.alpha_weight)
+        below_one("through_robust", self.through_robust)
 
     @property
     def threat(self) -> Threat:
@@ -88,9 +85,8 @@ class AttackSettings:
 class LossSettings:
     """Weights of the composite loss, eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE.
 
-    `error` weighs a term that the paper does not have: the smoothed error, a sigmoid of the lead of the best incorrect
-    class. `attacked` is the weight of attacked images. With `balanced` it is multiplied by the factor for which a
-    change of alpha_shift does not change the loss, because alpha_shift is set by the operating point.
+    `error` weighs a term that the paper does not have: a sigmoid of the lead of the best incorrect class. `attacked` is
+    the weight of attacked images, with `balanced` times the factor for which alpha_shift does not change the loss.
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"dialled": "balanced"}
@@ -115,8 +111,7 @@ class OperatingPointSettings:
 
     `low` becomes smaller for a pair that needs more of g. With `recover` > 0 the shift is chosen anew every `every`
     steps, such that the mixture recovers that share of the clean accuracy that h has less than g on validation images.
-    With `clean_accuracy` > 0 it is chosen for that clean accuracy. So the network is trained at the shift where it
-    will be used.
+    With `clean_accuracy` > 0 it is chosen for that clean accuracy. So training uses the shift of the final mixture.
     """
 
     scale: float = 2.0
@@ -176,10 +171,8 @@ class MixingRecipe(CommonRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss.balanced and not self.operating_point.has_target:
-            raise ValueError(
-                "expected operating_point.recover or operating_point.clean_accuracy > 0 with loss.balanced, got 0: "
-                "the shift would have no target"
-            )
+            wanted = "operating_point.recover or operating_point.clean_accuracy > 0 with loss.balanced"
+            raise ValueError(f"expected {wanted}, got 0: the shift would have no target")
 
 
 def default_recipe(
@@ -187,9 +180,7 @@ def default_recipe(
 ) -> MixingRecipe:
     """Return the default recipe: `default.toml` for a fine-tuned tail, the paper's setting C for its network.
 
-    Args:
-        clean_accuracy: train a fine-tuned tail for this clean accuracy; default: one between those of h and g.
-        size: height and width of the images.
+    By default a fine-tuned tail is trained for a clean accuracy between those of h and g. Images are `size` x `size`.
     """
     if isinstance(threat.eps, Tensor):
         raise ValueError("expected one radius for all images, got one per image: pass ads.Linf(8 / 255) or similar")

@@ -38,20 +38,16 @@ def train_mixing(
 ) -> MixedClassifier:
     """Train the `Mixer` of a mixture in place; return the mixture at the operating point of the recipe.
 
-    The result has the range of alpha and the scale of g from training, unless `mixed` has its own.
-
-    Args:
-        train: images to train on.
-        val: images for the operating point; neither set may be used to test g or h.
-        recipe: default: `default_recipe` for the threat and the clean accuracy.
+    The result has the range of alpha and the scale of g from training, unless `mixed` has its own. The default recipe
+    is `default_recipe` for the threat and the clean accuracy. `val` has the images for the operating point. Neither
+    `train` nor `val` may be used to test g or h.
     """
     if recipe is None:
         kind = "fine-tuned-tail" if isinstance(mixed.alpha, FineTunedTail) else "network"
         recipe = default_recipe(threat, kind=kind, clean_accuracy=clean_accuracy, size=train.images.shape[-1])
     if mixed.standard_scale == 1:
         mixed = mixed.with_scales(recipe.standard_scale, mixed.robust_scale)
-    folder = Path(folder)
-    device = device or str(mixed.alpha_shift.device)
+    folder, device = Path(folder), device or str(mixed.alpha_shift.device)
     monitor = TrainingMonitor(folder, title=recipe.name, quiet=quiet)
     trainer = MixingTrainer(recipe, mixed, train, val, folder, device=device, compiled=compiled, monitor=monitor)
     if trainer.checkpoint.exists() and not resume:

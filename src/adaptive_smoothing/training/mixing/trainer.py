@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.objectives import cross_entropy_loss, logit_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
@@ -21,25 +23,25 @@ from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.digest import weights_digest
-from adaptive_smoothing.training.averaging import (
-    WeightPerturbation,
-    learns_statistics,
-    measure_statistics,
-    statistics_kept,
-)
-from adaptive_smoothing.training.loop import Loop, ParameterGroup, TrainingBatch
+from adaptive_smoothing.training.averaging import WeightPerturbation, learns_statistics, measure_statistics, restored
+from adaptive_smoothing.training.loop import Loop, TrainingBatch
 from adaptive_smoothing.training.mixing.attacks import attack_through_robust, make_attack
-from adaptive_smoothing.training.mixing.recipe import LossSettings, MixerSettings, MixingRecipe, OperatingPointSettings
+from adaptive_smoothing.training.mixing.recipe import LossSettings, MixingRecipe, OperatingPointSettings
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_alphas, shift_curve
+
+# Limits of the weight of attacked images relative to clean ones, and the rate of the moving average behind it.
+WEIGHTS, RATE = (0.05, 2.0), 0.05
+# Validation images for the operating point. Their features stay on the device.
+HELD_OUT = 5000
+# Most batches for batch-norm statistics. Each must be attacked, and twenty are as good as an epoch.
+STATISTICS = 20
 
 
 def composite_loss(c: LossSettings, logits: Tensor, alpha: Tensor, labels: Tensor, pseudo_labels: Tensor) -> Tensor:
     """Return c_CE l_CE + c_BCE l_BCE + c_prod l_CE l_BCE (eq. comp_loss) + c_error l_error for each image.
 
-    Args:
-        logits, alpha: output of the mixed classifier.
-        pseudo_labels: the paper's labels of alpha: 1 where h should decide, 0 where g should.
+    `pseudo_labels` are the paper's labels of alpha: 1 where h should decide, 0 where g should.
     """
     l_ce = cross_entropy_loss(logits, labels)
     # A sigmoid that rounds to 0 or 1 has an infinite logarithm.
@@ -48,15 +50,11 @@ def composite_loss(c: LossSettings, logits: Tensor, alpha: Tensor, labels: Tenso
     return c.ce * l_ce + c.bce * l_bce + c.product * l_ce * l_bce + c.error * l_error
 
 
-# Limits of the weight of attacked images relative to clean ones, and the rate of the moving average behind it.
-WEIGHTS, RATE = (0.05, 2.0), 0.05
-
-
 class OperatingPoint:
     """Keeps the clean accuracy of a mixture at a target, on images whose base outputs are known.
 
-    Alpha is at least `settings.low`, or less for a pair that needs more of g. An alpha of 1/2 is all that a confident g
-    needs to decide. Below, the loss of an image is flat, so that nothing is learned from it.
+    Alpha is at least `settings.low`, or less for a pair that needs more of g. A confident g decides at an alpha of 1/2.
+    Below, the loss of an image is flat, so that nothing is learned from it.
     """
 
     def __init__(
@@ -65,7 +63,11 @@ class OperatingPoint:
         self.mixed, self.base_outputs, self.labels, self.scale = mixed, base_outputs, labels, settings.scale
         h, g = ((logits.argmax(1) == labels).float().mean().item() for logits in (base_outputs.h, base_outputs.g))
         self.target = settings.clean_accuracy or h + settings.recover * (g - h)
-        mixed.alpha_range[0] = min(settings.low, self._lowest_alpha())
+        # The largest alpha whose clean accuracy is halfway between the target and the best one.
+        low, high = correct_alphas(mixed, base_outputs.g, base_outputs.h, labels)
+        curve = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy())
+        needed = curve.largest_setting((self.target + max(self.target, curve.best())) / 2)
+        mixed.alpha_range[0] = min(settings.low, needed)
 
     def update(self) -> None:
         """Set the shift to the largest one with the target accuracy, or with the best one if that is lower.
@@ -79,12 +81,6 @@ class OperatingPoint:
             self.mixed.alpha_scale.copy_(self.scale * mixer.spread)
         curve = shift_curve(self.base_outputs, mixer(self.base_outputs), self.labels, self.mixed)
         self.mixed.alpha_shift.fill_(curve.largest_setting(min(self.target, curve.best())))
-
-    def _lowest_alpha(self) -> float:
-        """Return the largest alpha whose clean accuracy is halfway between the target and the best one."""
-        low, high = correct_alphas(self.mixed, self.base_outputs.g, self.base_outputs.h, self.labels)
-        curve = CleanAccuracyCurve(low.cpu().numpy(), high.cpu().numpy())
-        return curve.largest_setting((self.target + max(self.target, curve.best())) / 2)
 
 
 class AttackedWeight:
@@ -110,23 +106,14 @@ class AttackedWeight:
         return (clean.clamp_min(0) / (-attacked).clamp_min(1e-12)).clamp(*WEIGHTS)
 
 
-# Validation images for the operating point. Their features stay on the device.
-HELD_OUT = 5000
-# Most batches for batch-norm statistics. Each must be attacked, and twenty are as good as an epoch.
-STATISTICS = 20
-
-
 class MixerBatch(NamedTuple):
-    """A training batch of the mixer: clean images followed by their attacked versions.
-
-    `pseudo_labels` are the labels of alpha, `weights` those of the loss.
-    """
+    """A training batch of the mixer: clean images followed by their attacked versions."""
 
     images: Tensor
     base_outputs: BaseOutputs
     labels: Tensor
-    pseudo_labels: Tensor
-    weights: Tensor
+    pseudo_labels: Tensor  # of alpha
+    weights: Tensor  # of the loss
 
 
 class MixingTrainer(Loop):
@@ -148,21 +135,19 @@ class MixingTrainer(Loop):
         device: str = "cpu",
         compiled: bool | None = None,
         monitor: TrainingMonitor | None = None,
-        save_every: float = 30.0,
     ) -> None:
         if not isinstance(mixed.alpha, Mixer):
             raise TypeError(
                 f"expected a mixture whose alpha is a Mixer, got {type(mixed.alpha).__name__}: "
                 "make one with ads.MixingNetwork.between(g, h) or ads.FineTunedTail.of(h)"
             )
-        layout = torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
+        super().__init__(recipe, mixed.alpha, train, val, folder, device=device, monitor=monitor)
         for base in (mixed.standard, mixed.robust):
-            base.eval().requires_grad_(False).to(memory_format=layout)  # type: ignore[call-overload]
+            base.eval().requires_grad_(False).to(memory_format=self.layout)  # type: ignore[call-overload]
         point = recipe.operating_point
         # The scores of a mixer that was trained before are standardized. This keeps the slope of alpha in the raw ones.
         scale = point.scale * (mixed.alpha.spread if isinstance(mixed.alpha, FineTunedTail) else 1.0)
         self.mixed = mixed.to(device).with_alpha_range(point.low, 1).with_sigmoid(scale, point.shift)
-        super().__init__(recipe, mixed.alpha, train, val, folder, device=device, monitor=monitor, save_every=save_every)
         self.weight_perturbation = WeightPerturbation(self.model, recipe.optimizer.weight_perturbation)
         compiled = self.cuda if compiled is None else compiled
         self.attack = make_attack(self.mixed, recipe.attack, self.device, compiled=compiled)
@@ -173,14 +158,15 @@ class MixingTrainer(Loop):
             labels = self.val_data.labels[:HELD_OUT]
             self.operating_point = OperatingPoint(self.mixed, point, self._held_out(), labels)
 
-    def parameter_groups(self) -> list[ParameterGroup]:
+    def parameter_groups(self) -> list[dict[str, Any]]:
         if not isinstance(self.model, FineTunedTail):
             return super().parameter_groups()
-        tail = {id(parameter) for parameter in self.model.tail.parameters()}
-        new, old = ParameterGroup([], 1.0), ParameterGroup([], self.recipe.mixer.tail_lr_factor)
+        tail = set(self.model.tail.parameters())
+        groups: list[dict[str, Any]] = [{"params": [], "lr_factor": 1.0}]
+        groups.append({"params": [], "lr_factor": self.recipe.mixer.tail_lr_factor})
         for parameter in self.model.parameters():
-            (old if id(parameter) in tail else new).parameters.append(parameter)
-        return [new, old]
+            groups[parameter in tail]["params"].append(parameter)
+        return groups
 
     def state(self) -> dict[str, Tensor]:
         return {"scale": self.mixed.alpha_scale, "shift": self.mixed.alpha_shift, "slopes": self.attacked_weight.slopes}
@@ -190,10 +176,7 @@ class MixingTrainer(Loop):
         validation = {"validation set": self.val_data.fingerprint()}  # which determines the operating point
         return {**super()._identity(), **validation, "pair of base classifiers": digests}
 
-    # -- steps ---------------------------------------------------------------------------------------------------
-
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
-        """Train on the clean images of a batch and on their attacked versions."""
         if self.step % self.recipe.operating_point.every == 0:
             self.update_operating_point()
         examples = self.examples(batch)
@@ -216,21 +199,13 @@ class MixingTrainer(Loop):
     def examples(self, batch: TrainingBatch) -> MixerBatch:
         """Return a batch with its attacked versions, made with the current mixer, and the base outputs of both."""
         self.model.eval()
-        self.model.requires_grad_(False)
-        try:
+        with frozen(self.model):
             attacked, pseudo_labels = self._attacked(batch)
-            with torch.no_grad(), self._arithmetic():
-                base_outputs = concatenate(*map(self.mixed.base_outputs, (batch.images, attacked)))
-        finally:
-            self.model.requires_grad_(True)
-        clean = torch.zeros_like(pseudo_labels)
-        return MixerBatch(
-            torch.cat([batch.images, attacked]),
-            base_outputs,
-            batch.labels.repeat(2),
-            torch.cat([clean, pseudo_labels]),
-            torch.cat([torch.ones_like(clean), torch.full_like(clean, self.recipe.loss.attacked)]),
-        )
+        with torch.no_grad(), self._arithmetic():
+            base_outputs = concatenate(*map(self.mixed.base_outputs, (batch.images, attacked)))
+        images, clean = torch.cat([batch.images, attacked]), torch.zeros_like(pseudo_labels)
+        weights = torch.cat([torch.ones_like(clean), torch.full_like(clean, self.recipe.loss.attacked)])
+        return MixerBatch(images, base_outputs, batch.labels.repeat(2), torch.cat([clean, pseudo_labels]), weights)
 
     def _attacked(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         """Return the attacked images and their pseudo labels: 0 for those attacked through h, 1 for the others."""
@@ -260,11 +235,10 @@ class MixingTrainer(Loop):
             with torch.no_grad(), self._arithmetic():
                 self.operating_point.update()
 
-    # -- validation ----------------------------------------------------------------------------------------------
-
     def validate(self, images: int = 1000) -> dict[str, float]:
         """Return clean and PGD-10 accuracy of the averaged weights on validation images."""
-        with statistics_kept(self.model), self.average.swapped_in():
+        with restored(self.model):
+            self.average.copy_to_model()
             self.measure(batches=10)
             self.model.eval()
             self.update_operating_point()
@@ -274,10 +248,9 @@ class MixingTrainer(Loop):
         return {"val_clean": found.clean, "val_pgd10": found.robust}
 
     def measure(self, batches: int) -> None:
-        if not learns_statistics(self.model):
-            return
-        later = islice(self.batches(self.recipe.optimizer.epochs), min(batches, STATISTICS))
-        measure_statistics(self.model, (self.examples(batch).base_outputs for batch in later), self._arithmetic())
+        if learns_statistics(self.model):
+            later = islice(self.batches(self.recipe.optimizer.epochs), min(batches, STATISTICS))
+            measure_statistics(self.model, (self.examples(batch).base_outputs for batch in later), self._arithmetic())
 
     def finish(self) -> nn.Module:
         mixer = super().finish()
@@ -307,27 +280,18 @@ def concatenate(*parts: BaseOutputs) -> BaseOutputs:
     return BaseOutputs(g, h, *features)
 
 
-def make_mixer(settings: MixerSettings, standard: nn.Module, robust: nn.Module, shape: tuple[int, int, int]) -> Mixer:
-    """Return the untrained mixer of a recipe for two classifiers of images of this shape."""
-    if settings.kind == "fine-tuned-tail":
-        tap = settings.robust_taps[0] if settings.robust_taps else None
-        return FineTunedTail.of(robust, tap, shape=shape, hidden=settings.hidden)
-    return MixingNetwork.between(
-        standard,
-        robust,
-        standard_taps=settings.standard_taps,
-        robust_taps=settings.robust_taps,
-        shape=shape,
-        width=settings.width,
-        depth=settings.depth,
-    )
-
-
 def untrained_mixture(
     recipe: MixingRecipe, standard: nn.Module, robust: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)
 ) -> MixedClassifier:
-    """Return the mixture that the training of a recipe starts from."""
+    """Return the mixture of two classifiers of images of this shape that the training of a recipe starts from."""
     torch.manual_seed(recipe.seed)
-    mixer = make_mixer(recipe.mixer, standard, robust, shape)
+    settings, point = recipe.mixer, recipe.operating_point
+    mixer: Mixer
+    if settings.kind == "fine-tuned-tail":
+        tap = settings.robust_taps[0] if settings.robust_taps else None
+        mixer = FineTunedTail.of(robust, tap, shape=shape, hidden=settings.hidden)
+    else:
+        named = partial(MixingNetwork.between, standard_taps=settings.standard_taps, robust_taps=settings.robust_taps)
+        mixer = named(standard, robust, shape=shape, width=settings.width, depth=settings.depth)
     mixed = MixedClassifier(standard, robust, mixer, standard_scale=recipe.standard_scale)
-    return mixed.with_sigmoid(recipe.operating_point.scale, recipe.operating_point.shift)
+    return mixed.with_sigmoid(point.scale, point.shift)
