@@ -9,7 +9,7 @@ from half_spaces import AlwaysOne, HalfSpaces
 from torch import nn
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.certification.certifiers import make_certifier
+from adaptive_smoothing.certification.certify import make_certifier
 from adaptive_smoothing.certification.options import LipschitzOptions, LocalOptions, SmoothingOptions
 from adaptive_smoothing.certification.target import CertificationTarget, NotCertifiableError
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput

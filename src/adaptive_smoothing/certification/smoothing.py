@@ -13,8 +13,8 @@ from torch import Tensor
 
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES, Betting, clopper_pearson
 from adaptive_smoothing.certification.options import SmoothingOptions
-from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, needed_margin
-from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally, check_sigma
+from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, check_sigma, needed_margin
+from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 
