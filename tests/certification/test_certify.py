@@ -55,7 +55,7 @@ def test_keywords_are_shorthands_for_options(plane, data):
 
 
 def test_options_of_another_method_are_refused(plane, data):
-    with pytest.raises(TypeError, match="samples applies to the method 'smoothing' only, got the method 'lipschitz'"):
+    with pytest.raises(TypeError, match="samples applies to the method 'smoothing' only, got LipschitzOptions"):
         ads.certify(plane, data, samples=100)
     with pytest.raises(TypeError, match="expected LipschitzOptions for the method 'lipschitz', got SmoothingOptions"):
         ads.certify(plane, data, method="lipschitz", options=SmoothingOptions())

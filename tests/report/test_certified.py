@@ -85,4 +85,4 @@ def test_written_certificates_are_read_again(tmp_path):
 def test_a_card_knows_a_lipschitz_network():
     method = {"name": "standard"}
     assert "Lipschitz" in _purpose({"model": {"arch": "lipschitz_net"}, "method": method})
-    assert "a g" in _purpose({"model": {"arch": "preact_resnet18"}, "method": method})
+    assert "standard classifier g" in _purpose({"model": {"arch": "preact_resnet18"}, "method": method})

@@ -16,14 +16,7 @@ from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.lipschitz import Lipschitz, LipschitzLogits
 from adaptive_smoothing.certification.local_lipschitz import LocalEstimate
-from adaptive_smoothing.certification.options import (
-    METHODS,
-    CertifyOptions,
-    LipschitzOptions,
-    SmoothingOptions,
-    check_method,
-    method_of,
-)
+from adaptive_smoothing.certification.options import CertifyOptions, LipschitzOptions, SmoothingOptions, make_options
 from adaptive_smoothing.certification.smoothing import Smoothing
 from adaptive_smoothing.certification.target import CertificationTarget, NotCertifiableError
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
@@ -67,11 +60,9 @@ def certify(
         norm: norm of the radii: L2, or Linf, which the cube inside the L2 ball gives; a local estimate has Linf.
         samples: of `SmoothingOptions`, as are `failure_probability` and `radius`; shorthands that override `options`.
         options: `SmoothingOptions`, `LipschitzOptions` or `LocalOptions`.
-        device: device of the computation; default that of the model.
+        device: default that of the model.
         devices: several devices; each gets a process.
-        journal: folder from which the same call continues after an interruption.
-        overwrite: replace the journal of a different run.
-        progress: called with the progress of the run.
+        journal: folder from which the same call continues after an interruption; `overwrite` replaces a different one.
     """
     check_data(data)
     check_eval(model)
@@ -97,19 +88,17 @@ def _choose_options(
     robust: nn.Module, method: str | None, options: CertifyOptions | None, shorthands: dict[str, Any]
 ) -> CertifyOptions:
     """Return the given options, or the defaults of the method, with the shorthands that are not None."""
-    if method is not None:
-        check_method(method)
     if options is None:
-        options = METHODS[method or _natural_method(robust)]()
-    elif method not in (None, method_of(options)):
+        options = make_options(method or _natural_method(robust))
+    elif method is not None and not isinstance(options, expected := type(make_options(method))):
         raise TypeError(
-            f"expected {METHODS[method].__name__} for the method {method!r}, got {type(options).__name__}: pass "
-            "options of that method, or leave the method out"
+            f"expected {expected.__name__} for the method {method!r}, got {type(options).__name__}: pass options of "
+            "that method, or leave the method out"
         )
     given = {name: value for name, value in shorthands.items() if value is not None}
     if given and not isinstance(options, SmoothingOptions):
-        name, used = next(iter(given)), method_of(options)
-        raise TypeError(f"{name} applies to the method 'smoothing' only, got the method {used!r}")
+        name, used = next(iter(given)), type(options).__name__
+        raise TypeError(f"{name} applies to the method 'smoothing' only, got {used}: leave it out")
     return replace(options, **given)
 
 
@@ -193,8 +182,7 @@ class CertificationRun(ShardedRun):
         return math.prod(self.data.images.shape[1:])
 
     def shard(self, name: str, rows: slice, watch: ShardProgress) -> Columns:
-        saved = self.journal.read(name)
-        if saved is not None:
+        if (saved := self.journal.read(name)) is not None:
             return saved
         batch = self.batch(rows)
         found = self.certifier.certify(

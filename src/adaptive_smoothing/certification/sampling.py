@@ -101,16 +101,15 @@ def _in_batches(images: int, first: int, last: int, size: int) -> Iterator[list[
     batch: list[tuple[int, int, int]] = []
     room = size
     for row in range(images):
-        for start in range(first - first % BLOCK, last, BLOCK):
-            begin, end = max(start, first), min(start + BLOCK, last)
-            while begin < end:
-                stop = min(end, begin + room)
-                batch.append((row, begin, stop))
-                room -= stop - begin
-                begin = stop
-                if not room:
-                    yield batch
-                    batch, room = [], size
+        start = first
+        while start < last:
+            stop = min(last, start + room, start - start % BLOCK + BLOCK)
+            batch.append((row, start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield batch
+                batch, room = [], size
     if batch:
         yield batch
 

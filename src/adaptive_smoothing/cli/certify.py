@@ -14,7 +14,7 @@ from torch import nn
 from adaptive_smoothing.certification import certify as certification
 from adaptive_smoothing.certification.certificates import Certificates, Frontier, chosen_alphas, with_alpha
 from adaptive_smoothing.certification.lipschitz import LipschitzLogits
-from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, check_method
+from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, make_options
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
@@ -77,7 +77,8 @@ def certify(
     """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
     preparation = Preparation(method, sigma, votes, hardmax)
     smoothing = SmoothingOptions(samples=samples, failure_probability=failure_probability, radius=radius)
-    norm = _norm(norm)
+    if norm is not None:  # in its usual spelling
+        norm = {name.lower(): name for name in NORMS}.get(norm.lower(), norm)
     if clean_accuracy is not None:
         _check_frontier(models[1:], alpha, split, method, all_samples=radius is None and norm != "Linf")
     elif len(models) > 2:
@@ -90,8 +91,7 @@ def certify(
     for each in loaded:  # raises before anything is sampled
         certification.make_certifier(CertificationTarget.of(each.model), options[each.kind], norm)
     everything = datasets.load(data, split, root=data_root, download=download)
-    for each in loaded:
-        check_classes(each.parts, everything)
+    check_classes({name: part for each in loaded for name, part in each.parts.items()}, everything)
     chosen = everything.take(slice(images))
     run = Run(screen(), devices, options, norm, overwrite)
     if wanted is None:
@@ -102,16 +102,6 @@ def certify(
     run.certify_frontier(loaded, val, chosen, folder, wanted)
 
 
-def _norm(text: str | None) -> str | None:
-    """Return the name of a norm in its usual spelling."""
-    if text is None:
-        return None
-    known = {name.lower(): name for name in NORMS}
-    if text.lower() not in known:
-        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {text!r}: for example --norm L2")
-    return known[text.lower()]
-
-
 def _check_frontier(h: list[str], alpha: float | None, split: str, method: str | None, all_samples: bool) -> None:
     """Raise if an option does not suit --clean-accuracy."""
     names = [short_name(each) for each in h]
@@ -120,9 +110,7 @@ def _check_frontier(h: list[str], alpha: float | None, split: str, method: str |
     if split != "test":
         raise ValueError(f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val")
     if not all_samples:
-        raise ValueError(
-            "expected L2 and all samples with --clean-accuracy, got --norm Linf or --radius: leave them out"
-        )
+        raise ValueError("expected L2 and all samples with --clean-accuracy: leave out --norm Linf and --radius")
     if len(set(names)) < len(names):
         raise ValueError(f"expected every H once, each with a different name, got {', '.join(names)}: rename a file")
     if method == "local":
@@ -147,7 +135,7 @@ class Preparation:
 
     def __post_init__(self) -> None:
         if self.method is not None:
-            check_method(self.method)
+            make_options(self.method)  # raises if there is no such method
         if self.votes not in VOTES:
             raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {self.votes!r}")
 
@@ -160,8 +148,8 @@ class Preparation:
                 raise ValueError("expected a mixture for --hardmax, got one model: it replaces G by its hardmax")
             model = model.with_standard(Hardmax(model.standard))
         h = model.robust if isinstance(model, MixedClassifier) else model
-        natural = "lipschitz" if self.sigma is None and isinstance(h, LipschitzLogits) else "smoothing"
-        kind = self.method or natural
+        proven = self.sigma is None and isinstance(h, LipschitzLogits)
+        kind = self.method or ("lipschitz" if proven else "smoothing")
         if kind == "smoothing":
             model = self._smoothed(model, h_name or model_name)
         name = loaded.short if h_name is None or alpha != 1 else short_name(h_name)
@@ -171,8 +159,8 @@ class Preparation:
         sigma = _trained_sigma(name) if self.sigma is None else self.sigma
         if sigma is None:
             raise ValueError(
-                f"expected a network with a proven Lipschitz constant, or one trained under noise, got {name}: smooth "
-                "it with --sigma 0.25, or estimate with --method local"
+                f"expected --sigma, or a network trained under noise, got {name} alone: smooth it with --sigma 0.25, or "
+                "estimate with --method local"
             )
         if not isinstance(model, MixedClassifier):
             return SmoothedClassifier(model, sigma, hard=self.votes == "hard")
@@ -265,7 +253,7 @@ class Run:
         self, models: list[CertifiedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
     ) -> None:
         """Certify every H with the alpha that gives the wanted clean accuracy on val, and print the frontier."""
-        on_val, on_test = {}, {}
+        on_val, members = {}, {}
         for each in models:
             self.console.print(f"{each.short}: {len(val):,} validation images", markup=False)
             options = self.options[each.kind]
@@ -277,8 +265,8 @@ class Run:
             self.console.print(f"{name} is left out: no alpha from 1/2 on reaches {100 * wanted:g} %")
         for each in [each for each in models if each.short in alphas]:
             self.console.print(f"{each.short}: {len(test):,} test images", markup=False)
-            on_test[each.short] = self.certify(each, test, folder / each.short, self.options[each.kind])
-        members = {name: with_alpha(each, alphas[name], each.settings["theorem"]) for name, each in on_test.items()}
+            found = self.certify(each, test, folder / each.short, self.options[each.kind])
+            members[each.short] = with_alpha(found, alphas[each.short], found.settings["theorem"])
         frontier = Frontier(members, wanted)
         report.write_frontier(folder, frontier)
         for each in models:
