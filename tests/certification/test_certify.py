@@ -9,7 +9,7 @@ from half_spaces import AlwaysOne, HalfSpaces
 from torch import nn
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.certification.certifiers import make_certifier
+from adaptive_smoothing.certification.certify import make_certifier
 from adaptive_smoothing.certification.options import LipschitzOptions, LocalOptions, SmoothingOptions
 from adaptive_smoothing.certification.target import CertificationTarget, NotCertifiableError
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
@@ -55,7 +55,7 @@ def test_keywords_are_shorthands_for_options(plane, data):
 
 
 def test_options_of_another_method_are_refused(plane, data):
-    with pytest.raises(TypeError, match="samples applies to the method 'smoothing' only, got the method 'lipschitz'"):
+    with pytest.raises(TypeError, match="samples applies to the method 'smoothing' only, got LipschitzOptions"):
         ads.certify(plane, data, samples=100)
     with pytest.raises(TypeError, match="expected LipschitzOptions for the method 'lipschitz', got SmoothingOptions"):
         ads.certify(plane, data, method="lipschitz", options=SmoothingOptions())

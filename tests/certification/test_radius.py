@@ -162,11 +162,11 @@ def test_certainty_is_finite():
     ("call", "message"),
     [
         (lambda: radius.needed_margin(0.49), "alpha in"),
-        (lambda: radius.needed_margin(np.nan), "NaN"),
+        (lambda: radius.needed_margin(np.nan), "nan"),
         (lambda: radius.needed_alpha(1.2), "margins"),
         (lambda: radius.smoothing_radius(0.9, 0.1, 0.0), "sigma > 0"),
         (lambda: radius.smoothing_margin_radius(0.9, 0.1, -1.0), "sigma > 0"),
-        (lambda: radius.smoothing_radius(np.nan, 0.1, 1.0), "NaN"),
+        (lambda: radius.smoothing_radius(np.nan, 0.1, 1.0), "nan"),
         (lambda: radius.smoothing_radius(1.2, 0.1, 1.0), "probabilities"),
         (lambda: radius.smoothing_radius(0.9, 0.1, 1.0, 0.3), "alpha in"),
         (lambda: radius.lipschitz_radius(0.9, [], 1.0, []), "one class"),

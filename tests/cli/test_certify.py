@@ -105,7 +105,7 @@ def test_a_local_estimate_is_called_an_estimate(package, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--sigma", "0"], "above 0"),
+        (["--sigma", "0"], "sigma > 0"),
         (["--samples", "0"], "at least 1 sample"),
         (["--failure-probability", "1"], "failure probability"),
         (["--alpha", "0.4"], "below 1/2"),

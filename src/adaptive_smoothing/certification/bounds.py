@@ -71,14 +71,12 @@ class Betting:
         """
         mean = np.asarray(mean, dtype=np.float64)
         if not mean.ndim:
-            return self._joint(counts @ self._log_factors(mean, values))
-        distinct, which, sizes = np.unique(mean, return_inverse=True, return_counts=True)
-        logs = np.empty((len(counts), len(self.stakes)))
-        for m, rows in zip(distinct, np.split(np.argsort(which), np.cumsum(sizes)[:-1]), strict=True):
-            logs[rows] = counts[rows] @ self._log_factors(m, values)
-        return self._joint(logs)
-
-    def _joint(self, logs: np.ndarray) -> np.ndarray:
+            logs = counts @ self._log_factors(mean, values)
+        else:
+            distinct, which, sizes = np.unique(mean, return_inverse=True, return_counts=True)
+            logs = np.empty((len(counts), len(self.stakes)))
+            for m, rows in zip(distinct, np.split(np.argsort(which), np.cumsum(sizes)[:-1]), strict=True):
+                logs[rows] = counts[rows] @ self._log_factors(m, values)
         return logsumexp(logs, axis=-1) - np.log(len(self.stakes))
 
     def _log_factors(self, mean: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -19,13 +19,13 @@ from adaptive_smoothing.results import interval
 
 # Radii of the table in result.json.
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+# The alphas to choose from. Below 1/2 nothing is certified; 1 is h alone.
+ALPHAS = np.round(np.linspace(0.5, 1.0, 501), 3)
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """The result of `certify`.
-
-    The certificate of an image is wrong with at most the probability `settings["failure probability"]`.
+    """The result of `certify`. A certificate is wrong with at most the probability `settings["failure probability"]`.
 
     Args:
         rows: columns with one entry per image: index, label, prediction (of certified images, that of the
@@ -70,38 +70,23 @@ class Certificates:
         """Return the certified accuracy at each radius, its 95 % interval, and the estimated accuracy."""
         rows = []
         for radius in radii:
-            share = self.accuracy(radius)
+            share, estimate = self.accuracy(radius), self.accuracy(radius, estimated=True)
             low, high = interval(round(share * len(self.correct)), len(self.correct))
-            rows.append(
-                {
-                    "radius": radius,
-                    "certified": share,
-                    "low": low,
-                    "high": high,
-                    "estimate": self.accuracy(radius, estimated=True),
-                }
-            )
+            rows.append({"radius": radius, "certified": share, "low": low, "high": high, "estimate": estimate})
         return rows
 
     def summary(self) -> dict[str, Any]:
         """Return the content of result.json."""
-        correct = self.certified & self.correct
+        correct, radius = self.certified & self.correct, self.rows["radius"]
         return {
             "images": len(self.correct),
             "clean": {"accuracy": self.clean, "interval": interval(int(self.correct.sum()), len(self.correct))},
             "certified": {"images": int(self.certified.sum()), "right": int(correct.sum())},
-            "radius": {
-                "mean": float(np.where(correct, self.rows["radius"], 0.0).mean()),
-                "largest": float(self.rows["radius"].max()),
-            },
+            "radius": {"mean": float(np.where(correct, radius, 0.0).mean()), "largest": float(radius.max())},
             "accuracy": self.table(),
             "samples": int(self.rows["samples"].sum()),
             "settings": self.settings,
         }
-
-
-# The alphas to choose from. Below 1/2 nothing is certified; 1 is h alone.
-ALPHAS = np.round(np.linspace(0.5, 1.0, 501), 3)
 
 
 def with_alpha(found: Certificates, alpha: float, theorem: str = "margin") -> Certificates:
@@ -171,12 +156,15 @@ class Frontier:
     @property
     def radii(self) -> np.ndarray:
         """The radii at which the best accuracy may change."""
-        ends = [member.curve()[0] for member in self.members.values()]
-        return np.unique(np.concatenate([[0.0], *ends]))
+        return np.unique(np.concatenate([member.curve()[0] for member in self.members.values()]))
 
     def accuracies(self, at: Sequence[float] | np.ndarray) -> dict[str, np.ndarray]:
         """Return the certified accuracy of each member at some radii."""
-        return {name: _accuracies(member, np.asarray(at)) for name, member in self.members.items()}
+        found = {}
+        for name, member in self.members.items():
+            reached = np.sort(member.rows["radius"][member.correct & member.certified])
+            found[name] = (len(reached) - np.searchsorted(reached, at)) / len(member.correct)
+        return found
 
     def best(self, at: Sequence[float] | np.ndarray) -> tuple[np.ndarray, list[str | None]]:
         """Return the largest certified accuracy at some radii, and the name of its member; None where it is 0."""
@@ -184,12 +172,6 @@ class Frontier:
         table = np.stack(list(found.values()))
         best, names = table.max(0), list(found)
         return best, [names[which] if most else None for which, most in zip(table.argmax(0), best, strict=True)]
-
-
-def _accuracies(member: Certificates, at: np.ndarray) -> np.ndarray:
-    """Return `member.accuracy` at all radii in one pass."""
-    reached = np.sort(member.rows["radius"][member.correct & member.certified])
-    return (len(reached) - np.searchsorted(reached, at)) / len(member.correct)
 
 
 def chosen_alphas(validation: Mapping[str, Certificates], clean_accuracy: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adaptive_smoothing.certification import radius, rounding
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
+from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 
 
@@ -26,13 +27,10 @@ class LipschitzLogits(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Lipschitz:
-    """Certifies a Lipschitz h, or a mixture with it.
+    """Certifies a Lipschitz h, or a mixture with it in which the logits of h are multiplied by `scale`.
 
     The logits are computed in float64. A user runs the network in float32, so each lead is reduced by a multiple of the
     difference between the two (`rounding.LOGIT_ERRORS`).
-
-    Args:
-        scale: factor of the logits of h in the mixture.
     """
 
     name: ClassVar[str] = "lipschitz"
@@ -74,9 +72,7 @@ class Lipschitz:
     def _exact(self) -> Any:
         return copy.deepcopy(self.robust).double()
 
-    def certify(
-        self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress
-    ) -> dict[str, np.ndarray]:
+    def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
         """Return the columns that `Certifier` lists, and those from which `frontier` computes any other alpha.
 
         These are `doubt` (1 - gap), `constant` (M) and `alone` (the radius of h alone).
@@ -84,12 +80,18 @@ class Lipschitz:
         # The float64 copy may come from a process on another device.
         logits = self.scale * fp32_logits_chunked(self._exact.to(images.device), images.double()).cpu()
         rounded = self.scale * fp32_logits_chunked(self.robust, images).cpu().double()
-        leads, pairs = _leads(logits, self.constants, (logits - rounded).abs().amax(1))
-        shares = _probabilities(leads)
+        order = logits.argsort(dim=1, descending=True, stable=True)
+        ranked, errors = logits.gather(1, order), (logits - rounded).abs().amax(1, keepdim=True)
+        leads = ranked[:, :1] - ranked[:, 1:] - 2 * rounding.LOGIT_ERRORS * errors
+        shares = torch.cat([torch.zeros_like(leads[:, :1]), -leads], 1).softmax(1)
+        pairs = self.constants[order[:, :1], order[:, 1:]]
         alone = radius.logit_radius(leads.numpy(), pairs.numpy())
         complement, constant = _gap_complement(leads), pairs.amax(1).numpy()
         if self.theorem == "paper":
-            found = _by_probabilities(logits, shares, self.constants, self.alpha)
+            # thm:certified_radius with L_i = max_k M_ik / 4: the gradient of a softmax probability p_i is
+            # p_i sum_k p_k (z_i - z_k)', and p_i (1 - p_i) <= 1/4.
+            h, each = shares.numpy(), (self.constants.amax(1) / 4)[order].numpy()
+            found = radius.lipschitz_radius(h[:, 0], h[:, 1:], each[:, 0], each[:, 1:], self.alpha)
         else:
             found = alone if self.alpha == 1 else radius.lipschitz_margin_radius(complement, constant, self.alpha)
         return {
@@ -106,35 +108,8 @@ class Lipschitz:
         }
 
 
-def _by_probabilities(logits: Tensor, shares: Tensor, constants: Tensor, alpha: float) -> np.ndarray:
-    """Return the radius of thm:certified_radius with L_i = max_k M_ik / 4.
-
-    The gradient of a softmax probability p_i is p_i sum_k p_k (z_i - z_k)', and p_i (1 - p_i) <= 1/4.
-    """
-    each = (constants.amax(1) / 4)[_ranking(logits)].numpy()
-    ranked = shares.numpy()
-    return radius.lipschitz_radius(ranked[:, 0], ranked[:, 1:], each[:, 0], each[:, 1:], alpha)
-
-
-def _leads(logits: Tensor, constants: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lead of the first class over each other, less the allowance for rounding, and their constants."""
-    order = _ranking(logits)
-    ranked = logits.gather(1, order)
-    leads = ranked[:, :1] - ranked[:, 1:] - 2 * rounding.LOGIT_ERRORS * errors[:, None]
-    return leads, constants[order[:, :1], order[:, 1:]]
-
-
-def _probabilities(leads: Tensor) -> Tensor:
-    """Return the probabilities for these leads, in decreasing order."""
-    return torch.cat([torch.zeros_like(leads[:, :1]), -leads], 1).softmax(1)
-
-
 def _gap_complement(leads: Tensor) -> np.ndarray:
     """Return 1 - gap without cancellation: (sum + largest) / (1 + sum) of exp(-lead)."""
     others = (-leads.clamp(-700, 700)).exp()
     total = others.sum(1)
     return ((total + others.amax(1)) / (1 + total)).clamp_max(2.0).numpy()
-
-
-def _ranking(logits: Tensor) -> Tensor:
-    return logits.argsort(dim=1, descending=True, stable=True)

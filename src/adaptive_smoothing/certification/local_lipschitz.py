@@ -22,17 +22,14 @@ from adaptive_smoothing.attacks.pgd import Active, Model, ascend
 from adaptive_smoothing.certification import radius
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
+from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 from adaptive_smoothing.threat import Threat
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEstimate:
-    """Estimates one-sided local Lipschitz constants of h, and whether a mixture is robust at radius eps.
-
-    The constants belong to the whole ball. So the estimated radius is eps where thm:certified_radius reaches it,
-    and 0 elsewhere.
-    """
+    """Estimates one-sided local Lipschitz constants of h in the ball of radius eps, and whether it has this radius."""
 
     name: ClassVar[str] = "local"
 
@@ -60,47 +57,35 @@ class LocalEstimate:
             "precision": "float32",
         }
 
-    def certify(
-        self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress
-    ) -> dict[str, np.ndarray]:
+    def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
         """Return the columns that `Certifier` lists, with every radius 0, and `constants` [N, C]."""
         eps = float(self.threat.eps)
         probabilities = (self.scale * fp32_logits_chunked(self.robust, images).double()).softmax(1).cpu().numpy()
-        constants = self.largest_changes(images, probabilities.argmax(1)) / eps
+        classes, predicted = probabilities.shape[1], probabilities.argmax(1)
+        constants = self._largest_changes(images, predicted, classes) / eps
         ranked = -np.sort(-probabilities, axis=1)
         return {
-            "robust_class": probabilities.argmax(1),
+            "robust_class": predicted,
             "lower": ranked[:, 0],
             "upper": ranked[:, 1],
             "radius": np.zeros(len(images)),
             "estimate": estimated_radius(probabilities, constants, eps, self.alpha),
-            "samples": np.full(len(images), probabilities.shape[1] * (self.steps + 1)),
+            "samples": np.full(len(images), classes * (self.steps + 1)),
             "probabilities": probabilities.astype(np.float32),
             "constants": constants,
         }
 
-    def largest_changes(self, images: Tensor, predicted: np.ndarray) -> np.ndarray:
+    def _largest_changes(self, images: Tensor, predicted: np.ndarray, classes: int) -> np.ndarray:
         """Return [N, C]: how far PGD lowers the predicted class and raises every other inside the ball."""
-        size = self.batch_size or (4096 if images.is_cuda else 128)
-        classes = self._num_classes(images)
-        found = [
-            self._climb(part, of.repeat_interleave(classes), classes)
-            for part, of in zip(
-                images.split(max(1, size // classes)),
-                torch.from_numpy(predicted).to(images.device).split(max(1, size // classes)),
-                strict=True,
-            )
-        ]
-        return torch.cat(found).cpu().numpy()
+        size = max(1, (self.batch_size or (4096 if images.is_cuda else 128)) // classes)
+        parts = zip(images.split(size), torch.from_numpy(predicted).to(images.device).split(size), strict=True)
+        return torch.cat([self._ascend(*part, classes) for part in parts]).cpu().numpy()
 
-    def _num_classes(self, images: Tensor) -> int:
-        return fp32_logits_chunked(self.robust, images[:1]).shape[1]
-
-    def _climb(self, images: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    def _ascend(self, images: Tensor, predicted: Tensor, classes: int) -> Tensor:
         """Return the largest changes [N, C], by the paper's PGD on all classes at once, started at the image."""
         start = images.repeat_interleave(classes, 0)
         which = torch.arange(classes, device=images.device).repeat(len(images))
-        sign = torch.where(which == predicted, -1.0, 1.0)
+        sign = torch.where(which == predicted.repeat_interleave(classes), -1.0, 1.0)
         with frozen(self.robust), full_precision():
             clean = self._chosen(start, which)
             best = torch.zeros_like(clean)
@@ -123,7 +108,7 @@ class LocalEstimate:
 
 
 def estimated_radius(probabilities: np.ndarray, constants: np.ndarray, eps: float, alpha: float) -> np.ndarray:
-    """Return eps where thm:certified_radius with these constants reaches it, and 0 elsewhere."""
+    """Return eps where thm:certified_radius with the constants of the ball reaches it, and 0 elsewhere."""
     order = np.argsort(-probabilities, axis=1, kind="stable")
     ranked, each = (np.take_along_axis(array.astype(np.float64), order, 1) for array in (probabilities, constants))
     # The theorem needs constants above 0.

@@ -15,11 +15,7 @@ RUNNERS_UP = ("complement", "split")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options of every method.
-
-    Args:
-        shard_size: images that are processed and journalled together; default 500, on a CPU 4.
-    """
+    """Options of every method: `shard_size` images are processed and journalled together; default 500, on a CPU 4."""
 
     shard_size: int | None = None
 
@@ -65,21 +61,15 @@ class SmoothingOptions(RunOptions):
         _check_name("precision", self.precision, PRECISIONS)
         if self.runner_up is not None:
             _check_name("runner-up", self.runner_up, RUNNERS_UP)
-        if self.radius is None:
-            return
-        if not 0 < self.radius < float("inf"):
+        if self.radius is not None and not 0 < self.radius < float("inf"):
             raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
-        if self.runner_up == "split":
+        if self.radius is not None and self.runner_up == "split":
             raise ValueError("expected runner_up 'complement' with a wanted radius, got 'split': it cannot stop early")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LipschitzOptions(RunOptions):
-    """Options of certification by a proven Lipschitz constant.
-
-    Args:
-        theorem: "margin" (ours) or "paper" (thm:certified_radius).
-    """
+    """Options of certification by a proven Lipschitz constant: the theorem "margin" (ours) or "paper"."""
 
     theorem: str = "margin"
 
@@ -117,13 +107,10 @@ METHODS: dict[str, type[CertifyOptions]] = {
 }
 
 
-def check_method(method: str) -> None:
+def make_options(method: str) -> CertifyOptions:
+    """Return the default options of a method."""
     _check_name("method", method, tuple(METHODS))
-
-
-def method_of(options: CertifyOptions) -> str:
-    """Return the name of the method that these are options of."""
-    return next(method for method, cls in METHODS.items() if isinstance(options, cls))
+    return METHODS[method]()
 
 
 def _check_name(what: str, name: str, known: Sequence[str]) -> None:

@@ -20,6 +20,8 @@ from adaptive_smoothing.certification import rounding
 
 # Bisection steps on an interval of a few sigma, down to the resolution of float64.
 BISECTIONS = 60
+# The smallest and the largest positive, finite float64.
+POSITIVE = (np.nextafter(0.0, 1.0), np.finfo(np.float64).max)
 
 
 def needed_margin(alpha: ArrayLike) -> np.ndarray:
@@ -30,21 +32,14 @@ def needed_margin(alpha: ArrayLike) -> np.ndarray:
     the lead of y, and alpha h contributes at least alpha (1 - alpha) / alpha. For a learned alpha(x), pass the lower
     end of its range.
     """
-    alpha = _numbers(alpha, "alpha")
-    if not ((alpha >= 0.5) & (alpha <= 1)).all():
-        raise ValueError(
-            f"expected alpha in [1/2, 1], got {_range(alpha)}: below 1/2 the weight of g exceeds that of h, and "
-            "nothing can be certified"
-        )
+    hint = "below 1/2 the weight of g exceeds that of h, and nothing can be certified"
+    alpha = _checked(alpha, 0.5, 1, "alpha in [1/2, 1]", hint)
     return (1 - alpha) / alpha
 
 
 def needed_alpha(margin: ArrayLike) -> np.ndarray:
     """Return 1 / (1 + margin), the smallest alpha for an h that is robust with this margin (lem:certified_radius)."""
-    margin = _numbers(margin, "margin")
-    if not ((margin >= 0) & (margin <= 1)).all():
-        raise ValueError(f"expected margins of probabilities, in [0, 1], got {_range(margin)}")
-    return 1 / (1 + margin)
+    return 1 / (1 + _checked(margin, 0, 1, "margins in [0, 1]", "pass differences of probabilities"))
 
 
 def lipschitz_radius(
@@ -62,11 +57,8 @@ def lipschitz_radius(
         other_constants: L_i, in the order of `others`.
     """
     margin = needed_margin(alpha)
-    top, others = _probabilities(top, "top"), _probabilities(others, "others")
-    if not others.ndim or not others.shape[-1]:
-        raise ValueError("expected the probabilities of at least one other class, got none: one class has no rival")
-    lead = top[..., None] - others - margin[..., None]
-    return _rounded_down((lead / (_constants(top_constant)[..., None] + _constants(other_constants))).min(-1))
+    lead = _probabilities(top)[..., None] - _probabilities(others) - margin[..., None]
+    return _smallest_ratio(lead, _constants(top_constant)[..., None] + _constants(other_constants))
 
 
 def lipschitz_margin_radius(gap_complement: ArrayLike, logit_constant: ArrayLike, alpha: ArrayLike = 1.0) -> np.ndarray:
@@ -84,14 +76,12 @@ def lipschitz_margin_radius(gap_complement: ArrayLike, logit_constant: ArrayLike
         logit_constant: M.
     """
     needed_margin(alpha)
-    complement, constant = _numbers(gap_complement, "gap_complement"), _constants(logit_constant)
-    if not ((complement >= 0) & (complement <= 2)).all():
-        raise ValueError(f"expected 1 - gap in [0, 2], got {_range(complement)}")
+    complement = _checked(gap_complement, 0, 2, "1 - gap in [0, 2]", "pass 1 - (h_y - max_i h_i)")
     complement = np.maximum(complement, np.finfo(np.float64).tiny)
     with np.errstate(divide="ignore"):
         # 2 artanh(gap) - 2 artanh((1 - alpha) / alpha); at alpha = 1/2 no gap is large enough.
         ahead = np.log((2 - complement) / complement) + np.log(2 * np.asarray(alpha, dtype=np.float64) - 1)
-    return _rounded_down(ahead / constant)
+    return _rounded_down(ahead / _constants(logit_constant))
 
 
 def logit_radius(lead: ArrayLike, logit_constants: ArrayLike) -> np.ndarray:
@@ -99,9 +89,13 @@ def logit_radius(lead: ArrayLike, logit_constants: ArrayLike) -> np.ndarray:
 
     Guarantee: if every difference of logits z_y - z_i is M_yi-Lipschitz, h predicts y inside this radius.
     """
-    lead, constants = _numbers(lead, "lead"), _constants(logit_constants)
+    lead = _checked(lead, -np.inf, np.inf, "numbers as lead", "look for the image or the layer that made NaN")
+    return _smallest_ratio(lead, _constants(logit_constants))
+
+
+def _smallest_ratio(lead: np.ndarray, constants: np.ndarray) -> np.ndarray:
     if not lead.shape[-1:] or not lead.shape[-1]:
-        raise ValueError("expected the lead over at least one other class, got none: one class has no rival")
+        raise ValueError("expected at least one other class, got none: one class has no rival")
     return _rounded_down((lead / constants).min(-1))
 
 
@@ -157,7 +151,7 @@ def gaussian_lipschitz(sigma: ArrayLike) -> np.ndarray:
 
     Phi(Phi^-1(p) - r / sigma) is steepest at p = 1/2. The paper takes twice this, which values in [-1, 1] need.
     """
-    return 1 / (_sigma(sigma) * np.sqrt(2 * np.pi))
+    return 1 / (check_sigma(sigma) * np.sqrt(2 * np.pi))
 
 
 SMOOTHING_THEOREMS: dict[str, Callable[..., np.ndarray]] = {
@@ -168,48 +162,36 @@ SMOOTHING_THEOREMS: dict[str, Callable[..., np.ndarray]] = {
 LIPSCHITZ_THEOREMS = ("margin", "paper")
 
 
-# --- checks of the input ----------------------------------------------------------------------------------------------
+# --- checks of the input, and rounding --------------------------------------------------------------------------------
+
+
+def check_sigma(sigma: ArrayLike) -> np.ndarray:
+    hint = "without noise nothing can be certified; for images in [0, 1] try 0.25, 0.5 or 1"
+    return _checked(sigma, *POSITIVE, "sigma > 0", hint)
 
 
 def _smoothed(top: ArrayLike, runner_up: ArrayLike, sigma: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return probabilities inside (0, 1), as as:randomized_smoothing demands, and sigma."""
-    noise = _sigma(sigma)
-    first, second = _probabilities(top, "top"), _probabilities(runner_up, "runner_up")
-    return np.minimum(first, np.nextafter(1.0, 0.0)), np.maximum(second, np.finfo(np.float64).tiny), noise
+    first, second, tiny = _probabilities(top), _probabilities(runner_up), np.finfo(np.float64).tiny
+    return np.minimum(first, np.nextafter(1.0, 0.0)), np.maximum(second, tiny), check_sigma(sigma)
+
+
+def _probabilities(value: ArrayLike) -> np.ndarray:
+    return _checked(value, 0, 1, "probabilities in [0, 1]", "pass softmax outputs of h")
 
 
 def _constants(value: ArrayLike) -> np.ndarray:
-    value = _numbers(value, "constants")
-    if not ((value > 0) & np.isfinite(value)).all():
-        raise ValueError(f"expected positive, finite Lipschitz constants, got {_range(value)}")
-    return value
+    return _checked(value, *POSITIVE, "positive, finite Lipschitz constants", "look for a layer without a bound")
 
 
-def _sigma(sigma: ArrayLike) -> np.ndarray:
-    sigma = np.asarray(sigma, dtype=np.float64)
-    if not ((sigma > 0) & np.isfinite(sigma)).all():
-        raise ValueError(f"expected sigma > 0, got {_range(sigma)}: without noise nothing can be certified")
-    return sigma
-
-
-def _probabilities(value: ArrayLike, name: str) -> np.ndarray:
-    value = _numbers(value, name)
-    if not ((value >= 0) & (value <= 1)).all():
-        raise ValueError(f"expected probabilities in [0, 1] as {name}, got {_range(value)}: pass softmax outputs of h")
-    return value
-
-
-def _numbers(value: ArrayLike, name: str) -> np.ndarray:
+def _checked(value: ArrayLike, low: float, high: float, expected: str, hint: str) -> np.ndarray:
+    """Return float64 numbers, each of them from `low` to `high`, which NaN is not."""
     value = np.asarray(value, dtype=np.float64)
-    if np.isnan(value).any():
-        raise ValueError(f"expected numbers as {name}, got NaN: look for the image or the layer that made it")
+    if not ((value >= low) & (value <= high)).all():
+        least, most = f"{value.min():g}", f"{value.max():g}"
+        raise ValueError(f"expected {expected}, got {least if least == most else f'{least} to {most}'}: {hint}")
     return value
 
 
 def _rounded_down(radius: np.ndarray) -> np.ndarray:
     return np.maximum(radius * (1 - rounding.RADIUS) - rounding.RADIUS, 0.0)
-
-
-def _range(value: np.ndarray) -> str:
-    low, high = value.min(initial=np.inf), value.max(initial=-np.inf)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

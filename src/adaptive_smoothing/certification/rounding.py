@@ -17,5 +17,5 @@ ALPHA = 1e-6
 LOGIT_ERRORS = 100.0
 # certify.py, radii converted from L2 to Linf, relative: the division by the root of the dimension.
 L2_TO_LINF = 1e-9
-# certifiers.py, a wanted radius converted from Linf to L2, relative: what `RADIUS` and `L2_TO_LINF` subtract again.
+# certify.py, a wanted radius converted from Linf to L2, relative: what `RADIUS` and `L2_TO_LINF` subtract again.
 LINF_TO_L2 = 3e-9

@@ -8,7 +8,6 @@ noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
+from adaptive_smoothing.certification.radius import check_sigma
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
 from adaptive_smoothing.models.inference import float32_as
 from adaptive_smoothing.noise import generator, to_device
@@ -29,14 +29,8 @@ BATCH = {"cuda": 4096, "cpu": 128}
 # Sums of probabilities are stored as integer multiples of this, so that they do not depend on the order of summation.
 UNIT = 2.0**-32
 PRECISIONS = ("float32", "tf32", "bfloat16")
-
-
-def check_sigma(sigma: float) -> None:
-    if not (sigma > 0 and np.isfinite(sigma)):
-        raise ValueError(
-            f"expected sigma > 0, got {sigma}: without noise nothing can be certified; for images in [0, 1] try 0.25, "
-            "0.5 or 1"
-        )
+# Rows of the images, and outputs [samples, C].
+Samples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,10 +57,8 @@ class Sampler:
         """The values that an observed error is rounded up to."""
         return VOTES if self.hard else PROBABILITIES
 
-    def draw(
-        self, images: Tensor, index: Tensor, stream: str, first: int, last: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield samples `first` to `last` of every image in batches: rows of the images, and outputs [samples, C].
+    def draw(self, images: Tensor, index: Tensor, stream: str, first: int, last: int) -> Iterator[Samples]:
+        """Yield samples `first` to `last` of every image in batches.
 
         Args:
             index: number of each image in the data set, which keys its noise.
@@ -82,23 +74,17 @@ class Sampler:
     def _noise(self, images: Tensor, index: int, stream: str, start: int, stop: int) -> Tensor:
         """Return the noise of samples of an image that are in one block."""
         block, offset = divmod(start, BLOCK)
-        drawn = torch.randn(
-            BLOCK,
-            *images.shape[1:],
-            generator=generator(self.seed, "certify", stream, index, block, device=images.device),
-            device=images.device,
-        )
+        source = generator(self.seed, "certify", stream, index, block, device=images.device)
+        drawn = torch.randn(BLOCK, *images.shape[1:], generator=source, device=images.device)
         return drawn[offset : offset + stop - start]
 
+    @torch.no_grad()
     def answers(self, noisy: Tensor) -> Tensor:
         """Return probabilities or votes [samples, C] of a batch of noisy images."""
-        with torch.no_grad(), self._arithmetic(noisy.device.type):
-            return self._answers(noisy)
-
-    def _answers(self, noisy: Tensor) -> Tensor:
         if noisy.is_cuda:
             noisy = noisy.contiguous(memory_format=torch.channels_last)
-        with trusted_images():
+        bfloat16 = torch.autocast(noisy.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        with float32_as("ieee" if self.precision == "float32" else "tf32"), bfloat16, trusted_images():
             logits = self._network(noisy)
         check_logit_form(logits, noisy)
         check_two_classes(logits)
@@ -109,28 +95,21 @@ class Sampler:
         votes = torch.zeros_like(probabilities).scatter(1, logits.argmax(1, keepdim=True), 1.0)
         return votes.masked_fill(logits.isnan().any(1, keepdim=True), torch.nan)
 
-    def _arithmetic(self, device: str) -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(float32_as("ieee" if self.precision == "float32" else "tf32"))
-        stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=self.precision == "bfloat16"))
-        return stack
-
 
 def _in_batches(images: int, first: int, last: int, size: int) -> Iterator[list[tuple[int, int, int]]]:
     """Yield batches of at most `size` samples, as (image, first sample, last sample) within one block of noise."""
     batch: list[tuple[int, int, int]] = []
     room = size
     for row in range(images):
-        for start in range(first - first % BLOCK, last, BLOCK):
-            begin, end = max(start, first), min(start + BLOCK, last)
-            while begin < end:
-                stop = min(end, begin + room)
-                batch.append((row, begin, stop))
-                room -= stop - begin
-                begin = stop
-                if not room:
-                    yield batch
-                    batch, room = [], size
+        start = first
+        while start < last:
+            stop = min(last, start + room, start - start % BLOCK + BLOCK)
+            batch.append((row, start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield batch
+                batch, room = [], size
     if batch:
         yield batch
 
@@ -145,13 +124,11 @@ class Tally:
     """
 
     def __init__(self, classes: Tensor, num_classes: int, values: np.ndarray) -> None:
-        images, counted = classes.shape
-        device = classes.device
         self.classes = classes
-        self.values = torch.as_tensor(values, dtype=torch.float32, device=device)
-        self.sums = torch.zeros(images, num_classes, dtype=torch.int64, device=device)
-        self.histograms = torch.zeros(images, counted, len(values), dtype=torch.int64, device=device)
-        self.has_nan = torch.zeros((), dtype=torch.bool, device=device)
+        self.values = torch.as_tensor(values, dtype=torch.float32, device=classes.device)
+        self.sums = torch.zeros(len(classes), num_classes, dtype=torch.int64, device=classes.device)
+        self.histograms = torch.zeros(*classes.shape, len(values), dtype=torch.int64, device=classes.device)
+        self.has_nan = torch.zeros((), dtype=torch.bool, device=classes.device)
 
     def add(self, rows: Tensor, probabilities: Tensor) -> None:
         """Add samples [samples, C] of the images in these rows."""
@@ -165,8 +142,7 @@ class Tally:
         enlarged = (errors * (1 + rounding.PROBABILITY_SUM)).nan_to_num(nan=1.0).clamp(0, 1)
         bins = torch.bucketize(enlarged, self.values)
         _, counted, values = self.histograms.shape
-        which = rows[:, None] * counted + torch.arange(counted, device=rows.device)
-        places = (which * values + bins).flatten()
+        places = ((rows[:, None] * counted + torch.arange(counted, device=rows.device)) * values + bins).flatten()
         self.histograms.view(-1).index_add_(0, places, torch.ones_like(places))
 
     def counts(self, which: int = 0) -> np.ndarray:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES, Betting, clopper_pearson
 from adaptive_smoothing.certification.options import SmoothingOptions
-from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, needed_margin
-from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally, check_sigma
+from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, check_sigma, needed_margin
+from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
 
 # Bisection steps on [0, 1/2] for the largest error with which a radius is certified.
@@ -76,20 +77,21 @@ class Smoothing:
             return self.options.runner_up
         return "complement" if self.robust.hard or self.options.radius is not None else "split"
 
-    def certify(
-        self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress
-    ) -> dict[str, np.ndarray]:
-        """Return the columns that `Certifier` lists."""
+    def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
+        """Return the columns that `certify.Certifier` lists."""
         selected = self._select(images, index)
         order = selected.argsort(descending=True, stable=True)
         classes = order if self._runner_up == "split" else order[:, :1]
         tally = Tally(classes, selected.shape[1], self.sampler.values)
         if self.options.radius is None:
-            everything = torch.arange(len(images), device=images.device)
-            self._sample(tally, images, index, everything, 0, self.options.samples, progress)
+            done, total = 0, len(images) * self.options.samples
+            for rows, outputs in self.sampler.draw(images, index, "estimation", 0, self.options.samples):
+                tally.add(rows, outputs)
+                done += len(rows)
+                progress(done / total)
             error, runner_up = self._bounds(tally)
         else:
-            error = runner_up = self._decide(tally, images, index, self.options.radius, progress)
+            error = runner_up = self._decide(tally, images, index, progress)
         # Where the wanted radius is out of reach, the samples that chose the class are the only ones.
         mean = np.where(tally.samples()[:, None] > 0, tally.mean(), selected.cpu().numpy() / self.options.selection)
         two = -np.sort(-mean, axis=1)[:, :2]
@@ -105,58 +107,35 @@ class Smoothing:
 
     def _select(self, images: Tensor, index: Tensor) -> Tensor:
         """Return [N, C] sums over samples of their own, since a bound holds only for a class that was chosen before."""
-        sums: Tensor | None = None
+        sums = torch.zeros(0)
         for rows, outputs in self.sampler.draw(images, index, "selection", 0, self.options.selection):
-            if sums is None:
-                sums = torch.zeros(len(images), outputs.shape[1], dtype=torch.float64, device=images.device)
+            if not len(sums):
+                sums = outputs.new_zeros(len(images), outputs.shape[1], dtype=torch.float64)
             sums.index_add_(0, rows, outputs.double())
-        assert sums is not None  # there is at least one sample of at least one image
         return sums
-
-    def _sample(
-        self,
-        tally: Tally,
-        images: Tensor,
-        index: Tensor,
-        which: Tensor,
-        first: int,
-        last: int,
-        progress: ProgressCallback = ignore_progress,
-    ) -> None:
-        """Count samples `first` to `last` of some of the images."""
-        done, total = 0, len(which) * (last - first)
-        for rows, outputs in self.sampler.draw(images[which], index[which], "estimation", first, last):
-            tally.add(which[rows], outputs)
-            done += len(rows)
-            progress(done / total)
 
     def _bounds(self, tally: Tally) -> tuple[np.ndarray, np.ndarray]:
         """Return upper bounds on the error of h's class and on the probability of the runner-up."""
         classes = tally.classes.shape[1]
-        upper = [self._upper(tally.counts(each), self.options.failure_probability / classes) for each in range(classes)]
+        chance, values = self.options.failure_probability / classes, self.sampler.values
+        upper = [_upper(self._bound, tally.counts(k), self.options.samples, chance, values) for k in range(classes)]
         runner_up = np.minimum(np.max(upper[1:], axis=0), upper[0]) if classes > 1 else upper[0]
         return upper[0], runner_up
 
-    def _upper(self, counts: np.ndarray, failure_probability: float) -> np.ndarray:
-        if self._bound == "clopper-pearson":
-            return clopper_pearson(counts[:, -1], self.options.samples, failure_probability)
-        return Betting().upper(counts, failure_probability, self.sampler.values)
-
-    def _decide(
-        self, tally: Tally, images: Tensor, index: Tensor, radius: float, progress: ProgressCallback
-    ) -> np.ndarray:
+    def _decide(self, tally: Tally, images: Tensor, index: Tensor, progress: ProgressCallback) -> np.ndarray:
         """Sample every image until the radius is certified or unlikely, and return upper bounds on the errors.
 
         The bounds hold whenever sampling stops.
         """
         samples, values, bets = self.options.samples, self.sampler.values, Betting()
-        allowed = self._allowed_error(radius)
+        allowed = self._allowed_error()
         active, done = torch.arange(len(images), device=images.device), 0
         decided = np.zeros(len(images), dtype=bool)
         while len(active) and done < samples and allowed > 0:
             # Checking after a quarter more samples costs a few percent more samples than checking after each.
             following = min(samples, done + max(BLOCK, done // 4))
-            self._sample(tally, images, index, active, done, following)
+            for rows, outputs in self.sampler.draw(images[active], index[active], "estimation", done, following):
+                tally.add(active[rows], outputs)
             done = following
             which = active.cpu().numpy()
             counts = tally.counts()[which]
@@ -169,12 +148,12 @@ class Smoothing:
         # A bound is rounded up to a grid, a decision is not.
         return np.where(decided, np.minimum(bound, allowed), bound)
 
-    def _allowed_error(self, radius: float) -> float:
-        """Return the largest error of h's class with which it has the radius; 0 if there is none."""
+    def _allowed_error(self) -> float:
+        """Return the largest error of h's class with which it has the wanted radius; 0 if there is none."""
         low, high = 0.0, 0.5
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            enough = self._radius(np.array(1 - middle), np.array(middle)) >= radius
+            enough = self._radius(np.array(1 - middle), np.array(middle)) >= self.options.radius
             low, high = (middle, high) if enough else (low, middle)
         return low
 
@@ -183,23 +162,21 @@ class Smoothing:
         return theorem(top, np.minimum(runner_up, 1), self.robust.sigma, self.alpha)
 
 
-def reachable_radius(settings: Mapping[str, Any], classes: int) -> float:
-    """Return the L2 radius of an image whose samples all agree: no other can be larger. Infinity without sampling.
+def _upper(bound: str, counts: np.ndarray, samples: int, chance: float, values: np.ndarray) -> np.ndarray:
+    """Return upper bounds on mean errors, from how often each of `values` was observed."""
+    if bound == "clopper-pearson":
+        return clopper_pearson(counts[:, -1], samples, chance)
+    return Betting().upper(counts, chance, values)
 
-    Args:
-        settings: settings of a certification, as stored.
-        classes: number of classes.
-    """
-    if settings["method"] != "smoothing":
+
+def reachable_radius(settings: Mapping[str, Any], classes: int) -> float:
+    """Return the L2 radius of an image whose samples all agree: no other can be larger. Infinity without sampling."""
+    # An earlier version had other bounds.
+    if settings["method"] != "smoothing" or settings["bound"] not in ("clopper-pearson", "betting"):
         return float("inf")
     samples = settings["samples"]
     chance = settings["failure probability"] / (classes if settings["runner-up"] == "split" else 1)
-    if settings["bound"] == "clopper-pearson":
-        error = clopper_pearson(np.zeros(1), samples, chance)
-    elif settings["bound"] == "betting":
-        values = VOTES if settings["votes"] == "hard" else PROBABILITIES
-        error = Betting().upper(np.array([[samples] + [0] * (len(values) - 1)]), chance, values)
-    else:  # a bound that was removed
-        return float("inf")
+    values = VOTES if settings["votes"] == "hard" else PROBABILITIES
+    error = _upper(settings["bound"], np.array([[samples] + [0] * (len(values) - 1)]), samples, chance, values)
     theorem = SMOOTHING_THEOREMS[settings["theorem"]]
     return float(theorem(1 - error, error, settings["sigma"], settings["alpha"])[0])

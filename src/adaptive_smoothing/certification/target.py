@@ -28,14 +28,7 @@ class NotCertifiableError(ValueError):
 
 @dataclass(frozen=True)
 class CertificationTarget:
-    """The parts of a model that a theorem needs.
-
-    Args:
-        model: the mixture, or h alone.
-        robust: h.
-        alpha: the smallest weight of h in the mixture; 1 for h alone.
-        scale: factor of the logits of h in the mixture.
-    """
+    """The parts of a model that a theorem needs: mixture or h alone, h, its smallest weight, the scale of its logits."""
 
     model: nn.Module
     robust: nn.Module
@@ -87,24 +80,14 @@ def _smallest_alpha(model: MixedClassifier) -> float:
             "expected a fixed alpha, or one computed from the image, with a smoothed h, got one computed from features "
             "of h: under noise they differ from sample to sample; certify model.with_alpha(0.9)"
         )
-    if isinstance(model.alpha, nn.Module):
-        smallest = model.alpha_range[0].item()
-        if smallest < 0.5:
-            raise NotCertifiableError(
-                f"expected a learned alpha with an enforced range above 1/2, got a range from {smallest:g}: an attack "
-                "may choose the smallest; certify model.with_alpha_range(0.8, 1)"
-            )
-    else:
-        smallest = _fixed_alpha(model).min().item()
-        if model.alpha.dim():
-            raise NotCertifiableError(
-                "expected one alpha for all images, got one per image of a batch: use with_alpha(number)"
-            )
-        if smallest < 0.5:
-            raise NotCertifiableError(
-                f"expected alpha in [1/2, 1], got {smallest:g}: below 1/2 the weight of g exceeds that of h, and "
-                "nothing can be certified"
-            )
+    if isinstance(model.alpha, Tensor) and model.alpha.dim():
+        raise NotCertifiableError("expected one alpha for all images, got one per image: use with_alpha(number)")
+    smallest = (_fixed_alpha(model) if isinstance(model.alpha, Tensor) else model.alpha_range[0]).item()
+    if smallest < 0.5:
+        raise NotCertifiableError(
+            f"expected alpha in [1/2, 1], got {smallest:g}: below 1/2 the weight of g exceeds that of h, and nothing "
+            "can be certified; an attack may choose any learned alpha: certify model.with_alpha_range(0.8, 1)"
+        )
     return safe_alpha(smallest)
 
 

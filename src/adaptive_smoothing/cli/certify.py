@@ -9,28 +9,24 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from torch import nn
 
 from adaptive_smoothing.certification import certify as certification
 from adaptive_smoothing.certification.certificates import Certificates, Frontier, chosen_alphas, with_alpha
-from adaptive_smoothing.certification.certifiers import make_certifier
-from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, check_method
+from adaptive_smoothing.certification.lipschitz import LipschitzLogits
+from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, make_options
 from adaptive_smoothing.certification.target import CertificationTarget
-from adaptive_smoothing.cli.certify_model import CertifiedModel, CertifyPreparation
+from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
-from adaptive_smoothing.cli.options import as_share, pick_device
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.mixing.loading import check_classes
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
+from adaptive_smoothing.mixing.transforms import Hardmax
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.zoo import short_name
-from adaptive_smoothing.report.certified import (
-    FRONTIER_WRITTEN,
-    WRITTEN,
-    certified_frontier_table,
-    certified_sentences,
-    certified_table,
-    write_certificates,
-    write_frontier,
-)
+from adaptive_smoothing.report import certified as report
 from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
@@ -52,8 +48,7 @@ def certify(
     ],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, at least 1/2.")] = None,
     clean_accuracy: Annotated[
-        float | None,
-        typer.Option(help="Choose alpha for each H on val, and the best H at each radius: 0.8, or 80."),
+        float | None, typer.Option(help="Choose alpha for each H on val, and the best H at each radius: 0.8, or 80.")
     ] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; default: what H is made for.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with.")] = None,
@@ -67,39 +62,36 @@ def certify(
         float, typer.Option(help="Probability that the certificate of an image is wrong, at most.")
     ] = SmoothingOptions.failure_probability,
     norm: Annotated[str | None, typer.Option(help="L2 or Linf; default: L2, of a local estimate Linf.")] = None,
-    data: Annotated[str, typer.Option(help="Data set: builtin, cifar10, cifar100, or a path.")] = "builtin",
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the data set.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Download the data set if it is missing.")] = False,
-    split: Annotated[str, typer.Option(help="test, val, or all for data without splits.")] = "test",
-    images: Annotated[int | None, typer.Option(min=1, help="Use the first N images only.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/certify-MODEL-METHOD.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the run folder.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1.")] = "auto",
+    data: opt.Data = "builtin",
+    data_root: opt.DataRoot = None,
+    download: opt.Download = False,
+    split: opt.Split = "test",
+    images: opt.Images = None,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    device: opt.Devices = "auto",
     changes: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change an option: {', '.join(KEYS)}.")
     ] = [],  # noqa: B006
 ) -> None:
     """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
-    if method is not None:
-        check_method(method)
-    if votes not in VOTES:
-        raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {votes!r}")
-    norm = _norm(norm)
-    wanted = _wanted(models, alpha, clean_accuracy, split)
+    preparation = Preparation(method, sigma, votes, hardmax)
     smoothing = SmoothingOptions(samples=samples, failure_probability=failure_probability, radius=radius)
-    devices = [pick_device(part) for part in device.split(",")]
-    preparation = CertifyPreparation(method, sigma, votes, hardmax)
-    loaded = [
-        CertifiedModel.prepare(pair, 1.0 if wanted else alpha, devices[0], preparation) for pair in _pairs(models)
-    ]
-    if wanted is not None:
-        _check_frontier(loaded, radius, norm)
+    if norm is not None:  # in its usual spelling
+        norm = {name.lower(): name for name in NORMS}.get(norm.lower(), norm)
+    if clean_accuracy is not None:
+        _check_frontier(models[1:], alpha, split, method, all_samples=radius is None and norm != "Linf")
+    elif len(models) > 2:
+        raise ValueError("expected --clean-accuracy with several H, got none: it determines the alpha of each H")
+    wanted = None if clean_accuracy is None else opt.as_share(clean_accuracy)
+    devices = opt.pick_devices(device)
+    robust: list[str | None] = [*models[1:]] or [None]
+    loaded = [preparation.load(models[0], h, alpha if wanted is None else 1.0, devices[0]) for h in robust]
     options = _options(sorted({each.kind for each in loaded}), smoothing, preparation, changes)
     for each in loaded:  # raises before anything is sampled
-        make_certifier(CertificationTarget.of(each.model), options[each.kind], norm)
+        certification.make_certifier(CertificationTarget.of(each.model), options[each.kind], norm)
     everything = datasets.load(data, split, root=data_root, download=download)
-    for each in loaded:
-        check_classes(each.parts, everything)
+    check_classes({name: part for each in loaded for name, part in each.parts.items()}, everything)
     chosen = everything.take(slice(images))
     run = Run(screen(), devices, options, norm, overwrite)
     if wanted is None:
@@ -110,16 +102,84 @@ def certify(
     run.certify_frontier(loaded, val, chosen, folder, wanted)
 
 
-def _norm(text: str | None) -> str | None:
-    """Return the name of a norm in its usual spelling."""
-    known = {name.lower(): name for name in NORMS}
-    if text is not None and text.lower() not in known:
-        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {text!r}: for example --norm L2")
-    return None if text is None else known[text.lower()]
+def _check_frontier(h: list[str], alpha: float | None, split: str, method: str | None, all_samples: bool) -> None:
+    """Raise if an option does not suit --clean-accuracy."""
+    names = [short_name(each) for each in h]
+    if not names or alpha is not None:
+        raise ValueError("expected G and one or more H without --alpha: --clean-accuracy chooses alpha")
+    if split != "test":
+        raise ValueError(f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val")
+    if not all_samples:
+        raise ValueError("expected L2 and all samples with --clean-accuracy: leave out --norm Linf and --radius")
+    if len(set(names)) < len(names):
+        raise ValueError(f"expected every H once, each with a different name, got {', '.join(names)}: rename a file")
+    if method == "local":
+        raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")
+
+
+@dataclass(frozen=True)
+class CertifiedModel(LoadedModel):
+    """A model that is ready to be certified by the method `kind`."""
+
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Options that change the model, or choose the method. Without sigma, the noise is that h was trained with."""
+
+    method: str | None
+    sigma: float | None
+    votes: str
+    hardmax: bool
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            make_options(self.method)  # raises if there is no such method
+        if self.votes not in VOTES:
+            raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {self.votes!r}")
+
+    def load(self, model_name: str, h_name: str | None, alpha: float | None, device: str) -> CertifiedModel:
+        """Load a model, or G and H, by name, and smooth h if the method needs it."""
+        loaded = LoadedModel.load(model_name, h_name, alpha, device)
+        model = loaded.model
+        if self.hardmax:
+            if not isinstance(model, MixedClassifier):
+                raise ValueError("expected a mixture for --hardmax, got one model: it replaces G by its hardmax")
+            model = model.with_standard(Hardmax(model.standard))
+        h = model.robust if isinstance(model, MixedClassifier) else model
+        proven = self.sigma is None and isinstance(h, LipschitzLogits)
+        kind = self.method or ("lipschitz" if proven else "smoothing")
+        if kind == "smoothing":
+            model = self._smoothed(model, h_name or model_name)
+        name = loaded.short if h_name is None or alpha != 1 else short_name(h_name)
+        return CertifiedModel(model.to(device), loaded.parts, {**loaded.facts, "hardmax": self.hardmax}, name, kind)
+
+    def _smoothed(self, model: nn.Module, name: str) -> nn.Module:
+        sigma = _trained_sigma(name) if self.sigma is None else self.sigma
+        if sigma is None:
+            raise ValueError(
+                f"expected --sigma, or a network trained under noise, got {name} alone: smooth it with --sigma 0.25, or "
+                "estimate with --method local"
+            )
+        if not isinstance(model, MixedClassifier):
+            return SmoothedClassifier(model, sigma, hard=self.votes == "hard")
+        CertificationTarget.of(model)  # raises if the mixture cannot be certified
+        return model.with_robust(SmoothedClassifier(model.robust, sigma, hard=self.votes == "hard"))
+
+
+def _trained_sigma(name: str) -> float | None:
+    """Return the noise that a model was trained with, from its card; None if there was none."""
+    try:
+        card = zoo.find_card(name)
+    except (ValueError, OSError):  # a mixture has no such card
+        return None
+    method = {} if card is None else card.card.get("recipe", {}).get("method", {})
+    return method.get("sigma") if method.get("name") == "gaussian" else None
 
 
 def _options(
-    methods: list[str], smoothing: SmoothingOptions, preparation: CertifyPreparation, changes: list[str]
+    methods: list[str], smoothing: SmoothingOptions, preparation: Preparation, changes: list[str]
 ) -> dict[str, CertifyOptions]:
     """Return the options of each method that is used. Raises if an option applies to none of them."""
     given = {
@@ -145,23 +205,6 @@ def _options(
         )
         for method in methods
     }
-
-
-def _pairs(models: list[str]) -> list[tuple[str, ...]]:
-    return [(models[0],)] if len(models) == 1 else [(models[0], h) for h in models[1:]]
-
-
-def _wanted(models: list[str], alpha: float | None, clean_accuracy: float | None, split: str) -> float | None:
-    """Return the clean accuracy for which alpha is chosen; None if alpha is given."""
-    if clean_accuracy is None:
-        if len(models) > 2:
-            raise ValueError("expected --clean-accuracy with several H, got none: it determines the alpha of each H")
-        return None
-    if len(models) < 2 or alpha is not None:
-        raise ValueError("expected G and one or more H without --alpha: --clean-accuracy chooses alpha")
-    if split != "test":
-        raise ValueError(f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val")
-    return as_share(clean_accuracy)
 
 
 @dataclass(frozen=True)
@@ -192,25 +235,25 @@ class Run:
             )
         facts = {"seconds": round(time.perf_counter() - start, 1), **environment(self.devices[0])}
         with room_for(folder):
-            write_certificates(folder, found, loaded.facts, facts)
+            report.write_certificates(folder, found, loaded.facts, facts)
         return found
 
     def certify_one(self, loaded: CertifiedModel, data: ImageData, folder: Path) -> None:
         """Certify one model and print the result."""
         found = self.certify(loaded, data, folder, self.options[loaded.kind])
         Journal(folder / JOURNAL).clear()
-        for text in certified_sentences(found):
+        for text in report.certified_sentences(found):
             self.console.print(f"\n{text}", markup=False)
         if loaded.kind != "local":
             self.console.print()
-            self.console.print(rich_table(certified_table(found)))
-        self.console.print(f"\nIn {folder}: {', '.join(WRITTEN)}", markup=False)
+            self.console.print(rich_table(report.certified_table(found)))
+        self.console.print(f"\nIn {folder}: {', '.join(report.WRITTEN)}", markup=False)
 
     def certify_frontier(
         self, models: list[CertifiedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
     ) -> None:
         """Certify every H with the alpha that gives the wanted clean accuracy on val, and print the frontier."""
-        on_val, on_test = {}, {}
+        on_val, members = {}, {}
         for each in models:
             self.console.print(f"{each.short}: {len(val):,} validation images", markup=False)
             options = self.options[each.kind]
@@ -222,24 +265,12 @@ class Run:
             self.console.print(f"{name} is left out: no alpha from 1/2 on reaches {100 * wanted:g} %")
         for each in [each for each in models if each.short in alphas]:
             self.console.print(f"{each.short}: {len(test):,} test images", markup=False)
-            on_test[each.short] = self.certify(each, test, folder / each.short, self.options[each.kind])
-        members = {name: with_alpha(each, alphas[name], each.settings["theorem"]) for name, each in on_test.items()}
+            found = self.certify(each, test, folder / each.short, self.options[each.kind])
+            members[each.short] = with_alpha(found, alphas[each.short], found.settings["theorem"])
         frontier = Frontier(members, wanted)
-        write_frontier(folder, frontier)
+        report.write_frontier(folder, frontier)
         for each in models:
             for part in (folder / each.short, folder / each.short / "val"):
                 Journal(part / JOURNAL).clear()
-        self.console.print(rich_table(certified_frontier_table(frontier)))
-        self.console.print(f"\nIn {folder}: {', '.join(FRONTIER_WRITTEN)}, and a folder for each H", markup=False)
-
-
-def _check_frontier(models: list[CertifiedModel], radius: float | None, norm: str | None) -> None:
-    names = [each.short for each in models]
-    if radius is not None or norm == "Linf":
-        raise ValueError(
-            "expected L2 and all samples with --clean-accuracy, got --norm Linf or --radius: leave them out"
-        )
-    if len(set(names)) < len(names):
-        raise ValueError(f"expected every H once, each with a different name, got {', '.join(names)}: rename a file")
-    if any(each.kind == "local" for each in models):
-        raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")
+        self.console.print(rich_table(report.certified_frontier_table(frontier)))
+        self.console.print(f"\nIn {folder}: {', '.join(report.FRONTIER_WRITTEN)}, a folder for each H", markup=False)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from adaptive_smoothing.certification.certificates import Certificates, Frontier
@@ -32,7 +31,7 @@ def write_certificates(folder: Path, certificates: Certificates, models: dict[st
     """Write rows.npz, the figure, facts.json and, last, result.json. All but facts.json are reproducible."""
     write_rows(folder / ROWS, certificates.rows)
     with atomic(folder / FIGURE) as partial:
-        partial.write_bytes(png(certified_figure(certificates)))
+        partial.write_bytes(png(side_by_side([certified_panel(certificates)])))
     write_json(folder / FACTS, facts)
     write_json(folder / RESULT, {**certificates.summary(), "models": models})
 
@@ -45,39 +44,31 @@ def read_certificates(folder: Path) -> Certificates:
 def certified_sentences(certificates: Certificates) -> list[str]:
     """Return the result in words."""
     settings, images = certificates.settings, len(certificates.correct)
-    found = [
-        f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images. The model is {_subject(settings)}."
-    ]
+    model = "h alone" if settings["alpha"] == 1 else f"a mixture with alpha at least {settings['alpha']:.4g}"
+    if settings["method"] == "smoothing":
+        model += f"; h is smoothed with sigma {settings['sigma']:g} and {settings['votes']} votes"
+    first = f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images. The model is {model}."
     if settings["method"] == "local":
         holds = certificates.accuracy(settings["eps"], estimated=True)
         mean = certificates.rows["constants"].mean()
-        found.append(
+        return [
+            first,
             f"Estimated, not certified: the mean local Lipschitz constant in {settings['norm']}, over classes and "
             f"images, is {mean:.3f}. According to the estimate, {100 * holds:.2f} % of the images are correct and "
-            f"robust at radius {settings['eps']:.4g}."
-        )
-        return found
+            f"robust at radius {settings['eps']:.4g}.",
+        ]
     radius = np.where(certificates.correct, certificates.rows["radius"], 0.0)
     certified, correct = certificates.certified.sum(), (certificates.certified & certificates.correct).sum()
-    found.append(
+    return [
+        first,
         f"{certified:,} images are certified, {correct:,} of them are correct. The mean {settings['norm']} radius is "
-        f"{radius.mean():.3f}, where incorrect predictions count as 0. {_guarantee(settings)}"
-    )
-    return found
-
-
-def _subject(settings: Mapping[str, Any]) -> str:
-    alpha = "h alone" if settings["alpha"] == 1 else f"a mixture with alpha at least {settings['alpha']:.4g}"
-    if settings["method"] != "smoothing":
-        return alpha
-    return f"{alpha}; h is smoothed with sigma {settings['sigma']:g} and {settings['votes']} votes"
+        f"{radius.mean():.3f}, where incorrect predictions count as 0. {_guarantee(settings)}",
+    ]
 
 
 def _guarantee(settings: Mapping[str, Any]) -> str:
     if settings["method"] == "lipschitz":
-        return (
-            f"The certificates are deterministic: the Lipschitz constant of the logits is {settings['constant']:.4g}."
-        )
+        return f"The certificates are deterministic: the logits have the Lipschitz constant {settings['constant']:.4g}."
     return (
         f"Each certificate is wrong with a probability of at most {settings['failure probability']:g}. It holds for "
         f"the classifier in {settings['precision']}."
@@ -91,14 +82,14 @@ def certified_table(certificates: Certificates) -> Table:
     reach = _reach(certificates)
     rows = []
     for row in certificates.table(at):
-        shown = ("–", "–")
-        if row["radius"] <= reach:
-            shown = (f"{100 * row['certified']:.2f} %", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
-        rows.append((f"{row['radius']:.4g}", *shown, *([f"{100 * row['estimate']:.2f} %"] if estimated else [])))
-    columns = (f"{norm} radius", "certified accuracy", "95 % interval", *(["plug-in estimate"] if estimated else []))
-    note = "The plug-in estimate takes the sampled means for exact; it is not a certificate." if estimated else ""
-    notes = (_reach_note({"": certificates}, at), note)
-    return Table("Certified accuracy", columns, tuple(rows), " ".join(filter(None, notes)))
+        shown = (f"{100 * row['certified']:.2f} %", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
+        shown = shown if row["radius"] <= reach else ("–", "–")
+        rows.append((f"{row['radius']:.4g}", *shown, f"{100 * row['estimate']:.2f} %"))
+    columns, note = (f"{norm} radius", "certified accuracy", "95 % interval"), _reach_note({"": certificates}, at)
+    if not estimated:
+        return Table("Certified accuracy", columns, tuple(row[:3] for row in rows), note)
+    estimate = "The plug-in estimate takes the sampled means for exact; it is not a certificate."
+    return Table("Certified accuracy", (*columns, "plug-in estimate"), tuple(rows), f"{note} {estimate}".strip())
 
 
 def _reach(certificates: Certificates) -> float:
@@ -128,22 +119,17 @@ def _radii(largest: float) -> list[float]:
 def certified_frontier_table(frontier: Frontier) -> Table:
     """Return the certified accuracy of each mixture at several radii, and the name of the best."""
     at, members = _radii(float(frontier.radii.max())), frontier.members
-    _, best = frontier.best(at)
+    (_, best), accuracies = frontier.best(at), frontier.accuracies(at)
     reach = {name: _reach(member) for name, member in members.items()}
-    accuracies = frontier.accuracies(at)
     rows = [
         ("alpha", *(f"{member.settings['alpha']:.3f}" for member in members.values()), ""),
-        ("clean", *(_percent(member.clean) for member in members.values()), ""),
+        ("clean", *(f"{100 * member.clean:.1f}" for member in members.values()), ""),
     ]
     for k, radius in enumerate(at):
-        cells = (_percent(accuracies[name][k]) if radius <= reach[name] else "–" for name in members)
+        cells = (f"{100 * accuracies[name][k]:.1f}" if radius <= reach[name] else "–" for name in members)
         rows.append((f"L2 {radius:.4g}", *cells, best[k] or "–"))
     title = f"Certified accuracy at {100 * frontier.clean_accuracy:g} % clean accuracy on validation images, in %"
     return Table(title, ("", *members, "best"), tuple(rows), _reach_note(members, at))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def write_frontier(folder: Path, frontier: Frontier) -> None:
@@ -166,8 +152,8 @@ def frontier_panel(frontier: Frontier, style: Style = LIGHT, *, title: str = "",
         end = np.count_nonzero(best) + 1
         axes.step(at[:end], best[:end], where="pre", color=style.faint, alpha=0.3, linewidth=7, label="best of all")
         for (name, member), look in zip(frontier.members.items(), _looks(style), strict=False):
-            alone = member.settings["alpha"] == 1
-            label = f"{name} alone" if alone else f"{name}, α = {member.settings['alpha']:.3f}"
+            alpha = member.settings["alpha"]
+            label = f"{name} alone" if alpha == 1 else f"{name}, α = {alpha:.3f}"
             axes.step(*member.curve(), where="pre", **look, label=label)
             if estimates:
                 axes.step(*member.curve(estimated=True), where="pre", **{**look, "linestyle": ":"}, linewidth=1)
@@ -187,35 +173,23 @@ def _looks(style: Style) -> Iterator[dict[str, Any]]:
             yield {"color": colour, "linestyle": line}
 
 
-def certified_figure(certificates: Certificates, *, style: Style = LIGHT) -> Figure:
-    return side_by_side([certified_panel({"": certificates}, style)], style)
-
-
-def certified_panel(runs: Mapping[str, Certificates], style: Style = LIGHT) -> Panel:
-    """Draw the certified accuracy against the radius, and as a thin line the estimate, of one or several runs."""
+def certified_panel(certificates: Certificates, style: Style = LIGHT) -> Panel:
+    """Draw the certified accuracy against the radius, and as a thin line the estimate."""
 
     def draw(axes: Axes) -> None:
-        for (name, run), look in zip(runs.items(), _looks(style), strict=False):
-            colour = look["color"]
-            label = f"{name}: " if name else ""
-            sampled, local = run.settings["method"] == "smoothing", run.settings["method"] == "local"
-            if not local:
-                axes.step(*run.curve(), where="pre", **look, label=f"{label}certified")
-            if sampled or local:
-                curve = run.curve(estimated=True)
-                axes.step(*curve, where="pre", color=colour, linewidth=1, linestyle=":", label=f"{label}estimate")
-            axes.plot(0, run.clean, "o", color=colour, clip_on=False, label=f"{label}clean accuracy")
-        norms = {run.settings["norm"] for run in runs.values()}
-        _label(axes, " or ".join(sorted(norms)), "Correct and certified")
+        method, colour = certificates.settings["method"], style.clean
+        if method != "local":
+            axes.step(*certificates.curve(), where="pre", color=colour, linestyle="-", label="certified")
+        if method != "lipschitz":
+            curve = certificates.curve(estimated=True)
+            axes.step(*curve, where="pre", color=colour, linewidth=1, linestyle=":", label="estimate")
+        axes.plot(0, certificates.clean, "o", color=colour, clip_on=False, label="clean accuracy")
+        _label(axes, certificates.settings["norm"], "Correct and certified")
 
     return draw
 
 
 def _label(axes: Axes, norm: str, title: str) -> None:
-    axes.set_xlabel(f"{norm} radius")
-    axes.set_ylabel("accuracy")
-    axes.set_xlim(left=0)
-    axes.set_ylim(0, 1)
+    axes.set(xlabel=f"{norm} radius", ylabel="accuracy", xlim=(0, None), ylim=(0, 1), title=title)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_title(title)
     axes.legend()
