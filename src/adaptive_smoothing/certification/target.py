@@ -28,7 +28,7 @@ class NotCertifiableError(ValueError):
 
 @dataclass(frozen=True)
 class CertificationTarget:
-    """The parts of a model that a theorem needs: mixture or h alone, h, its smallest weight, the scale of its logits."""
+    """The parts of a model that a theorem needs: the model, h, its smallest weight, the scale of its logits."""
 
     model: nn.Module
     robust: nn.Module

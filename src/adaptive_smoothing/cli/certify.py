@@ -159,8 +159,8 @@ class Preparation:
         sigma = _trained_sigma(name) if self.sigma is None else self.sigma
         if sigma is None:
             raise ValueError(
-                f"expected --sigma, or a network trained under noise, got {name} alone: smooth it with --sigma 0.25, or "
-                "estimate with --method local"
+                f"expected --sigma, or a network trained under noise, got {name} alone: smooth it with --sigma 0.25, "
+                "or estimate with --method local"
             )
         if not isinstance(model, MixedClassifier):
             return SmoothedClassifier(model, sigma, hard=self.votes == "hard")

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from torch import nn
 
@@ -11,19 +11,36 @@ from adaptive_smoothing.models.lipschitz import LipschitzNet
 from adaptive_smoothing.models.resnet import PreActBlock, PreActBottleneck, PreActResNet
 
 
-def preact_resnet18(width: int = 64, **options: Any) -> PreActResNet:
+class ResNetOptions(TypedDict, total=False):
+    """Options of all residual networks."""
+
+    activation: str
+    num_classes: int
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+class LipschitzOptions(TypedDict, total=False):
+    """Options of Lipschitz networks."""
+
+    scale: float
+    size: int
+    num_classes: int
+
+
+def preact_resnet18(width: int = 64, **options: Unpack[ResNetOptions]) -> PreActResNet:
     return _resnet((2, 2, 2, 2), width, PreActBlock, **options)
 
 
-def preact_resnet34(width: int = 64, **options: Any) -> PreActResNet:
+def preact_resnet34(width: int = 64, **options: Unpack[ResNetOptions]) -> PreActResNet:
     return _resnet((3, 4, 6, 3), width, PreActBlock, **options)
 
 
-def preact_resnet50(width: int = 64, **options: Any) -> PreActResNet:
+def preact_resnet50(width: int = 64, **options: Unpack[ResNetOptions]) -> PreActResNet:
     return _resnet((3, 4, 6, 3), width, PreActBottleneck, **options)
 
 
-def wide_resnet(depth: int = 28, width: int = 10, **options: Any) -> PreActResNet:
+def wide_resnet(depth: int = 28, width: int = 10, **options: Unpack[ResNetOptions]) -> PreActResNet:
     """Return WRN-depth-width: three stages of (depth - 4) / 6 blocks with 16, 32 and 64 channels times `width`."""
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"expected a depth of 6n + 4 (10, 16, 22, 28, 34, ...), got {depth}")
@@ -32,13 +49,15 @@ def wide_resnet(depth: int = 28, width: int = 10, **options: Any) -> PreActResNe
 
 
 def lipschitz_net(
-    width: int = 64, blocks: Sequence[int] = (4, 4, 4), hidden: int = 512, **options: Any
+    width: int = 64, blocks: Sequence[int] = (4, 4, 4), hidden: int = 512, **options: Unpack[LipschitzOptions]
 ) -> LipschitzNet:
     """Return a network with Lipschitz constant `scale`: each stage has twice the width of the one before."""
     return LipschitzNet([width * 2**i for i in range(len(blocks))], blocks, hidden=hidden, **options)
 
 
-def _resnet(blocks: tuple[int, ...], width: int, block: type[PreActBlock], **options: Any) -> PreActResNet:
+def _resnet(
+    blocks: tuple[int, ...], width: int, block: type[PreActBlock], **options: Unpack[ResNetOptions]
+) -> PreActResNet:
     return PreActResNet(blocks, [width * 2**i for i in range(4)], stem=width, block=block, **options)
 
 

@@ -46,8 +46,8 @@ class TrainingPGD(StepAttack):
     """
 
     threat: Threat
-    objective: Objective | None
     steps: int
+    objective: Objective | None = None
     seed: int = 0
 
     @property
@@ -205,16 +205,16 @@ def make_attack(
     threat, steps, gray_box = settings.threat, settings.steps, settings.setting == "A"
     model = FastModel(mixed.gray_box() if gray_box else mixed, device, compiled=compiled)
     if settings.setting == "flip-standard":
-        pgd, robust = TrainingPGD(threat, objectives.flip_standard, steps), without_transform(mixed.robust)
+        pgd, robust = TrainingPGD(threat, steps, objectives.flip_standard), without_transform(mixed.robust)
         return TargetedPGD(model, settings, pgd, ranking=FastModel(robust, device))
     if settings.setting == "C":
         losses = (objectives.cross_entropy_loss, objectives.targeted_dlr_loss)
         return RandomAPGD(model, settings, *(TrainingAPGD(threat, steps, loss=loss) for loss in losses))
     # A gray-box attacker has no gradient of alpha.
-    return UntargetedPGD(model, settings, TrainingPGD(threat, objectives.cross_entropy if gray_box else None, steps))
+    return UntargetedPGD(model, settings, TrainingPGD(threat, steps, objectives.cross_entropy if gray_box else None))
 
 
 def attack_through_robust(mixed: MixedClassifier, settings: AttackSettings, device: torch.device) -> TrainingAttack:
     """Return PGD on h alone, which hardly changes g."""
-    pgd = TrainingPGD(settings.threat, objectives.cross_entropy, settings.steps)
+    pgd = TrainingPGD(settings.threat, settings.steps, objectives.cross_entropy)
     return UntargetedPGD(FastModel(without_transform(mixed.robust), device), settings, pgd)
