@@ -44,19 +44,18 @@ KEYS = dict.fromkeys(name for names in FIELDS.values() for name in names if name
 
 def certify(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H.")
+        list[str],
+        typer.Argument(
+            metavar="MODEL | G H [H ...]", help="A model, or G and H. Of several H, the best at each radius."
+        ),
     ],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, at least 1/2.")] = None,
-    clean_accuracy: Annotated[
-        float | None, typer.Option(help="Choose alpha for each H on val, and the best H at each radius: 0.8, or 80.")
-    ] = None,
+    clean_accuracy: opt.CleanAccuracy = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; default: what H is made for.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with.")] = None,
     votes: Annotated[str, typer.Option(help=f"What smoothing averages: {' or '.join(VOTES)} votes.")] = "hard",
     hardmax: Annotated[bool, typer.Option("--hardmax", help="Replace G by its hardmax.")] = False,
-    radius: Annotated[
-        float | None, typer.Option(help="Stop sampling an image as soon as this radius is decided.")
-    ] = SmoothingOptions.radius,
+    radius: Annotated[float | None, typer.Option(help="Stop sampling an image once this radius is decided.")] = None,
     samples: Annotated[int, typer.Option(help="Samples per image, at most.")] = SmoothingOptions.samples,
     failure_probability: Annotated[
         float, typer.Option(help="Probability that the certificate of an image is wrong, at most.")
@@ -159,8 +158,8 @@ class Preparation:
         sigma = _trained_sigma(name) if self.sigma is None else self.sigma
         if sigma is None:
             raise ValueError(
-                f"expected --sigma, or a network trained under noise, got {name} alone: smooth it with --sigma 0.25, or "
-                "estimate with --method local"
+                f"expected --sigma, or a network trained under noise, got {name} alone: smooth it with --sigma 0.25, "
+                "or estimate with --method local"
             )
         if not isinstance(model, MixedClassifier):
             return SmoothedClassifier(model, sigma, hard=self.votes == "hard")
