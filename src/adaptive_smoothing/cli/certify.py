@@ -44,10 +44,7 @@ KEYS = dict.fromkeys(name for names in FIELDS.values() for name in names if name
 
 def certify(
     models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL | G H [H ...]", help="A model, or G and H. Of several H, the best at each radius."
-        ),
+        list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and H, or several.")
     ],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, at least 1/2.")] = None,
     clean_accuracy: opt.CleanAccuracy = None,
@@ -73,7 +70,10 @@ def certify(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change an option: {', '.join(KEYS)}.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
+    """Certify how far each image can be moved with the same prediction; an interrupted run can be continued.
+
+    With --clean-accuracy, alpha is chosen for each H on val, and the best of several H is found at each radius.
+    """
     preparation = Preparation(method, sigma, votes, hardmax)
     smoothing = SmoothingOptions(samples=samples, failure_probability=failure_probability, radius=radius)
     if norm is not None:  # in its usual spelling
