@@ -49,13 +49,8 @@ class LocalEstimate:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {
-            "method": self.name,
-            "eps": float(self.threat.eps),
-            "steps": self.steps,
-            "failure probability": None,
-            "precision": "float32",
-        }
+        facts = {"method": self.name, "eps": float(self.threat.eps), "steps": self.steps}
+        return {**facts, "failure probability": None, "precision": "float32"}
 
     def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
         """Return the columns that `Certifier` lists, with every radius 0, and `constants` [N, C]."""

@@ -44,7 +44,7 @@ KEYS = dict.fromkeys(name for names in FIELDS.values() for name in names if name
 
 def certify(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and H, or several.")
+        list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H.")
     ],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, at least 1/2.")] = None,
     clean_accuracy: opt.CleanAccuracy = None,
@@ -181,16 +181,11 @@ def _options(
     methods: list[str], smoothing: SmoothingOptions, preparation: Preparation, changes: list[str]
 ) -> dict[str, CertifyOptions]:
     """Return the options of each method that is used. Raises if an option applies to none of them."""
-    given = {
-        "--sigma": preparation.sigma is not None,
-        "--votes": preparation.votes != VOTES[0],
-        "--radius": smoothing.radius is not None,
-        "--samples": smoothing.samples != SmoothingOptions.samples,
-        "--failure-probability": smoothing.failure_probability != SmoothingOptions.failure_probability,
-    }
-    for name, is_given in given.items():
-        if is_given and "smoothing" not in methods:
-            raise ValueError(f"{name} applies to --method smoothing only: leave it out")
+    given = [name for name in SHOWN if getattr(smoothing, name) != getattr(SmoothingOptions, name)]
+    given += ["sigma"] if preparation.sigma is not None else []
+    given += ["votes"] if preparation.votes != VOTES[0] else []
+    if given and "smoothing" not in methods:
+        raise ValueError(f"--{given[0].replace('_', '-')} applies to --method smoothing only: leave it out")
     keys = [change.partition("=")[0].strip() for change in changes]
     having = {key: [method for method, names in FIELDS.items() if key in names] for key in keys}
     for key, owners in having.items():
