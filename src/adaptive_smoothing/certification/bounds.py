@@ -23,10 +23,7 @@ MEANS = np.geomspace(1e-7, 1.0, 2**13 + 1)
 
 def check_failure_probability(failure_probability: float) -> None:
     if not 0 < failure_probability < 1:
-        raise ValueError(
-            f"expected a failure probability in (0, 1), got {failure_probability}: 0.001 is usual; sampling cannot "
-            "reach 0"
-        )
+        raise ValueError(f"expected a failure probability in (0, 1), got {failure_probability}: 0.001 is usual")
 
 
 def check_samples(samples: int) -> None:

@@ -114,10 +114,8 @@ def _radii(found: Certificates, alpha: float, theorem: str) -> tuple[np.ndarray,
         radius, estimate = (SMOOTHING_THEOREMS[theorem](*pair, settings["sigma"], alpha) for pair in pairs)
         return radius, estimate
     if settings["method"] != "lipschitz" or theorem not in LIPSCHITZ_THEOREMS:
-        raise ValueError(
-            f"expected certificates by smoothing, or by a Lipschitz constant with a theorem among "
-            f"{', '.join(LIPSCHITZ_THEOREMS)}, got {settings['method']} and {theorem}"
-        )
+        known = f"smoothing, or lipschitz with a theorem among {', '.join(LIPSCHITZ_THEOREMS)}"
+        raise ValueError(f"expected certificates by {known}, got {settings['method']} and {theorem}")
     if theorem == "paper":
         # With the largest constant for all classes, the runner-up determines the radius.
         each = settings["constant"] / 4

@@ -46,13 +46,8 @@ class Lipschitz:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {
-            "method": self.name,
-            "theorem": self.theorem,
-            "constant": self.constants.max().item(),
-            "failure probability": 0.0,
-            "precision": "float64",
-        }
+        facts = {"method": self.name, "theorem": self.theorem, "constant": self.constants.max().item()}
+        return {**facts, "failure probability": 0.0, "precision": "float64"}
 
     @cached_property
     def constants(self) -> Tensor:

@@ -49,20 +49,17 @@ class LocalEstimate:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {
-            "method": self.name,
-            "eps": float(self.threat.eps),
-            "steps": self.steps,
-            "failure probability": None,
-            "precision": "float32",
-        }
+        facts = {"method": self.name, "eps": float(self.threat.eps), "steps": self.steps}
+        return {**facts, "failure probability": None, "precision": "float32"}
 
     def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
         """Return the columns that `Certifier` lists, with every radius 0, and `constants` [N, C]."""
         eps = float(self.threat.eps)
         probabilities = (self.scale * fp32_logits_chunked(self.robust, images).double()).softmax(1).cpu().numpy()
         classes, predicted = probabilities.shape[1], probabilities.argmax(1)
-        constants = self._largest_changes(images, predicted, classes) / eps
+        size = max(1, (self.batch_size or (4096 if images.is_cuda else 128)) // classes)
+        parts = zip(images.split(size), torch.from_numpy(predicted).to(images.device).split(size), strict=True)
+        constants = torch.cat([self._largest_changes(*part, classes) for part in parts]).cpu().numpy() / eps
         ranked = -np.sort(-probabilities, axis=1)
         return {
             "robust_class": predicted,
@@ -75,14 +72,8 @@ class LocalEstimate:
             "constants": constants,
         }
 
-    def _largest_changes(self, images: Tensor, predicted: np.ndarray, classes: int) -> np.ndarray:
-        """Return [N, C]: how far PGD lowers the predicted class and raises every other inside the ball."""
-        size = max(1, (self.batch_size or (4096 if images.is_cuda else 128)) // classes)
-        parts = zip(images.split(size), torch.from_numpy(predicted).to(images.device).split(size), strict=True)
-        return torch.cat([self._ascend(*part, classes) for part in parts]).cpu().numpy()
-
-    def _ascend(self, images: Tensor, predicted: Tensor, classes: int) -> Tensor:
-        """Return the largest changes [N, C], by the paper's PGD on all classes at once, started at the image."""
+    def _largest_changes(self, images: Tensor, predicted: Tensor, classes: int) -> Tensor:
+        """Return [N, C]: how far PGD from the image lowers the predicted class and raises every other in the ball."""
         start = images.repeat_interleave(classes, 0)
         which = torch.arange(classes, device=images.device).repeat(len(images))
         sign = torch.where(which == predicted.repeat_interleave(classes), -1.0, 1.0)

@@ -28,7 +28,7 @@ class NotCertifiableError(ValueError):
 
 @dataclass(frozen=True)
 class CertificationTarget:
-    """The parts of a model that a theorem needs: the model, h, its smallest weight, the scale of its logits."""
+    """The parts of a model that a theorem needs: mixture or h alone, h, its smallest weight, scale of its logits."""
 
     model: nn.Module
     robust: nn.Module
@@ -62,9 +62,7 @@ class CertificationTarget:
             log_h = h.clamp_min(torch.finfo(h.dtype).tiny).log()
             mixed = mix_log_probabilities(g, log_h, _alphas(self.model, images)).exp()
         if not mixed.isfinite().all():
-            raise ValueError(
-                "expected finite probabilities of the mixture, got NaN: look for an alpha outside [0, 1], or NaN from g"
-            )
+            raise ValueError("expected finite probabilities, got NaN: look for an alpha outside [0, 1], or NaN from g")
         return mixed, g.exp()
 
 

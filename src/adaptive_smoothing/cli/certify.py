@@ -47,16 +47,12 @@ def certify(
         list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H.")
     ],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, at least 1/2.")] = None,
-    clean_accuracy: Annotated[
-        float | None, typer.Option(help="Choose alpha for each H on val, and the best H at each radius: 0.8, or 80.")
-    ] = None,
+    clean_accuracy: opt.CleanAccuracy = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; default: what H is made for.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with.")] = None,
     votes: Annotated[str, typer.Option(help=f"What smoothing averages: {' or '.join(VOTES)} votes.")] = "hard",
     hardmax: Annotated[bool, typer.Option("--hardmax", help="Replace G by its hardmax.")] = False,
-    radius: Annotated[
-        float | None, typer.Option(help="Stop sampling an image as soon as this radius is decided.")
-    ] = SmoothingOptions.radius,
+    radius: Annotated[float | None, typer.Option(help="Stop sampling an image once this radius is decided.")] = None,
     samples: Annotated[int, typer.Option(help="Samples per image, at most.")] = SmoothingOptions.samples,
     failure_probability: Annotated[
         float, typer.Option(help="Probability that the certificate of an image is wrong, at most.")
@@ -74,7 +70,10 @@ def certify(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change an option: {', '.join(KEYS)}.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
+    """Certify how far each image can be moved with the same prediction; an interrupted run can be continued.
+
+    With --clean-accuracy, alpha is chosen for each H on val, and the best of several H is found at each radius.
+    """
     preparation = Preparation(method, sigma, votes, hardmax)
     smoothing = SmoothingOptions(samples=samples, failure_probability=failure_probability, radius=radius)
     if norm is not None:  # in its usual spelling
@@ -182,16 +181,11 @@ def _options(
     methods: list[str], smoothing: SmoothingOptions, preparation: Preparation, changes: list[str]
 ) -> dict[str, CertifyOptions]:
     """Return the options of each method that is used. Raises if an option applies to none of them."""
-    given = {
-        "--sigma": preparation.sigma is not None,
-        "--votes": preparation.votes != VOTES[0],
-        "--radius": smoothing.radius is not None,
-        "--samples": smoothing.samples != SmoothingOptions.samples,
-        "--failure-probability": smoothing.failure_probability != SmoothingOptions.failure_probability,
-    }
-    for name, is_given in given.items():
-        if is_given and "smoothing" not in methods:
-            raise ValueError(f"{name} applies to --method smoothing only: leave it out")
+    given = [name for name in SHOWN if getattr(smoothing, name) != getattr(SmoothingOptions, name)]
+    given += ["sigma"] if preparation.sigma is not None else []
+    given += ["votes"] if preparation.votes != VOTES[0] else []
+    if given and "smoothing" not in methods:
+        raise ValueError(f"--{given[0].replace('_', '-')} applies to --method smoothing only: leave it out")
     keys = [change.partition("=")[0].strip() for change in changes]
     having = {key: [method for method, names in FIELDS.items() if key in names] for key in keys}
     for key, owners in having.items():

@@ -47,20 +47,20 @@ def certified_sentences(certificates: Certificates) -> list[str]:
     model = "h alone" if settings["alpha"] == 1 else f"a mixture with alpha at least {settings['alpha']:.4g}"
     if settings["method"] == "smoothing":
         model += f"; h is smoothed with sigma {settings['sigma']:g} and {settings['votes']} votes"
-    first = f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images. The model is {model}."
+    clean = f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images. The model is {model}."
     if settings["method"] == "local":
         holds = certificates.accuracy(settings["eps"], estimated=True)
         mean = certificates.rows["constants"].mean()
-        return [
-            first,
+        result = (
             f"Estimated, not certified: the mean local Lipschitz constant in {settings['norm']}, over classes and "
             f"images, is {mean:.3f}. According to the estimate, {100 * holds:.2f} % of the images are correct and "
-            f"robust at radius {settings['eps']:.4g}.",
-        ]
+            f"robust at radius {settings['eps']:.4g}."
+        )
+        return [clean, result]
     radius = np.where(certificates.correct, certificates.rows["radius"], 0.0)
     certified, correct = certificates.certified.sum(), (certificates.certified & certificates.correct).sum()
     return [
-        first,
+        clean,
         f"{certified:,} images are certified, {correct:,} of them are correct. The mean {settings['norm']} radius is "
         f"{radius.mean():.3f}, where incorrect predictions count as 0. {_guarantee(settings)}",
     ]
