@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.text import Text
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.report.sentences import Report, sentences
-from adaptive_smoothing.report.tables import rich_table, tables
+from adaptive_smoothing.report.tables import Table, rich_table, tables
 from adaptive_smoothing.runs.progress import Progress
 
 # Seconds between two lines of progress in a file.
@@ -63,11 +64,15 @@ class TimeBar(RichProgress):
 
 
 def show(console: Console, report: Report) -> None:
-    """Print the sentences and the tables of a report."""
-    for text in sentences(report):
-        console.print()
-        console.print(text, markup=False)
-    for table in tables(report):
+    """Print a report of a trade-off."""
+    print_report(console, sentences(report), tables(report))
+
+
+def print_report(console: Console, texts: Iterable[str], shown: Iterable[Table]) -> None:
+    """Print sentences and tables, with an empty line before each."""
+    for text in texts:
+        console.print(f"\n{text}", markup=False)
+    for table in shown:
         console.print()
         console.print(rich_table(table))
 

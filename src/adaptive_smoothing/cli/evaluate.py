@@ -14,7 +14,7 @@ from torch import nn
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, screen
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
@@ -22,7 +22,6 @@ from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, evaluat
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
-from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_tables, write_verdict
 from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
@@ -54,7 +53,8 @@ def evaluate(
 ) -> None:
     """Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued."""
     cascade, options = preset(name, parse_threat(threat), seed=seed), changed(EvaluationOptions(), changes)
-    _check_checks(check)
+    for unknown in set(check) - {BINARIZATION}:
+        raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
     devices = opt.pick_devices(device)
     loaded = LoadedModel.load(model, robust, alpha, devices[0])
     everything = datasets.load(data, split, root=data_root, download=download)
@@ -93,11 +93,6 @@ def _costs(loaded: LoadedModel, data: ImageData, device: str) -> dict[str, Cost]
     return {name: measure_cost(model, shape, device) for name, model in named.items()}
 
 
-def _check_checks(checks: list[str]) -> None:
-    for unknown in set(checks) - {BINARIZATION}:
-        raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
-
-
 def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: str, console: Console) -> dict[str, Any]:
     """Run the binarization test with the attacks of this run, print its outcome, and return it.
 
@@ -117,11 +112,7 @@ def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: s
 
 
 def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], left_out: list[str], folder: Path) -> None:
-    for text in sentences(verdict):
-        console.print(f"\n{text}", markup=False)
-    for table in verdict_tables(verdict, costs):
-        console.print()
-        console.print(rich_table(table))
+    print_report(console, sentences(verdict), verdict_tables(verdict, costs))
     console.print()
     for alarm in verdict.alarms or ():
         console.print(f"[yellow]alarm[/] {alarm.name}:", end=" ")

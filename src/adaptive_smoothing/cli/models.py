@@ -25,8 +25,7 @@ KINDS = {"network": "mixing network", "fine-tuned-tail": "fine-tuned tail"}
 
 def models() -> None:
     """List the models and mixtures of the package and of the zoo, with the accuracies on their cards."""
-    cards, mixtures = zoo.names(), pretrained.names()
-    console = screen()
+    cards, mixtures, console = zoo.names(), pretrained.names(), screen()
     if not cards:
         console.print("No models found, neither in the package nor in a zoo/ folder.")
     else:
@@ -40,9 +39,8 @@ def models() -> None:
 
 def _row(card: zoo.Card) -> tuple[str, ...]:
     figures = card.card.get("figures", {}).get("test", {})
-    size = f"{parameters(card) / 1e6:.1f} M"
     measured = (_percent(figures.get(name)) for name in ("clean", "pgd20"))
-    return card.name, _source(card.path), card.architecture, size, *measured
+    return card.name, _source(card.path), card.architecture, f"{parameters(card) / 1e6:.1f} M", *measured
 
 
 def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:

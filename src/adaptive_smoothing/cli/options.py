@@ -13,6 +13,10 @@ from rich.console import Console
 from adaptive_smoothing.report.sentences import Choice, percent
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve
 
+# In a run folder: the alphas between which each validation image is classified correctly. The alpha for any other
+# clean accuracy can be computed from this file.
+VALIDATION = "validation.npz"
+
 Data = Annotated[str, typer.Option(help="Data set: builtin, cifar10, cifar100, or a path.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
 Download = Annotated[bool, typer.Option("--download", help="Download the data set if it is missing.")]
@@ -44,9 +48,8 @@ def pick_device(name: str) -> str:
     if name == "auto":
         return "cuda" if "cuda" in found else "cpu"
     if name not in found:
-        raise ValueError(
-            f"expected a device of this machine ({', '.join(found)}) or auto, got {name!r}: name one of these"
-        )
+        known = ", ".join(found)
+        raise ValueError(f"expected a device of this machine ({known}) or auto, got {name!r}: name one of these")
     return name
 
 
@@ -58,16 +61,7 @@ def pick_devices(names: str) -> list[str]:
 def devices() -> list[str]:
     """Return the devices that torch can compute on here."""
     gpus = ["cuda", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    return [
-        "cpu",
-        *(gpus if torch.cuda.is_available() else []),
-        *(["mps"] if torch.backends.mps.is_available() else []),
-    ]
-
-
-# In a run folder: the alphas between which each validation image is classified correctly. The alpha for any other
-# clean accuracy can be computed from this file.
-VALIDATION = "validation.npz"
+    return ["cpu", *gpus * torch.cuda.is_available(), *["mps"] * torch.backends.mps.is_available()]
 
 
 def as_share(wanted: float) -> float:

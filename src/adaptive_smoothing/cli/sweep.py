@@ -61,14 +61,17 @@ def sweep(
 ) -> None:
     """Measure the mixture of two models at every alpha, clean and under three attacks."""
     options, mix_alphas, where = changed(SweepOptions(), changes), parse_alphas(alphas), opt.pick_device(device)
-    attack, target = PGD(parse_threat(threat), steps=options.steps), _target(wanted, split)
+    attack, target = PGD(parse_threat(threat), steps=options.steps), None if wanted is None else as_share(wanted)
+    if wanted is not None and split != "test":
+        raise ValueError(
+            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
+        )
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     models = {"g": model_facts(standard), "h": model_facts(robust)}
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes({standard: g, robust: h}, everything)
-    folder = make_folder(
-        out or Path("runs") / f"sweep-{short_name(standard)}-{short_name(robust)}", overwrite=overwrite
-    )
+    out = out or Path("runs") / f"sweep-{short_name(standard)}-{short_name(robust)}"
+    folder = make_folder(out, overwrite=overwrite)
     chosen = everything.take(slice(images))
     size = options.batch_size or (50 if where == "cpu" else 1000)
     console, start, choice = screen(), time.perf_counter(), None
@@ -96,12 +99,3 @@ def parse_alphas(text: str | None) -> list[float]:
     if not 0 <= found[0] <= found[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
     return found
-
-
-def _target(wanted: float | None, split: str) -> float | None:
-    """Return the wanted clean accuracy as a share. Alpha is chosen on val, so it is reported on test only."""
-    if wanted is not None and split != "test":
-        raise ValueError(
-            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
-        )
-    return None if wanted is None else as_share(wanted)

@@ -39,16 +39,9 @@ def train(
     settings = read_toml(recipe, Recipe, changes)
     folder = out or Path("runs") / settings.name
     card = train_base(
-        settings,
-        folder,
-        device=opt.pick_device(device),
-        root=data_root,
-        download=download,
-        resume=resume,
-        compiled=compiled,
-        quiet=quiet,
-        test_images=test_images,
-    )
+        settings, folder, device=opt.pick_device(device), root=data_root, download=download, resume=resume,
+        compiled=compiled, quiet=quiet, test_images=test_images,
+    )  # fmt: skip
     console = screen()
     for split, row in card["figures"].items():
         shown = "   ".join(f"{title} {100 * row[key]:.2f} %" for key, title in TITLES.items() if key in row)

@@ -29,8 +29,6 @@ def tradeoff_figure(
     Args:
         stored: a run, drawn as lines.
         live: a smaller run, drawn as points with 95 % intervals in the same colours.
-        chosen_alpha: an alpha to mark.
-        style: colours for light or dark paper.
         paper: add the models of the paper, which were measured on CIFAR-10 at Linf 8/255.
     """
     curves = curves_panel(stored, live, chosen_alpha, style)

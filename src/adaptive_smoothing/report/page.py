@@ -18,7 +18,7 @@ from adaptive_smoothing.report.panels import (
     frontier_panel,
     gap_panel,
 )
-from adaptive_smoothing.report.sentences import Report, Share, at, base_accuracies, percent, sentences, threat_words
+from adaptive_smoothing.report.sentences import Report, at, base_accuracies, percent, sentences, threat_words
 from adaptive_smoothing.report.style import DARK, LIGHT, Style
 from adaptive_smoothing.report.tables import Table, tables
 from adaptive_smoothing.results import atomic
@@ -36,20 +36,18 @@ def write_page(path: str | Path, report: Report, title: str = TITLE) -> Path:
 
 def page(report: Report, title: str = TITLE) -> str:
     """Return the page as HTML text."""
+    settings = report.main.settings
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),
-        subtitle=escape(_subtitle(report)),
+        subtitle=escape(
+            f"{settings['data']}, {report.main.images:,} images. The attacker may {threat_words(settings)}."
+        ),
         tiles="\n".join(_tiles(report)),
         story="\n".join(f"<p>{escape(text)}</p>" for text in sentences(report)),
         figures="\n".join(_figures(report)),
         tables="\n".join(_table(table) for table in tables(report)),
-        facts=_facts({"settings": report.main.settings, **report.facts}),
+        facts=_facts({"settings": settings, **report.facts}),
     )
-
-
-def _subtitle(report: Report) -> str:
-    settings = report.main.settings
-    return f"{settings['data']}, {report.main.images:,} images. The attacker may {threat_words(settings)}."
 
 
 def _tiles(report: Report) -> list[str]:
@@ -57,15 +55,12 @@ def _tiles(report: Report) -> list[str]:
     if report.alpha is not None:
         mixture = at(report.main, "clean", report.alpha), at(report.main, "worst", report.alpha)
         found.insert(1, (f"mixture, α = {report.alpha:.3f}", *mixture))
-    return [_tile(name, clean, attacked, name.startswith("mixture")) for name, clean, attacked in found]
-
-
-def _tile(name: str, clean: Share, attacked: Share, ours: bool) -> str:
-    return (
-        f'<div class="tile{" ours" if ours else ""}"><h2>{escape(name)}</h2>'
+    return [
+        f'<div class="tile{" ours" * name.startswith("mixture")}"><h2>{escape(name)}</h2>'
         f"<dl><dt>clean</dt><dd>{percent(clean.value)}</dd>"
         f"<dt>under attack</dt><dd>{percent(attacked.value)}</dd></dl></div>"
-    )
+        for name, clean, attacked in found
+    ]
 
 
 def _figures(report: Report) -> list[str]:
@@ -100,16 +95,13 @@ def like_the_paper(settings: dict[str, Any]) -> bool:
 
 
 def _figure(caption: str, panel: Callable[[Style], Panel]) -> str:
-    light, dark = (_data_address(svg(side_by_side([panel(style)], style))) for style in (LIGHT, DARK))
+    drawings = (svg(side_by_side([panel(style)], style)).encode() for style in (LIGHT, DARK))
+    light, dark = (f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}" for drawing in drawings)
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(caption)}" loading="lazy"></picture>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
-
-
-def _data_address(drawing: str) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(drawing.encode()).decode()
 
 
 def _table(table: Table) -> str:
@@ -129,10 +121,9 @@ def _row(row: tuple[str, ...]) -> str:
 
 
 def _facts(facts: dict[str, Any], prefix: str = "") -> str:
-    rows = []
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            rows.append(_facts(value, f"{prefix}{key}: "))
-        else:
-            rows.append(f"<dt>{escape(prefix + str(key))}</dt><dd>{escape(str(value))}</dd>")
-    return "\n".join(rows)
+    return "\n".join(
+        _facts(value, f"{prefix}{key}: ")
+        if isinstance(value, dict)
+        else f"<dt>{escape(prefix + str(key))}</dt><dd>{escape(str(value))}</dd>"
+        for key, value in facts.items()
+    )

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import Formatter, FuncFormatter, MaxNLocator, PercentFormatter
+from numpy.typing import ArrayLike
 
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
+from adaptive_smoothing.report.sentences import base_accuracies
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.results import interval
 
 Panel = Callable[[Axes], None]
 
 MARKERS = "os^Dv*"
-
 CURVES = {
     "clean": ("clean images", "-"),
     "rob": ("ROB: attack made on h", "-."),
@@ -39,16 +40,20 @@ def curves_panel(
 
     def draw(axes: Axes) -> None:
         for curve, (label, line) in CURVES.items():
-            alphas = stored.alphas_of(curve)
-            color = getattr(style, curve)
-            axes.plot(alphas, stored.accuracy(curve), line, color=color, label=label, markersize=3.5)
-            _intervals(axes, live or stored, curve, color, "s" if live else "none")
-        _chosen_line(axes, chosen_alpha, style)
+            look: dict[str, Any] = {"color": getattr(style, curve), "label": label, "markersize": 3.5}
+            axes.plot(stored.alphas_of(curve), stored.accuracy(curve), line, **look)
+            _intervals(axes, live or stored, curve, look["color"], "s" if live else "none")
+        if chosen_alpha is not None:
+            _chosen_line(axes, chosen_alpha, style)
         axes.set_xticks(np.linspace(0, 1, 6), ["0\ng alone", "0.2", "0.4", "0.6", "0.8", "1\nh alone"])
         axes.set_yticks(np.linspace(0, 1, 6))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set(xlim=(-0.03, 1.03), ylim=(-0.02, 1.08))
-        axes.set(xlabel="mixing weight α", ylabel="accuracy", title=_count(stored, live))
+        axes.set(xlim=(-0.03, 1.03), ylim=(-0.02, 1.08), xlabel="mixing weight α", ylabel="accuracy")
+        axes.set_title(
+            f"Lines: stored run, {stored.images:,} images. Points: live run, {live.images:,}"
+            if live
+            else f"Accuracy on {stored.images:,} images, with 95 % intervals"
+        )
         _legend_below(axes)
 
     return draw
@@ -64,16 +69,14 @@ def frontier_panel(
         line = "o-" if len(mix) > 1 else "o"
         axes.plot(clean, mix, line, color=style.mix, markersize=4, label=f"the mixture, {alpha_words(tradeoff)}")
         # A random choice between g and h for each image gives this line; a useful mixture lies above it.
-        coin = {"color": style.faint, "linewidth": 1.2, "label": "random choice of g or h"}
-        axes.plot(*_ends(tradeoff), ":", **coin)  # type: ignore[arg-type]
+        ends = np.array([[part.value for part in base_accuracies(tradeoff, model)] for model in ("g", "h")]).T
+        axes.plot(*ends, ":", color=style.faint, linewidth=1.2, label="random choice of g or h")
         if chosen_alpha is not None:
             _chosen_star(axes, tradeoff, chosen_alpha, style)
         _alpha_labels(axes, tradeoff)
         if paper:
             _paper_points(axes, style)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
-            axis.set_major_formatter(PercentFormatter(1, decimals=0))
+        _percent_axes(axes, PercentFormatter(1, decimals=0))
         axes.margins(0.12)
         axes.set_ylim(bottom=-0.02)
         axes.set(xlabel="clean accuracy", ylabel="accuracy under attack", title="Robust against clean accuracy")
@@ -87,17 +90,19 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
 
     With `alpha`, a line marks (1 - alpha) / alpha: above it g cannot overrule h in the mixture.
     """
-    groups = {
-        "h": {"correct under attack": ("rob_h", True), "incorrect on clean images": ("clean_h", False)},
-        "g": {"correct on clean images": ("clean_g", True), "incorrect under attack": ("std_g", False)},
+    title, *groups = {
+        "h": ("h, the robust classifier", ("correct under attack", "rob_h"), ("incorrect on clean images", "clean_h")),
+        "g": (
+            "g, the standard classifier",
+            ("correct on clean images", "clean_g"),
+            ("incorrect under attack", "std_g"),
+        ),
     }[model]
-    title = {"h": "h, the robust classifier", "g": "g, the standard classifier"}[model]
 
     def draw(axes: Axes) -> None:
-        looks = ((style.clean, ""), (style.mix, "///"))
-        for (label, (key, correct)), (color, hatch) in zip(groups.items(), looks, strict=True):
-            gaps = tradeoff.rows[f"{key}_gap"][tradeoff.rows[key] == correct]
-            _histogram(axes, gaps, label, color, hatch)
+        looks = ((True, style.clean, ""), (False, style.mix, "///"))
+        for (label, key), (correct, color, hatch) in zip(groups, looks, strict=True):
+            _histogram(axes, tradeoff.rows[f"{key}_gap"][tradeoff.rows[key] == correct], label, color, hatch)
         axes.set_xlim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         if alpha is not None and alpha >= 0.5:
@@ -117,16 +122,10 @@ def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
         colors = (style.faint, style.std, style.rob, style.clean, style.mix, style.ink)
         looks = cycle(zip(colors, MARKERS, strict=True))
         for (name, points), (color, marker) in zip(comparison.mixtures.items(), looks, strict=False):
-            clean, robust = np.array([(point.accuracy, point.robust) for point in points]).T
-            bounds = np.array(
-                [interval(int(point.robust_correct.sum()), len(point.robust_correct)) for point in points]
-            )
-            around = np.stack([robust - bounds[:, 0], bounds[:, 1] - robust])
-            look: dict[str, Any] = {"color": color, "markersize": 5, "elinewidth": 0.8, "capsize": 2}
-            axes.errorbar(clean, robust, yerr=around, fmt=f"{marker}-", label=name, **look)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
-            axis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+            look: dict[str, Any] = {"color": color, "markersize": 5, "elinewidth": 0.8, "label": name}
+            rows = [point.robust_correct for point in points]
+            _error_bars(axes, [point.accuracy for point in points], rows, fmt=f"{marker}-", **look)
+        _percent_axes(axes, FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
         axes.set(xlabel="clean accuracy", ylabel="accuracy under all attacks")
         axes.set_title(f"{comparison.images:,} images, with 95 % intervals")
         _legend_below(axes)
@@ -144,29 +143,29 @@ def _legend_below(axes: Axes, columns: int = 2) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)
 
 
-def _count(stored: Tradeoff, live: Tradeoff | None) -> str:
-    if live is None:
-        return f"Accuracy on {stored.images:,} images, with 95 % intervals"
-    return f"Lines: stored run, {stored.images:,} images. Points: live run, {live.images:,}"
+def _percent_axes(axes: Axes, formatter: Formatter) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+        axis.set_major_formatter(formatter)
 
 
 def _intervals(axes: Axes, live: Tradeoff, curve: str, color: str, marker: str) -> None:
     """Draw the 95 % intervals at the alphas of the MIX attack. At all 101 alphas they would hide the lines."""
     alphas = live.alphas_of(curve)
     keep = [int(np.abs(alphas - alpha).argmin()) for alpha in live.mix_alphas]
-    correct = live.rows[curve][keep]
-    accuracy = correct.mean(1)
-    bounds = np.array([interval(int(row.sum()), live.images) for row in correct])
     # Shifted sideways, so that intervals of curves that meet do not overlap.
     shift = {"clean": -0.009, "rob": -0.003, "std": 0.003, "mix": 0.009}[curve]
-    below_above = np.stack([accuracy - bounds[:, 0], bounds[:, 1] - accuracy]).clip(0)
-    look = {"fmt": marker, "color": color, "markersize": 4.5, "elinewidth": 1.1, "capsize": 2}
-    axes.errorbar(alphas[keep] + shift, accuracy, yerr=below_above, **look)  # type: ignore[arg-type]
+    look: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 4.5, "elinewidth": 1.1}
+    _error_bars(axes, alphas[keep] + shift, live.rows[curve][keep], **look)
 
 
-def _chosen_line(axes: Axes, alpha: float | None, style: Style) -> None:
-    if alpha is None:
-        return
+def _error_bars(axes: Axes, places: ArrayLike, correct: Iterable[np.ndarray], **look: Any) -> None:
+    """Draw the accuracy of each row of correct images, with its 95 % interval."""
+    accuracy, low, high = np.array([(row.mean(), *interval(int(row.sum()), len(row))) for row in correct]).T
+    axes.errorbar(places, accuracy, yerr=np.stack([accuracy - low, high - accuracy]).clip(0), capsize=2, **look)
+
+
+def _chosen_line(axes: Axes, alpha: float, style: Style) -> None:
     axes.axvline(alpha, color=style.ink, linewidth=1.2, linestyle=":")
     # Above the curves, and inside the panel for every alpha.
     side = "left" if alpha < 0.3 else "right"
@@ -174,10 +173,9 @@ def _chosen_line(axes: Axes, alpha: float | None, style: Style) -> None:
 
 
 def _chosen_star(axes: Axes, tradeoff: Tradeoff, alpha: float, style: Style) -> None:
-    clean, mix = (np.interp(alpha, tradeoff.mix_alphas, values) for values in _frontier(tradeoff))
-    label = f"chosen, α = {alpha:.3f}"
-    look = {"color": style.clean, "markersize": 15, "markeredgecolor": style.paper, "linestyle": ""}
-    axes.plot(clean, mix, marker="*", label=label, zorder=5, **look)  # type: ignore[arg-type]
+    place = (np.interp(alpha, tradeoff.mix_alphas, values) for values in _frontier(tradeoff))
+    look: dict[str, Any] = {"color": style.clean, "markersize": 15, "markeredgecolor": style.paper, "zorder": 5}
+    axes.plot(*place, "*", label=f"chosen, α = {alpha:.3f}", **look)
 
 
 def _frontier(tradeoff: Tradeoff) -> tuple[np.ndarray, np.ndarray]:
@@ -186,41 +184,28 @@ def _frontier(tradeoff: Tradeoff) -> tuple[np.ndarray, np.ndarray]:
     return clean, tradeoff.accuracy("worst")
 
 
-def _ends(tradeoff: Tradeoff) -> tuple[list[float], list[float]]:
-    """Return the clean accuracies of g and h, and their accuracies under the attacks made on them."""
-    rows = tradeoff.rows
-    attacked = rows["clean_g"] & rows["std_g"], rows["clean_h"] & rows["rob_h"]
-    return [rows["clean_g"].mean(), rows["clean_h"].mean()], [correct.mean() for correct in attacked]
-
-
 def _alpha_labels(axes: Axes, tradeoff: Tradeoff) -> None:
-    """Label the points that are far enough apart to be read with their alphas.
+    """Label the points that are far enough apart to be read with their alphas; first the ends, then tenths.
 
     Alphas between 0 and 0.5 get no label: the mixture is hardly more robust than g there, so the points overlap.
     """
     clean, mix = _frontier(tradeoff)
     width, height = np.ptp(clean) or 1, np.ptp(mix) or 1
     taken: list[tuple[float, float]] = []
-    for alpha, x, y in sorted(zip(tradeoff.mix_alphas, clean, mix, strict=True), key=_importance):
+    points = zip(tradeoff.mix_alphas, clean, mix, strict=True)
+    for alpha, x, y in sorted(points, key=lambda point: (point[0] not in (0, 1), round(point[0] * 10 % 1, 6))):
         place = (x - clean.min()) / width, (y - mix.min()) / height
-        free = all(abs(place[0] - a) > 0.16 or abs(place[1] - b) > 0.09 for a, b in taken)
-        if free and not 0 < alpha < 0.5:
+        if not 0 < alpha < 0.5 and all(abs(place[0] - a) > 0.16 or abs(place[1] - b) > 0.09 for a, b in taken):
             taken.append(place)
             name = {0: "g, α = 0", 1: "h, α = 1"}.get(alpha, f"{alpha:.2g}")
             offset, side, above = ((-9, 0), "right", "center") if alpha == 0 else ((7, 3), "left", "bottom")
             axes.annotate(name, (x, y), offset, textcoords="offset points", ha=side, va=above, fontsize=9)
 
 
-def _importance(point: tuple[float, float, float]) -> tuple[bool, float]:
-    """Sort the ends first, then tenths, then the other alphas."""
-    alpha = point[0]
-    return alpha not in (0, 1), round(alpha * 10 % 1, 6)
-
-
 def _paper_points(axes: Axes, style: Style) -> None:
     for (model, point), marker in zip(PAPER.items(), ("^", "v"), strict=True):
-        look = {"color": style.faint, "markerfacecolor": "none", "markersize": 7, "linestyle": ""}
-        axes.plot(*point, marker=marker, label=f"the paper's {model}, ResNet-18", **look)  # type: ignore[arg-type]
+        look: dict[str, Any] = {"color": style.faint, "markerfacecolor": "none", "markersize": 7}
+        axes.plot(*point, marker, label=f"the paper's {model}, ResNet-18", **look)
 
 
 def _histogram(axes: Axes, gaps: np.ndarray, label: str, color: str, hatch: str) -> None:
@@ -228,10 +213,10 @@ def _histogram(axes: Axes, gaps: np.ndarray, label: str, color: str, hatch: str)
         axes.plot([], [], color=color, label=f"{label}: no image")
         return
     middle = float(np.median(gaps))
-    look = {"histtype": "stepfilled", "facecolor": color + "40", "edgecolor": color, "linewidth": 1.5}
+    look: dict[str, Any] = {"histtype": "stepfilled", "facecolor": color + "40", "edgecolor": color, "linewidth": 1.5}
     name = f"{label}: {len(gaps):,} image{'s' * (len(gaps) != 1)}, median {middle:.2f}"
     share = np.full(len(gaps), 1 / len(gaps))
-    axes.hist(gaps, np.linspace(0, 1, 21), weights=share, hatch=hatch, label=name, **look)  # type: ignore[arg-type]
+    axes.hist(gaps, np.linspace(0, 1, 21), weights=share, hatch=hatch, label=name, **look)
     axes.axvline(middle, ymax=0.78, color=color, linewidth=1.4, linestyle="--")
 
 

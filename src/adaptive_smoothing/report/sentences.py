@@ -113,7 +113,8 @@ def images_word(settings: dict[str, Any]) -> str:
 def sentences(report: Report) -> Iterator[str]:
     """Yield the report in words, one paragraph at a time."""
     if report.facts.get("interrupted"):
-        yield _interruption(report)
+        what, images = "The live run" if report.live else "This run", (report.live or report.main).images
+        yield f"{what} was interrupted: its numbers are for the {images:,} images that were finished."
     yield _base_classifiers(report.main)
     if report.choice is not None:
         yield _mixture(report.main, report.choice)
@@ -123,12 +124,6 @@ def sentences(report: Report) -> Iterator[str]:
         yield _learned_alpha(report.learned, report.choice)
     if report.live is not None:
         yield _live_run(report.main, report.live, report.alpha)
-
-
-def _interruption(report: Report) -> str:
-    what = "The live run" if report.live else "This run"
-    images = (report.live or report.main).images
-    return f"{what} was interrupted: its numbers are for the {images:,} images that were finished."
 
 
 def _base_classifiers(run: Tradeoff) -> str:
@@ -182,10 +177,8 @@ def _confidence(run: Tradeoff, alpha: float | None) -> str:
     gaps = run.gaps()
     correct, incorrect = gaps["h pgd"]["right_median"], gaps["h clean"]["wrong_median"]
     if correct is None or incorrect is None:
-        return (
-            "These images cannot show why mixing works: h is never correct under attack on them, or never incorrect "
-            "without one."
-        )
+        reason = "h is never correct under attack on them, or never incorrect without one"
+        return f"These images cannot show why mixing works: {reason}."
     words = (
         "Mixing depends on the confidence gap of h: the probability of its first class minus that of its second. The "
         f"median gap is {correct:.2f} where h is correct under attack, and {incorrect:.2f} where h is incorrect on a "
@@ -194,17 +187,14 @@ def _confidence(run: Tradeoff, alpha: float | None) -> str:
     )
     if alpha is None or not 0.5 <= alpha < 1:
         return words
-    limit = (1 - alpha) / alpha
+    limit, rows = (1 - alpha) / alpha, run.rows
+    correct_above = (rows["rob_h_gap"][rows["rob_h"]] > limit).mean()
+    incorrect_above = (rows["clean_h_gap"][~rows["clean_h"]] > limit).mean()
     return (
         f"{words} At α = {alpha:.3f}, g cannot overrule h where the gap of h is above (1 − α) / α = {limit:.2f}: this "
-        f"is so for {_above(run, 'rob_h', True, limit)} of h's correct predictions under attack, and for "
-        f"{_above(run, 'clean_h', False, limit)} of its incorrect predictions on clean images."
+        f"is so for {percent(correct_above)} of h's correct predictions under attack, and for "
+        f"{percent(incorrect_above)} of its incorrect predictions on clean images."
     )
-
-
-def _above(run: Tradeoff, key: str, correct: bool, limit: float) -> str:
-    """Return the share of correct, or of incorrect, predictions whose gap is above a limit."""
-    return percent(float((run.rows[f"{key}_gap"][run.rows[key] == correct] > limit).mean()))
 
 
 def _learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
@@ -233,7 +223,7 @@ def _live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
     if alpha is None or (now := at(live, "worst", alpha)).bounds is None:
         return words
     stored = at(run, "worst", alpha).value
-    inside = now.bounds[0] <= stored <= now.bounds[1]
-    outcome = f"{'contains' if inside else 'does not contain'} the stored {percent(stored)}"
-    outcome += "" if inside else ", as happens for one interval in twenty"
+    outcome = f"contains the stored {percent(stored)}"
+    if not now.bounds[0] <= stored <= now.bounds[1]:
+        outcome = f"does not contain the stored {percent(stored)}, as happens for one interval in twenty"
     return f"{words} Under all attacks the live run gave {now}. This 95 % interval {outcome}."

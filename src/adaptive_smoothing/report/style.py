@@ -21,11 +21,10 @@ class Style:
 
     def settings(self) -> Any:
         """Return settings for `matplotlib.rc_context`. No text is smaller than 9 points."""
-        named = {"ink": self.ink, "faint": self.faint, "grid": self.grid, "paper": self.paper}
-        return {key: named.get(value, value) if isinstance(value, str) else value for key, value in _SETTINGS.items()}
+        return {**_SETTINGS, **{key: getattr(self, colour) for key, colour in _COLOURS.items()}}
 
 
-_SETTINGS: dict[str, Any] = {
+_SETTINGS = {
     "font.size": 10,
     "font.family": "DejaVu Sans",
     "axes.titlesize": 11,
@@ -41,6 +40,8 @@ _SETTINGS: dict[str, Any] = {
     "axes.spines.right": False,
     "grid.linewidth": 0.8,
     "hatch.linewidth": 0.6,
+}
+_COLOURS = {
     "grid.color": "grid",
     "text.color": "ink",
     "axes.labelcolor": "ink",

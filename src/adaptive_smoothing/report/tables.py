@@ -20,6 +20,7 @@ PAPER_GAPS = {
     "h clean": (0.8353, 0.854, 0.434),
     "h pgd": (0.4417, 0.768, 0.635),
 }
+GAP_COLUMNS = ("", "accuracy", "correct: mean", "median", "incorrect: mean", "median")
 # A mean over fewer images is not shown.
 FEW_GAPS = 5
 
@@ -49,40 +50,38 @@ def tables(report: Report) -> list[Table]:
 
 def models_table(run: Tradeoff, alpha: float | None = None) -> Table:
     """Return the clean and attacked accuracy of g, of h, and of their mixture."""
-    rows = [_cells("g, standard", *base_accuracies(run, "g")), _cells("h, robust", *base_accuracies(run, "h"))]
+    found = {"g, standard": base_accuracies(run, "g"), "h, robust": base_accuracies(run, "h")}
     if alpha is not None:
-        mixture = at(run, "clean", alpha), at(run, "worst", alpha)
-        rows.append(_cells(f"mixture, α = {alpha:.3f}", *mixture))
+        found[f"mixture, α = {alpha:.3f}"] = at(run, "clean", alpha), at(run, "worst", alpha)
+    rows = tuple((name, str(clean), str(attacked)) for name, (clean, attacked) in found.items())
     note = "g and h: under the attack made on them. Mixture: under all three attacks. 95 % Clopper-Pearson intervals."
-    if alpha is not None and any(part.bounds is None for part in mixture):
+    if any(part.bounds is None for parts in found.values() for part in parts):
         note += " ≈: interpolated between two measured α."
-    return Table(f"Accuracy on {run.images:,} images", ("", "clean", _attack(run)), tuple(rows), note)
+    return Table(f"Accuracy on {run.images:,} images", ("", "clean", _attack(run)), rows, note)
 
 
 def gap_table(run: Tradeoff) -> Table:
     """Return the paper's tab:confidence, with medians as well as means."""
-    names = {
-        "g clean": "g, clean",
-        "g pgd": f"g, {_attack(run)}",
-        "h clean": "h, clean",
-        "h pgd": f"h, {_attack(run)}",
-    }
     rows = []
     for key, cell in run.gaps().items():
         accuracy = cell["accuracy"] or 0.0
-        figures = []
-        for kind, part in (("right", accuracy), ("wrong", 1 - accuracy)):
-            enough = round(part * run.images) >= FEW_GAPS
-            figures += [_gap(cell[f"{kind}_{what}"] if enough else None) for what in ("mean", "median")]
-        rows.append((names[key], percent(accuracy), *figures))
-    columns = ("", "accuracy", "correct: mean", "median", "incorrect: mean", "median")
+        name = key.replace(" ", ", ").replace("pgd", _attack(run))
+        correct = gap_cells(cell, "right", enough=round(accuracy * run.images) >= FEW_GAPS)
+        incorrect = gap_cells(cell, "wrong", enough=round((1 - accuracy) * run.images) >= FEW_GAPS)
+        rows.append((name, percent(accuracy), *correct, *incorrect))
     paper = PAPER_GAPS["h pgd"][1], PAPER_GAPS["h clean"][2]
     note = (
         "Gap: probability of the first class minus that of the second. A mixture needs an h that is more confident in "
         "its correct predictions under attack than in its incorrect ones on clean images "
         f"(the paper's h: {paper[0]} and {paper[1]} on average). –: fewer than {FEW_GAPS} images."
     )
-    return Table("Confidence gaps", columns, tuple(rows), note)
+    return Table("Confidence gaps", GAP_COLUMNS, tuple(rows), note)
+
+
+def gap_cells(cell: dict[str, float | None], kind: str, *, enough: bool = True) -> list[str]:
+    """Return the mean and the median gap of the `right` or `wrong` predictions, as text."""
+    values = [cell[f"{kind}_{what}"] if enough else None for what in ("mean", "median")]
+    return ["–" if value is None else f"{value:.3f}" for value in values]
 
 
 def alpha_table(
@@ -91,16 +90,10 @@ def alpha_table(
     """Return the accuracy at the alphas of the MIX attack; if they are many, at tenths and the chosen one."""
     every = every or len(run.mix_alphas) < 9
     shown = {float(a) for a in run.mix_alphas if every or abs(a * 10 - round(a * 10)) < 1e-9}
-    if alpha is not None:
-        shown.add(alpha)
-    rows = [
-        (
-            _alpha_name(a, alpha),
-            *(_short(at(run, c, a)) for c in ("clean", "std", "rob", "mix")),
-            str(at(run, "worst", a)),
-        )
-        for a in sorted(shown)
-    ]
+    rows = []
+    for a in sorted(shown if alpha is None else shown | {alpha}):
+        parts = (_short(at(run, curve, a)) for curve in ("clean", "std", "rob", "mix"))
+        rows.append((_alpha_name(a, alpha), *parts, str(at(run, "worst", a))))
     columns = ("α", "clean", "STD", "ROB", "MIX", "all three")
     note = "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself. All three: the worst case."
     return Table(f"{name}: {run.images:,} images", columns, tuple(rows), note)
@@ -108,15 +101,15 @@ def alpha_table(
 
 def cost_table(run: Tradeoff, choice: Choice) -> Table:
     """Return the accuracies at the chosen alpha, and their differences from those of g and of h."""
-    clean, worst = at(run, "clean", choice.alpha), at(run, "worst", choice.alpha)
+    clean, worst = at(run, "clean", choice.alpha).value, at(run, "worst", choice.alpha).value
     rows = [
         (f"wanted, on {choice.images:,} validation images", percent(choice.wanted), ""),
         ("reached there", str(choice.reached), ""),
-        (f"on {run.images:,} {images_word(run.settings)}", percent(clean.value), percent(worst.value)),
+        (f"on {run.images:,} {images_word(run.settings)}", percent(clean), percent(worst)),
     ]
-    for name, model in (("compared with g", "g"), ("compared with h", "h")):
-        other_clean, other_worst = base_accuracies(run, model)
-        rows.append((name, _points(clean.value - other_clean.value), _points(worst.value - other_worst.value)))
+    for model in ("g", "h"):
+        other_clean, other_worst = (part.value for part in base_accuracies(run, model))
+        rows.append((f"compared with {model}", _points(clean - other_clean), _points(worst - other_worst)))
     title, columns = f"The chosen α = {choice.alpha:.3f}", ("", "clean", _attack(run))
     return Table(title, columns, tuple(rows), f"{_attack(run)}: accuracy under all three attacks.")
 
@@ -142,16 +135,8 @@ def markdown(table: Table) -> str:
     return "\n".join([f"**{table.title}**", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
 
 
-def _cells(name: str, clean: Share, attacked: Share) -> tuple[str, str, str]:
-    return name, str(clean), str(attacked)
-
-
 def _attack(run: Tradeoff) -> str:
     return f"PGD-{run.settings['steps']}"
-
-
-def _gap(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _short(part: Share) -> str:

@@ -1,16 +1,23 @@
-"""An evaluation in words, as tables, and as the files of its run folder."""
+"""An evaluation in words, as tables, as a figure, and as the files of its run folder."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
-from adaptive_smoothing.report.figures import png
-from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.report.waterfall import waterfall_figure
+from adaptive_smoothing.report.figures import png, side_by_side
+from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.style import LIGHT, Style
+from adaptive_smoothing.report.tables import GAP_COLUMNS, Table, gap_cells
 from adaptive_smoothing.results import atomic, write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS
 
@@ -18,13 +25,12 @@ from adaptive_smoothing.runs.folder import RESULT, ROWS
 FACTS = "facts.json"
 WATERFALL = "waterfall.png"
 WRITTEN = (RESULT, ROWS, FACTS, WATERFALL)
+# Bins of the histogram of margins.
+BINS = 40
 
 
 def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write rows.npz, a figure, facts.json, and last result.json.
-
-    result.json has the same bytes for the same images, model and attack.
-    """
+    """Write the files of the run folder. result.json has the same bytes for the same images, model and attack."""
     write_rows(folder / ROWS, verdict.rows())
     with atomic(folder / WATERFALL) as partial:
         partial.write_bytes(png(waterfall_figure(verdict)))
@@ -73,34 +79,83 @@ def audit_sentence(audit: Audit, images: int) -> str:
 
 def gap_table(verdict: Verdict) -> Table:
     """Return the paper's tab:confidence for one model."""
-    rows = []
-    for name, cell in verdict.gaps().items():
-        figures = [cell[f"{kind}_{what}"] for kind in ("right", "wrong") for what in ("mean", "median")]
-        shown = ["–" if figure is None else f"{figure:.3f}" for figure in figures]
-        rows.append((name, f"{100 * (cell['accuracy'] or 0):.2f} %", *shown))
-    columns = ("", "accuracy", "correct: mean", "median", "incorrect: mean", "median")
+    rows = tuple(
+        (name, f"{100 * (cell['accuracy'] or 0):.2f} %", *gap_cells(cell, "right"), *gap_cells(cell, "wrong"))
+        for name, cell in verdict.gaps().items()
+    )
     note = (
         "Gap: probability of the first class minus that of the second; under attack, on the worst version of an image. "
         "Most presets stop at the first success, so their gaps of incorrect predictions are not the largest possible; "
         "the preset margin and PGD do not stop."
     )
-    return Table("Confidence gaps", columns, tuple(rows), note)
+    return Table("Confidence gaps", GAP_COLUMNS, rows, note)
 
 
 def cost_table(costs: dict[str, Cost]) -> Table:
     """Return parameters, operations and speed of the model, and of g and h if it is a mixture."""
-    base = next(iter(costs.values()))
+    speeds = [cost.images_per_second for cost in costs.values()]
+    base = speeds[0]
     rows = [
-        (
-            name,
-            f"{cost.parameters / 1e6:.2f} M",
-            f"{cost.flops / 1e9:.3f} G",
-            f"{cost.images_per_second:,.0f}",
-            f"{cost.images_per_second / base.images_per_second:.2f}",
-        )
-        for name, cost in costs.items()
+        (name, f"{cost.parameters / 1e6:.2f} M", f"{cost.flops / 1e9:.3f} G", f"{speed:,.0f}", f"{speed / base:.2f}")
+        for (name, cost), speed in zip(costs.items(), speeds, strict=True)
     ]
     columns = ("", "parameters", "FLOPs per image", "images / s", "relative speed")
-    return Table(
-        "Cost of a prediction", columns, tuple(rows), "Forward passes on this machine, with default settings of torch."
-    )
+    note = "Forward passes on this machine, with default settings of torch."
+    return Table("Cost of a prediction", columns, tuple(rows), note)
+
+
+def waterfall_figure(verdict: Verdict, *, style: Style = LIGHT) -> Figure:
+    """Return a figure of the accuracy after each attack (left), and of the margins of the images (right)."""
+    return side_by_side([waterfall_panel(verdict, style), margin_panel(verdict, style)], style)
+
+
+def waterfall_panel(verdict: Verdict, style: Style) -> Panel:
+    """Return a panel with one bar per attack: the accuracy it leaves, and the share it fooled."""
+
+    def draw(axes: Axes) -> None:
+        keys, taken, shares = zip(*verdict.waterfall, strict=True)
+        left = [100 * share for share in shares]
+        before, places = [100.0, *left[:-1]], range(len(left))
+        axes.barh(places, left, color=style.clean, height=0.7)
+        axes.barh(places, [a - b for a, b in zip(before, left, strict=True)], left=left, color=style.mix, height=0.7)
+        for place, took in enumerate(taken):
+            # To the right of the bar: a short bar has no room for text.
+            text = f"{left[place]:.2f} %" + (f"  (−{took:,})" if took else "")
+            axes.text(before[place] + 1.5, place, text, va="center", fontsize=9)
+        axes.set_yticks(list(places), [stage_title(key) for key in keys])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 145)
+        axes.set_xticks(range(0, 101, 20))
+        axes.grid(axis="y", visible=False)
+        axes.set(xlabel="accuracy left, %", title=f"Accuracy after each attack, {len(verdict.labels):,} images")
+
+    return draw
+
+
+def _bins(values: np.ndarray) -> list[float]:
+    """Return the edges of about forty bins over all values, one of them at zero."""
+    low, high = values.min(initial=0.0), values.max(initial=0.0)
+    width = max((high - low) / BINS, 1e-3)
+    return [width * edge for edge in range(math.floor(low / width), math.ceil(high / width) + 2)]
+
+
+def margin_panel(verdict: Verdict, style: Style) -> Panel:
+    """Return a histogram of the margin of the correct class on the worst version found of each image."""
+
+    def draw(axes: Axes) -> None:
+        robust, margin = verdict.robust_correct, -verdict.margin
+        fooled = verdict.clean_correct & ~robust
+        # An image that was not attacked has no worst version.
+        known = margin.isfinite()
+        bins = _bins(margin[verdict.clean_correct & known].numpy())
+        for which, color, word in ((robust, style.clean, "robust"), (fooled, style.mix, "fooled")):
+            axes.hist(margin[which & known].numpy(), bins=bins, color=color, label=f"{word}: {int(which.sum()):,}")
+        axes.axvline(0, color=style.ink, linewidth=1)
+        axes.set(xlabel="margin of the correct class on the worst version found, in logits", ylabel="images")
+        axes.set_title("Margins under attack")
+        # Leave room for the legend above the bars.
+        axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend()
+
+    return draw

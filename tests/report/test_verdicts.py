@@ -3,7 +3,7 @@ import torch
 
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
-from adaptive_smoothing.report.waterfall import waterfall_figure
+from adaptive_smoothing.report.verdicts import waterfall_figure
 
 INFINITY = float("inf")
 
