@@ -1,9 +1,9 @@
-"""Terminal output that the verbs share: the progress bar, the report, the paths of the files."""
+"""Terminal output that the verbs share: progress bars, measurements that move them, reports, paths of the files."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,12 +12,19 @@ from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
+from torch import nn
 
 from adaptive_smoothing.attacks.cascade import stage_title
+from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import INTERRUPTED
+from adaptive_smoothing.cli.options import VALIDATION
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff_parts
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.report.sentences import Report, sentences
 from adaptive_smoothing.report.tables import Table, rich_table, tables
 from adaptive_smoothing.runs.progress import Progress
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
 
 # Seconds between two lines of progress in a file.
 LINE_EVERY = 30.0
@@ -126,3 +133,41 @@ def _stage(stage: str) -> str:
     """Return the title of the stage that is running, for example `, audit: Square`."""
     part, separator, key = stage.rpartition(": ")
     return f", {part}{separator}{stage_title(key)}" if stage else ""
+
+
+def measure_tradeoff(
+    g: nn.Module,
+    h: nn.Module,
+    data: ImageData,
+    attack: PGD,
+    *,
+    mix_alphas: Sequence[float],
+    batch_size: int,
+    console: Console,
+) -> tuple[Tradeoff, bool]:
+    """Return the trade-off of the images that were measured, and whether Ctrl-C ended the measurement."""
+    done: list[Tradeoff] = []
+    with TimeBar(console) as bar:
+        count = Count(bar, attack_count(len(data), batch_size, mix_alphas), "attacks on batches of images")
+        parts = tradeoff_parts(g, h, data, attack, mix_alphas=mix_alphas, batch_size=batch_size, progress=count)
+        try:
+            for part in parts:
+                done.append(part)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+            run = join(done)
+            console.print(f"[yellow]stopped[/]: the result is for the {run.images:,} images that were finished")
+            return run, True
+    return join(done), False
+
+
+def measure_clean_accuracy(
+    g: nn.Module, h: nn.Module, val: ImageData, *, batch_size: int, folder: Path, console: Console
+) -> CleanAccuracyCurve:
+    """Return the clean accuracy at every alpha on validation images, and store it in the run folder."""
+    with TimeBar(console) as bar:
+        count = Count(bar, len(val), "validation images predicted")
+        accuracy = accuracy_curve(MixedClassifier(g, h, 0.5), val, batch_size=batch_size, progress=count)
+    accuracy.save(folder / VALIDATION)
+    return accuracy

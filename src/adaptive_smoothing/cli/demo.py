@@ -13,8 +13,15 @@ from torch import nn
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, finish, screen, show
-from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
+from adaptive_smoothing.cli.console import (
+    RunProgressBar,
+    TimeBar,
+    finish,
+    measure_clean_accuracy,
+    measure_tradeoff,
+    screen,
+    show,
+)
 from adaptive_smoothing.cli.options import VALIDATION, as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -33,47 +40,9 @@ from adaptive_smoothing.runs.progress import RunProgress
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, at_setting
 
-MIXED = "compact-mixed"
-COMPARED = Path(run_folder.__file__).parent / "stored" / MIXED
-
-
-def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
-    """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
-    if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
-        return None
-    description = pretrained.read(pretrained.find(MIXED))
-    made_for = {"g": description["standard"], "h": description["robust"]}
-    if any(made_for[letter].get("sha256") != facts["sha256"] for letter, facts in models.items()):
-        return None
-    return LearnedAlphaResult(Comparison.read(COMPARED))
-
-
-def measured_now(
-    learned: LearnedAlphaResult,
-    pair: Pair,
-    data: ImageData,
-    wanted: float,
-    progress: RunProgress,
-    options: EvaluationOptions,
-) -> LearnedAlphaResult:
-    """Return `learned` with the accuracies of the mixture on these images, clean and under attack.
-
-    It is returned unchanged if the mixture cannot reach the wanted clean accuracy.
-    """
-    folder = pretrained.find(MIXED)
-    accuracy = CleanAccuracyCurve.load(folder / VALIDATION)
-    if not accuracy.reaches(wanted):
-        return learned
-    mixed = MixedClassifier.from_pretrained(folder, standard=pair.standard, robust=pair.robust, device=pair.device)
-    mixed = at_setting(mixed, accuracy.largest_setting(wanted))
-    found = evaluate(mixed, data, replace(ATTACK, stop_when_fooled=True), progress=progress, options=options)
-    facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
-    point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)
-    return replace(learned, measured=point)
-
-
-STANDARD, ROBUST = "compact-standard", "compact-robust"
+STANDARD, ROBUST, MIXED = "compact-standard", "compact-robust", "compact-mixed"
 STORED = Path(run_folder.__file__).parent / "stored" / "compact"
+COMPARED = STORED.with_name(MIXED)
 ATTACK = PGD(Linf(8 / 255), steps=20)
 
 
@@ -194,14 +163,9 @@ def _measure(pair: Pair, test: ImageData, choice: Choice, work: Workload, consol
         f"Attacking {len(test):,} test images with {ATTACK.steps} steps of PGD, on g (STD), on h (ROB), and on the "
         f"mixture (MIX) at α = {attacked}. Use --images N for another number of images.\n"
     )
+    size = work.batch_size
     return measure_tradeoff(
-        pair.standard,
-        pair.robust,
-        test,
-        ATTACK,
-        mix_alphas=mix_alphas,
-        batch_size=work.batch_size,
-        console=console,
+        pair.standard, pair.robust, test, ATTACK, mix_alphas=mix_alphas, batch_size=size, console=console
     )
 
 
@@ -212,8 +176,38 @@ def _attack_learned(
     try:
         with TimeBar(console) as bar:
             bar.say(f"attacking the mixture with a learned α on {len(data):,} images", None)
-            progress, options = RunProgressBar(bar), EvaluationOptions(batch_size=batch_size)
-            return measured_now(learned, pair, data, wanted, progress, options), False
+            return measured_now(learned, pair, data, wanted, batch_size, RunProgressBar(bar)), False
     except KeyboardInterrupt:
         console.print("[yellow]stopped[/]: the learned α was not attacked")
         return learned, True
+
+
+def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
+    """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
+    if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
+        return None
+    description = pretrained.read(pretrained.find(MIXED))
+    made_for = {"g": description["standard"], "h": description["robust"]}
+    if any(made_for[letter].get("sha256") != facts["sha256"] for letter, facts in models.items()):
+        return None
+    return LearnedAlphaResult(Comparison.read(COMPARED))
+
+
+def measured_now(
+    learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float, batch_size: int, progress: RunProgress
+) -> LearnedAlphaResult:
+    """Return `learned` with the accuracies of the mixture on these images, clean and under attack.
+
+    It is returned unchanged if the mixture cannot reach the wanted clean accuracy.
+    """
+    folder = pretrained.find(MIXED)
+    accuracy = CleanAccuracyCurve.load(folder / VALIDATION)
+    if not accuracy.reaches(wanted):
+        return learned
+    mixed = MixedClassifier.from_pretrained(folder, standard=pair.standard, robust=pair.robust, device=pair.device)
+    mixed = at_setting(mixed, accuracy.largest_setting(wanted))
+    options = EvaluationOptions(batch_size=batch_size)
+    found = evaluate(mixed, data, replace(ATTACK, stop_when_fooled=True), progress=progress, options=options)
+    facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
+    point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)
+    return replace(learned, measured=point)

@@ -70,7 +70,11 @@ def mix(
     options, recipe_changes = split_changes(changes)
     check_mode(mode, recipe, recipe_changes, resume, options, target)
     folder = out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}"
-    _check_folder(folder, overwrite or (resume and (folder / CHECKPOINT).exists()))
+    if (folder / FILE).exists() and not (overwrite or (resume and (folder / CHECKPOINT).exists())):
+        raise FileExistsError(
+            f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
+            "with --overwrite"
+        )
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, data, data_root, download)
@@ -90,7 +94,12 @@ def mix(
         mixed, facts = _nonlinear(pair, against, target.value, searched, console)
     else:
         mixed = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
-    mixed = _tuned(mixed, pair.val, against, target, options.search, searched, console)
+    if target.name == "alpha":
+        mixed = at_setting(mixed, target.value)
+    elif target.clean_accuracy is not None and not options.search:
+        mixed = tune(mixed, pair.val, clean_accuracy=target.value)
+    else:
+        mixed = _searched(mixed, pair.val, against, target, searched, console)
     attacked = _attack(mixed, pair, against, confirmed, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
@@ -99,14 +108,6 @@ def mix(
     # A command that is broken over two lines cannot be copied.
     attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
     console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
-
-
-def _check_folder(folder: Path, replaces: bool) -> None:
-    if (folder / FILE).exists() and not replaces:
-        raise FileExistsError(
-            f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
-            "with --overwrite"
-        )
 
 
 class Pair(NamedTuple):
@@ -122,19 +123,14 @@ class Pair(NamedTuple):
 
 def _pair(standard: str, robust: str, device: str, data: str, root: Path | None, download: bool) -> Pair:
     g, h = (zoo.load(name, device=device) for name in (standard, robust))
-    train, val = _images(data, root, download)
-    check_classes({standard: g, robust: h}, val)
-    return Pair(short_name(standard), short_name(robust), g, h, train, val)
-
-
-def _images(data: str, root: Path | None, download: bool) -> tuple[ImageData, ImageData]:
-    """Return training and validation images; `builtin` has no training images, so half of its val split is used."""
-    if data == "builtin":
+    if data == "builtin":  # has no training images, so half of its val split is used
         both = datasets.load(data, "val")
         half = len(both) // 2
-        return both.take(slice(half)), both.take(slice(half, None))
-    train, val = (datasets.load(data, split, root=root, download=download) for split in ("train", "val"))
-    return train, val
+        train, val = both.take(slice(half)), both.take(slice(half, None))
+    else:
+        train, val = (datasets.load(data, split, root=root, download=download) for split in ("train", "val"))
+    check_classes({standard: g, robust: h}, val)
+    return Pair(short_name(standard), short_name(robust), g, h, train, val)
 
 
 def _default_recipe(changes: list[str], pair: Pair) -> MixingRecipe:
@@ -194,43 +190,24 @@ def _nonlinear(
     pair: Pair, threat: Threat, target: float, attacked: int, console: Console
 ) -> tuple[MixedClassifier, dict[str, Any]]:
     with TimeBar(console) as bar:
-        mixed = fit_nonlinear(
-            pair.g,
-            pair.h,
-            pair.val,
-            threat,
-            clean_accuracy=target,
-            attacked=attacked,
-            log=lambda text: bar.say(text, None),
-        )
+
+        def log(text: str) -> None:
+            bar.say(text, None)
+
+        mixed = fit_nonlinear(pair.g, pair.h, pair.val, threat, clean_accuracy=target, attacked=attacked, log=log)
     return mixed, mixed.card
 
 
-def _tuned(
-    mixed: MixedClassifier,
-    val: ImageData,
-    threat: Threat,
-    target: Target,
-    search: bool,
-    attacked: int,
-    console: Console,
+def _searched(
+    mixed: MixedClassifier, val: ImageData, threat: Threat, target: Target, images: int, console: Console
 ) -> MixedClassifier:
-    """Return the mixture at the operating point that reaches the target."""
-    if target.name == "alpha":
-        return at_setting(mixed, target.value)
-    if target.clean_accuracy is not None and not search:
-        return tune(mixed, val, clean_accuracy=target.value)
+    """Return the mixture at the operating point that reaches the target, found by attacks on validation images."""
+    clean = target.clean_accuracy
+    robust = target.value if clean is None else None
     with TimeBar(console) as bar:
-        bar.say(f"attacking {min(len(val), attacked):,} validation images several times", None)
-        robust = None if target.clean_accuracy is not None else target.value
+        bar.say(f"attacking {min(len(val), images):,} validation images several times", None)
         return tune(
-            mixed,
-            val,
-            clean_accuracy=target.clean_accuracy,
-            robust_accuracy=robust,
-            threat=threat,
-            attacked=attacked,
-            log=console.print,
+            mixed, val, clean_accuracy=clean, robust_accuracy=robust, threat=threat, attacked=images, log=console.print
         )
 
 

@@ -11,8 +11,7 @@ import typer
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import finish, screen, show
-from adaptive_smoothing.cli.measure import measure_clean_accuracy, measure_tradeoff
+from adaptive_smoothing.cli.console import finish, measure_clean_accuracy, measure_tradeoff, screen, show
 from adaptive_smoothing.cli.options import as_share, choose
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS

@@ -37,11 +37,10 @@ def write_page(path: str | Path, report: Report, title: str = TITLE) -> Path:
 def page(report: Report, title: str = TITLE) -> str:
     """Return the page as HTML text."""
     settings = report.main.settings
+    subtitle = f"{settings['data']}, {report.main.images:,} images. The attacker may {threat_words(settings)}."
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),
-        subtitle=escape(
-            f"{settings['data']}, {report.main.images:,} images. The attacker may {threat_words(settings)}."
-        ),
+        subtitle=escape(subtitle),
         tiles="\n".join(_tiles(report)),
         story="\n".join(f"<p>{escape(text)}</p>" for text in sentences(report)),
         figures="\n".join(_figures(report)),

@@ -90,13 +90,9 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
 
     With `alpha`, a line marks (1 - alpha) / alpha: above it g cannot overrule h in the mixture.
     """
-    title, *groups = {
-        "h": ("h, the robust classifier", ("correct under attack", "rob_h"), ("incorrect on clean images", "clean_h")),
-        "g": (
-            "g, the standard classifier",
-            ("correct on clean images", "clean_g"),
-            ("incorrect under attack", "std_g"),
-        ),
+    name, *groups = {
+        "h": ("robust", ("correct under attack", "rob_h"), ("incorrect on clean images", "clean_h")),
+        "g": ("standard", ("correct on clean images", "clean_g"), ("incorrect under attack", "std_g")),
     }[model]
 
     def draw(axes: Axes) -> None:
@@ -109,7 +105,8 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
             axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 1])
             axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
             _overrule_line(axes, alpha, style)
-        axes.set(xlabel="confidence gap: first class over second", ylabel="share of these images", title=title)
+        axes.set(xlabel="confidence gap: first class over second", ylabel="share of these images")
+        axes.set_title(f"{model}, the {name} classifier")
         _legend_below(axes, columns=1)
 
     return draw
@@ -216,7 +213,7 @@ def _histogram(axes: Axes, gaps: np.ndarray, label: str, color: str, hatch: str)
     look: dict[str, Any] = {"histtype": "stepfilled", "facecolor": color + "40", "edgecolor": color, "linewidth": 1.5}
     name = f"{label}: {len(gaps):,} image{'s' * (len(gaps) != 1)}, median {middle:.2f}"
     share = np.full(len(gaps), 1 / len(gaps))
-    axes.hist(gaps, np.linspace(0, 1, 21), weights=share, hatch=hatch, label=name, **look)
+    axes.hist(gaps, np.linspace(0, 1, 21).tolist(), weights=share, hatch=hatch, label=name, **look)
     axes.axvline(middle, ymax=0.78, color=color, linewidth=1.4, linestyle="--")
 
 
