@@ -47,7 +47,9 @@ def certify(
         list[str], typer.Argument(metavar="MODEL | G H [H ...]", help="A model, or G and one or more H.")
     ],
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in the mixture, at least 1/2.")] = None,
-    clean_accuracy: opt.CleanAccuracy = None,
+    clean_accuracy: Annotated[
+        float | None, typer.Option(help="Choose alpha for each H on val, and the best H at each radius: 0.8, or 80.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; default: what H is made for.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with.")] = None,
     votes: Annotated[str, typer.Option(help=f"What smoothing averages: {' or '.join(VOTES)} votes.")] = "hard",
@@ -70,10 +72,7 @@ def certify(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change an option: {', '.join(KEYS)}.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Certify how far each image can be moved with the same prediction; an interrupted run can be continued.
-
-    With --clean-accuracy, alpha is chosen for each H on val, and the best of several H is found at each radius.
-    """
+    """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
     preparation = Preparation(method, sigma, votes, hardmax)
     smoothing = SmoothingOptions(samples=samples, failure_probability=failure_probability, radius=radius)
     if norm is not None:  # in its usual spelling
