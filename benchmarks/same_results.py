@@ -4,9 +4,9 @@
     python benchmarks/same_results.py run . --out after
     python benchmarks/same_results.py compare before after
 
-`run` executes the commands below on one CPU core with fixed seeds, using the package in CHECKOUT/src and the weights in
-CHECKOUT/zoo. `compare` compares what they wrote: arrays bit by bit, and every number that describes a mixture.
-A command that is spelled differently in the old code is listed in `OLD_SPELLING`.
+`run` executes the commands below on one CPU core with fixed seeds, using `src/` and `zoo/` of the
+checkout that is named. `compare` compares what they wrote: arrays bit by bit, and every number that describes a mixture.
+With `--old`, `run` uses the commands in `OLD_SPELLING`: those of code up to commit 255d989.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
     runs.add_argument("checkout", type=Path)
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--only", nargs="*", default=[], choices=COMMANDS)
-    runs.add_argument("--old", action="store_true", help="use the commands of the code before issue 34")
+    runs.add_argument("--old", action="store_true", help="use the spelling of code up to commit 255d989")
     compares = parts.add_parser("compare")
     compares.add_argument("before", type=Path)
     compares.add_argument("after", type=Path)

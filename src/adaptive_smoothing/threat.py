@@ -187,7 +187,7 @@ def make_threat(norm: str, eps: str) -> Threat:
     """Return the threat with a norm, in upper or lower case, and a radius such as `8/255`."""
     kinds = {known.lower(): kind for known, kind in NORMS.items()}
     if norm.lower() not in kinds:
-        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example --norm L2 --eps 0.5")
+        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example L2:0.5")
     try:
         return kinds[norm.lower()](parse_number(eps))
     except (ValueError, ZeroDivisionError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 VERSION = "0.1.0"
 # Packages that only print, plot or parse: a change of them changes no result.
-WITHOUT_RESULTS = ("cli", "report", "reproduce")
+WITHOUT_RESULTS = ("cli", "report")
 
 
 @cache
