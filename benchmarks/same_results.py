@@ -4,8 +4,8 @@
     python benchmarks/same_results.py run . --out after
     python benchmarks/same_results.py compare before after
 
-`run` executes the commands below on one CPU core with fixed seeds, using `src/` and `zoo/` of the
-checkout that is named. `compare` compares what they wrote: arrays bit by bit, and every number that describes a mixture.
+`run` executes the commands below on one CPU core with fixed seeds, using `src/` and `zoo/` of the checkout
+that is named. `compare` compares what they wrote: arrays bit by bit, and every number that describes a mixture.
 With `--old`, `run` uses the commands in `OLD_SPELLING`: those of code up to commit 255d989.
 """
 
