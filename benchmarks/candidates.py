@@ -46,7 +46,7 @@ def measure(
         "clean": float(alone.mean()),
         "pgd": float((alone & run.rows["rob_h"]).mean()),
         "at": [
-            {"clean accuracy": target, "alpha": alpha, "stands all": float(correct.mean())}
+            {"clean accuracy": target, "alpha": alpha, "robust accuracy": float(correct.mean())}
             for target, alpha, correct in zip(wanted, alphas, robust, strict=True)
         ],
     }

@@ -39,11 +39,11 @@ def test_a_candidate_is_measured_at_the_wanted_accuracies(candidates, linear):
     robust = type(linear)(seed=1).eval()
     pixels = torch.randint(0, 256, (60, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     data = from_tensors(pixels, linear(pixels / 255).argmax(1))
-    figures, stands = candidates.measure(linear, robust, data, [0.5, 0.9], steps=2, size=25)
+    figures, robust_images = candidates.measure(linear, robust, data, [0.5, 0.9], steps=2, size=25)
     assert figures["clean"] == evaluate(robust, data).clean
     low, high = figures["at"]
-    assert low["alpha"] > high["alpha"] and stands.shape == (2, 60)
-    assert [low["stands all"], high["stands all"]] == stands.mean(1).tolist()
+    assert low["alpha"] > high["alpha"] and robust_images.shape == (2, 60)
+    assert [low["robust accuracy"], high["robust accuracy"]] == robust_images.mean(1).tolist()
 
 
 def test_each_objective_is_run_alone_and_compared_with_the_others(linear):
