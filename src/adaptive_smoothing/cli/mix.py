@@ -70,11 +70,7 @@ def mix(
     options, recipe_changes = split_changes(changes)
     check_mode(mode, recipe, recipe_changes, resume, options, target)
     folder = out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}"
-    if (folder / FILE).exists() and not (overwrite or (resume and (folder / CHECKPOINT).exists())):
-        raise FileExistsError(
-            f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
-            "with --overwrite"
-        )
+    _check_folder(folder, overwrite or (resume and (folder / CHECKPOINT).exists()))
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, data, data_root, download)
@@ -94,12 +90,7 @@ def mix(
         mixed, facts = _nonlinear(pair, against, target.value, searched, console)
     else:
         mixed = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
-    if target.name == "alpha":
-        mixed = at_setting(mixed, target.value)
-    elif target.clean_accuracy is not None and not options.search:
-        mixed = tune(mixed, pair.val, clean_accuracy=target.value)
-    else:
-        mixed = _searched(mixed, pair.val, against, target, searched, console)
+    mixed = _tuned(mixed, pair.val, against, target, options.search, searched, console)
     attacked = _attack(mixed, pair, against, confirmed, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
@@ -108,6 +99,14 @@ def mix(
     # A command that is broken over two lines cannot be copied.
     attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
     console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
+
+
+def _check_folder(folder: Path, replaces: bool) -> None:
+    if (folder / FILE).exists() and not replaces:
+        raise FileExistsError(
+            f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
+            "with --overwrite"
+        )
 
 
 class Pair(NamedTuple):
@@ -198,11 +197,15 @@ def _nonlinear(
     return mixed, mixed.card
 
 
-def _searched(
-    mixed: MixedClassifier, val: ImageData, threat: Threat, target: Target, images: int, console: Console
+def _tuned(
+    mixed: MixedClassifier, val: ImageData, threat: Threat, target: Target, search: bool, images: int, console: Console
 ) -> MixedClassifier:
-    """Return the mixture at the operating point that reaches the target, found by attacks on validation images."""
+    """Return the mixture at the operating point that reaches the target; attacks find it where one pass does not."""
     clean = target.clean_accuracy
+    if target.name == "alpha":
+        return at_setting(mixed, target.value)
+    if clean is not None and not search:
+        return tune(mixed, val, clean_accuracy=clean)
     robust = target.value if clean is None else None
     with TimeBar(console) as bar:
         bar.say(f"attacking {min(len(val), images):,} validation images several times", None)
