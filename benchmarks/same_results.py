@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate-adaptive": ("evaluate", "compact-mixed", "--images", "4", "--preset", "adaptive"),
     "certify-hard": ("certify", *SMOOTHED),
     "certify-soft": ("certify", *SMOOTHED, "--votes", "soft"),
-    "certify-radius": ("certify", *SMOOTHED, "--radius", "0.05"),
+    "certify-radius": ("certify", *SMOOTHED, "--set", "radius=0.05"),
     "certify-lipschitz": ("certify", "compact-standard", "lipschitz-4", "--alpha", "0.7", "--images", "32"),
     "certify-local": ("certify", "compact-robust", "--method", "local", "--images", "4"),
     "sweep": ("sweep", *PAIR, "--images", "6", "--alphas", "0,0.5,0.85,1", "--clean-accuracy", "0.9"),
@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "mix-network-c": ("mix", *TEN_STEPS, *FIFTY_IMAGES, "--recipe", "recipes/mixing-c.toml"),
 }
 OLD_SPELLING: dict[str, tuple[str, ...]] = {
+    "certify-radius": ("certify", *SMOOTHED, "--radius", "0.05"),
     "mix-nonlinear": ("mix", *SMALL_PAIR, "--mode", "nonlinear", "--data", "builtin", "--attacked", "8"),
 }
 

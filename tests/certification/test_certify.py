@@ -44,14 +44,15 @@ def test_the_method_follows_from_h(plane, data):
 
 
 def test_keywords_are_shorthands_for_options(plane, data):
-    options = SmoothingOptions(samples=300, failure_probability=0.01, radius=0.1, selection=50)
+    options = SmoothingOptions(samples=300, failure_probability=0.01, radius=0.02, norm="Linf", selection=50)
     long = ads.certify(smoothed(plane), data, options=options)
-    given = {"samples": 300, "failure_probability": 0.01, "radius": 0.1}
+    given = {"samples": 300, "failure_probability": 0.01, "radius": 0.02, "norm": "linf"}
     short = ads.certify(smoothed(plane), data, options=SmoothingOptions(selection=50), **given)
     assert short.settings == long.settings
     assert_same_rows(long, short)
-    names = ("samples", "failure probability", "wanted radius", "selection")
-    assert [short.settings[name] for name in names] == [300, 0.01, 0.1, 50]
+    names = ("samples", "failure probability", "norm", "selection")
+    assert [short.settings[name] for name in names] == [300, 0.01, "Linf", 50]
+    assert short.settings["wanted radius"] == pytest.approx(0.02 * np.sqrt(48))
 
 
 def test_options_of_another_method_are_refused(plane, data):
@@ -259,6 +260,8 @@ def test_a_method_needs_a_suitable_h(plane, data):
         (SmoothingOptions, {"radius": float("nan")}, "wanted radius"),
         (SmoothingOptions, {"radius": 0.1, "runner_up": "split"}, "stop early"),
         (LipschitzOptions, {"theorem": "lipschitz"}, "theorem among"),
+        (LipschitzOptions, {"norm": "L3"}, "norm among L"),
+        (LocalOptions, {"shard_size": 0}, "shard_size of at least 1"),
         (LocalOptions, {"eps": 0.0}, "eps above 0"),
         (LocalOptions, {"steps": 0}, "at least 1 step"),
         (LocalOptions, {"batch_size": 0}, "batch_size of at least 1"),

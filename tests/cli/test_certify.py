@@ -33,7 +33,7 @@ def run(*arguments):
 
 
 def test_a_mixture_is_certified_into_its_folder(package, tmp_path):
-    result = run(*SMALL, "--hardmax", "--failure-probability", "0.05")
+    result = run(*SMALL, "--hardmax", "--set", "failure_probability=0.05")
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs" / "certify-compact-standard-compact-robust-0.8-smoothing"
     assert sorted(path.name for path in folder.iterdir()) == sorted(WRITTEN)
@@ -66,7 +66,7 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_not_overwritten(pack
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "local", "--radius", "0.1"], "--radius applies to --method smoothing only"),
+        (["--method", "local", "--set", "radius=0.1"], "--set radius applies to --method smoothing only"),
         (["--method", "local", "--sigma", "0.1"], "--sigma applies to --method smoothing only"),
         (["--method", "local", "--votes", "soft"], "--votes applies to --method smoothing only"),
         (["--method", "local", "--samples", "50"], "--samples applies to --method smoothing only"),
@@ -86,10 +86,20 @@ def test_an_option_of_another_method_is_refused_before_a_folder_is_made(package,
 
 def test_every_option_has_a_name_or_a_key():
     shown = {each.name: each for each in load("certify").params if each.param_type_name == "option"}
-    keys = shown["changes"].help.removeprefix("Change an option: ").rstrip(".").split(", ")
+    keys = shown["changes"].help.removeprefix("Change ").partition(":")[0].split(", ")
     assert set(keys) == {name for method in METHODS.values() for name in vars(method())} - set(shown)
-    for name in ("samples", "failure_probability", "radius"):
-        assert shown[name].default == getattr(SmoothingOptions(), name)
+    assert shown["samples"].default == SmoothingOptions().samples
+
+
+def test_the_norm_and_a_wanted_radius_are_settings(package, tmp_path):
+    """Images of 3 x 16 x 16 numbers: a radius of 1e-5 in Linf is 2.8e-4 in L2, which 40 unanimous votes certify."""
+    result = run(*SMALL, "--set", "norm=linf", "--set", "radius=1e-5")
+    assert result.exit_code == 0, result.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    found = read_certificates(folder)
+    assert found.settings["norm"] == "Linf" and found.settings["pixels"] == 768
+    assert found.settings["wanted radius"] == pytest.approx(1e-5 * np.sqrt(768))
+    assert (found.rows["radius"] >= 1e-5).all()
 
 
 def test_a_local_estimate_is_called_an_estimate(package, tmp_path):
@@ -107,11 +117,13 @@ def test_a_local_estimate_is_called_an_estimate(package, tmp_path):
     [
         (["--sigma", "0"], "sigma > 0"),
         (["--samples", "0"], "at least 1 sample"),
-        (["--failure-probability", "1"], "failure probability"),
+        (["--set", "failure_probability=1"], "failure probability"),
+        (["--set", "radius=0"], "wanted radius above 0"),
+        (["--set", "shard_size=0"], "shard_size of at least 1"),
         (["--alpha", "0.4"], "below 1/2"),
         (["--votes", "loud"], "hard, soft"),
         (["--method", "magic"], "method among"),
-        (["--norm", "L7"], "norm among"),
+        (["--set", "norm=L7"], "norm among"),
         (["--set", "theorem=none"], "theorem among"),
         (["--set", "precision=int8"], "precision among"),
     ],
@@ -179,7 +191,8 @@ def test_an_interrupted_frontier_continues(package, few_validation_samples, stop
     [
         (["--alpha", "0.8"], "--clean-accuracy chooses alpha"),
         (["--split", "val"], "alpha is chosen on val"),
-        (["--radius", "0.1"], "all samples"),
+        (["--set", "radius=0.1"], "all samples"),
+        (["--set", "norm=Linf"], "expected L2"),
         (["--clean-accuracy", "5"], "expected an accuracy"),
         (["--method", "local", "--sigma", "0.1"], "local estimates"),
     ],

@@ -1,4 +1,4 @@
-"""`certify`: certify a data set, shard by shard, with a journal from which an interrupted run continues."""
+"""`certify`: certify a data set shard by shard. An interrupted run continues from its journal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.lipschitz import Lipschitz, LipschitzLogits
 from adaptive_smoothing.certification.local_lipschitz import LocalEstimate
-from adaptive_smoothing.certification.options import CertifyOptions, LipschitzOptions, SmoothingOptions, make_options
+from adaptive_smoothing.certification.options import (
+    CertifyOptions,
+    LipschitzOptions,
+    LocalOptions,
+    SmoothingOptions,
+    make_options,
+)
 from adaptive_smoothing.certification.smoothing import Smoothing
 from adaptive_smoothing.certification.target import CertificationTarget, NotCertifiableError
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
@@ -29,9 +35,14 @@ from adaptive_smoothing.runs.progress import RunProgress, ShardProgress, ignore_
 from adaptive_smoothing.runs.sharded import ShardedRun
 from adaptive_smoothing.threat import NORMS
 
-# A method of certification. `certify(images, index, progress)` returns columns with one entry per image: robust_class
-# (that h predicts), lower (bound on its probability), upper (bound on the probability of any other class), radius (in
-# `norm`), estimate, samples, probabilities. `facts` are the settings of the method, as plain data for result.json.
+# A method of certification. `certify(images, index, progress)` returns columns with one entry per image:
+# - robust_class: the class that h predicts
+# - lower, upper: bounds on the probability that h gives to this class, and to any other class
+# - radius: certified radius in the norm `norm`, 0 where nothing is certified
+# - estimate: radius that is not certified, for example from sampled means
+# - samples: passes of h
+# - probabilities: those of h, all classes
+# `facts` are the settings of the method as plain data for result.json.
 Certifier = Smoothing | Lipschitz | LocalEstimate
 
 
@@ -54,22 +65,24 @@ def certify(
     """Certify how far each image of `data` can be moved without changing the prediction of `model`.
 
     Args:
-        model: a classifier h, or a `MixedClassifier` of any g with it.
+        model: a classifier h, or a `MixedClassifier` of h and any g.
         method: "smoothing" for a `SmoothedClassifier` h, "lipschitz" for an h with a proven Lipschitz constant, "local"
             for an estimate, which certifies nothing. The default follows from the options, or from h.
-        norm: norm of the radii: L2, or Linf, which the cube inside the L2 ball gives; a local estimate has Linf.
-        samples: of `SmoothingOptions`, as are `failure_probability` and `radius`; shorthands that override `options`.
-        options: `SmoothingOptions`, `LipschitzOptions` or `LocalOptions`.
-        device: default that of the model.
+        norm: shorthand for the option `norm` of every method.
+        samples: shorthand for the option of `SmoothingOptions`; `failure_probability` and `radius` likewise.
+        options: `SmoothingOptions`, `LipschitzOptions` or `LocalOptions`; shorthands override them.
+        device: default: the device of the model.
         devices: several devices; each gets a process.
-        journal: folder from which the same call continues after an interruption; `overwrite` replaces a different one.
+        journal: folder in which finished shards are stored; the same call continues from there.
+        overwrite: replace the journal of a different call.
+        progress: called whenever some images are done.
     """
     check_data(data)
     check_eval(model)
     target = CertificationTarget.of(model)
-    shorthands = {"samples": samples, "failure_probability": failure_probability, "radius": radius}
+    shorthands = {"norm": norm, "samples": samples, "failure_probability": failure_probability, "radius": radius}
     chosen = _choose_options(target.robust, method, options, shorthands)
-    certifier = make_certifier(target, chosen, norm, pixels=math.prod(data.images.shape[1:]))
+    certifier = make_certifier(target, chosen, pixels=math.prod(data.images.shape[1:]))
     with journal_at(journal, overwrite, devices) as kept:
         run = CertificationRun(
             model=model,
@@ -79,7 +92,7 @@ def certify(
             shard_size=chosen.shard_size,
             target=target,
             certifier=certifier,
-            norm=norm or certifier.norm,
+            norm=chosen.norm or certifier.norm,
         )
         return run.run(devices, progress)
 
@@ -96,9 +109,10 @@ def _choose_options(
             "that method, or leave the method out"
         )
     given = {name: value for name, value in shorthands.items() if value is not None}
-    if given and not isinstance(options, SmoothingOptions):
-        name, used = next(iter(given)), type(options).__name__
-        raise TypeError(f"{name} applies to the method 'smoothing' only, got {used}: leave it out")
+    for name in given:
+        if not hasattr(options, name):
+            used = type(options).__name__
+            raise TypeError(f"{name} applies to the method 'smoothing' only, got {used}: leave it out")
     return replace(options, **given)
 
 
@@ -114,55 +128,71 @@ def _natural_method(robust: nn.Module) -> str:
     )
 
 
-def make_certifier(
-    target: CertificationTarget, options: CertifyOptions, norm: str | None = None, *, pixels: int = 1
-) -> Certifier:
+def make_certifier(target: CertificationTarget, options: CertifyOptions, *, pixels: int = 1) -> Certifier:
     """Return the certifier for a target, or raise `NotCertifiableError` if the method does not cover its h.
 
     Args:
-        norm: norm of the radii; default L2, or Linf for a local estimate.
-        pixels: dimension of an image, which converts a wanted Linf radius to L2.
+        pixels: numbers in an image, which convert a wanted Linf radius to L2.
     """
-    if norm is not None and norm not in NORMS:
-        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}")
-    h, alpha, scale = target.robust, target.alpha, target.scale
     if isinstance(options, SmoothingOptions):
-        if not isinstance(h, SmoothedClassifier):
-            raise NotCertifiableError(
-                f"expected a smoothed classifier as h, got a {type(h).__name__}: ads.SmoothedClassifier(h, sigma=0.5)"
-            )
-        if scale != 1:
-            raise NotCertifiableError(
-                f"expected unscaled logits of h, got them times {scale:g}: the theorem is about a mean of "
-                "probabilities, not about its power; scale the logits of the base inside the SmoothedClassifier"
-            )
-        if norm == "Linf" and options.radius is not None:
-            options = replace(options, radius=options.radius * math.sqrt(pixels) * (1 + rounding.LINF_TO_L2))
-        return Smoothing(robust=h, alpha=alpha, options=options)
+        return _smoothing(target, options, pixels)
     if isinstance(options, LipschitzOptions):
-        if not isinstance(h, LipschitzLogits):
-            raise NotCertifiableError(
-                f"expected a network that proves its Lipschitz constant as h, got a {type(h).__name__}: it needs a "
-                "method pairwise_lipschitz, as the architecture lipschitz_net has; method='local' gives an estimate"
-            )
-        return Lipschitz(robust=h, alpha=alpha, scale=scale, theorem=options.theorem)
+        return _lipschitz(target, options)
+    return _local(target, options)
+
+
+def _smoothing(target: CertificationTarget, options: SmoothingOptions, pixels: int) -> Smoothing:
+    h = target.robust
+    if not isinstance(h, SmoothedClassifier):
+        raise NotCertifiableError(
+            f"expected a smoothed classifier as h, got a {type(h).__name__}: ads.SmoothedClassifier(h, sigma=0.5)"
+        )
+    if target.scale != 1:
+        raise NotCertifiableError(
+            f"expected unscaled logits of h, got them times {target.scale:g}: the theorem is about a mean of "
+            "probabilities, not about its power; scale the logits of the base inside the SmoothedClassifier"
+        )
+    if options.norm == "Linf" and options.radius is not None:
+        options = replace(options, radius=options.radius * math.sqrt(pixels) * (1 + rounding.LINF_TO_L2))
+    return Smoothing(robust=h, alpha=target.alpha, options=options)
+
+
+def _lipschitz(target: CertificationTarget, options: LipschitzOptions) -> Lipschitz:
+    h = target.robust
+    if not isinstance(h, LipschitzLogits):
+        raise NotCertifiableError(
+            f"expected a network that proves its Lipschitz constant as h, got a {type(h).__name__}: it needs a "
+            "method pairwise_lipschitz, as the architecture lipschitz_net has; method='local' gives an estimate"
+        )
+    return Lipschitz(robust=h, alpha=target.alpha, scale=target.scale, theorem=options.theorem)
+
+
+def _local(target: CertificationTarget, options: LocalOptions) -> LocalEstimate:
+    h = target.robust
     if isinstance(h, Hardmax) or (isinstance(h, SmoothedClassifier) and h.hard):
         raise NotCertifiableError(
-            "expected an h with a gradient, got hard votes, which have none: estimate with soft votes, hard=False"
+            "expected an h with a gradient, got a hardmax or hard votes, which have none: leave the hardmax out, or "
+            "smooth with soft votes, hard=False"
         )
-    threat, steps, batch_size = NORMS[norm or "Linf"](options.eps), options.steps, options.batch_size
-    return LocalEstimate(robust=h, threat=threat, alpha=alpha, scale=scale, steps=steps, batch_size=batch_size)
+    return LocalEstimate(
+        robust=h,
+        threat=NORMS[options.norm or "Linf"](options.eps),
+        alpha=target.alpha,
+        scale=target.scale,
+        steps=options.steps,
+        batch_size=options.batch_size,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertificationRun(ShardedRun):
-    """A certification of a data set."""
+    """A certification of a data set, with radii in `norm`."""
 
     SHARD: ClassVar[dict[str, int]] = {"cuda": 500, "cpu": 4}
 
     target: CertificationTarget
     certifier: Certifier
-    norm: str = "L2"
+    norm: str
 
     def run(self, devices: Sequence[str] = (), progress: RunProgress | None = None) -> Certificates:
         self.journal.bind(self.binding)
@@ -181,12 +211,12 @@ class CertificationRun(ShardedRun):
     def _pixels(self) -> int:
         return math.prod(self.data.images.shape[1:])
 
-    def shard(self, name: str, rows: slice, watch: ShardProgress) -> Columns:
+    def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
         if (saved := self.journal.read(name)) is not None:
             return saved
         batch = self.batch(rows)
         found = self.certifier.certify(
-            batch.images, batch.index, lambda share: watch(self.certifier.name, share, len(batch.labels), 0)
+            batch.images, batch.index, lambda share: progress(self.certifier.name, share, len(batch.labels), 0)
         )
         h = torch.from_numpy(found["probabilities"]).to(batch.images.device)
         check_labels(batch.labels, batch.images, h.shape[1])
@@ -200,7 +230,8 @@ class CertificationRun(ShardedRun):
             "certified": certified,
             **found,
             "standard_probabilities": standard,
-            **{name: self._in_norm(found[name]) for name in ("radius", "estimate")},
+            "radius": self._in_norm(found["radius"]),
+            "estimate": self._in_norm(found["estimate"]),
         }
         self.journal.write(name, columns)
         return columns

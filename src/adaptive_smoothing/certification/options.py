@@ -1,4 +1,4 @@
-"""Options of certification, one class per method. They travel unchanged from the command line to the certifier."""
+"""Options of certification: one dataclass per method, passed from the command line to the certifier."""
 
 from __future__ import annotations
 
@@ -9,15 +9,30 @@ from adaptive_smoothing.certification.bounds import check_failure_probability, c
 from adaptive_smoothing.certification.radius import LIPSCHITZ_THEOREMS, SMOOTHING_THEOREMS
 from adaptive_smoothing.certification.sampling import BLOCK, PRECISIONS
 from adaptive_smoothing.runs.sharded import check_size
+from adaptive_smoothing.threat import NORMS
 
 RUNNERS_UP = ("complement", "split")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Options of every method: `shard_size` images are processed and journalled together; default 500, on a CPU 4."""
+    """Options of every method.
 
+    Args:
+        norm: norm of the radii, L2 or Linf, in upper or lower case; default L2, or Linf for a local estimate. An L2
+            certificate is converted to Linf: the cube inside its ball is certified.
+        shard_size: images that are processed and journalled together; default 500, on a CPU 4.
+    """
+
+    norm: str | None = None
     shard_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_size("shard_size", self.shard_size)
+        if self.norm is not None:
+            norm = {name.lower(): name for name in NORMS}.get(self.norm.lower(), self.norm)
+            _check_name("norm", norm, tuple(NORMS))
+            object.__setattr__(self, "norm", norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +40,16 @@ class SmoothingOptions(RunOptions):
     """Options of randomized smoothing.
 
     Args:
-        samples: noisy samples per image that bound the probabilities, at most.
+        samples: largest number of noisy samples per image that bound the probabilities.
         selection: further samples per image that choose the class.
-        failure_probability: probability with which the certificate of an image may be wrong, at most.
+        failure_probability: largest probability that the certificate of an image is wrong.
         runner_up: "complement" bounds the runner-up by 1 - p of the class, which suits hard votes. "split" bounds every
             class with an equal part of the failure probability, which suits soft votes. None chooses by the votes.
         theorem: "margin" (ours), "paper" (thm:randomized_smoothing) or "lipschitz" (thm:certified_radius).
-        radius: stop sampling an image as soon as it is decided whether it has this radius.
-        give_up: with `radius`, probability of giving up on an image that has the radius, at most.
+        radius: wanted radius: sampling of an image stops as soon as it is decided whether the image has this radius.
+        give_up: with `radius`, largest probability of giving up on an image that has it.
         precision: arithmetic of the network; the certificate is about the network in this precision.
-        compiled: compile the network, which pays from about 2e7 samples on.
+        compiled: compile the network, which saves time from about 2e7 samples on.
         seed: seed of the noise.
         batch_size: samples per batch; default 4,096, on a CPU 128.
     """
@@ -52,6 +67,7 @@ class SmoothingOptions(RunOptions):
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_samples(self.samples)
         check_samples(self.selection)
         check_failure_probability(self.failure_probability)
@@ -64,16 +80,24 @@ class SmoothingOptions(RunOptions):
         if self.radius is not None and not 0 < self.radius < float("inf"):
             raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
         if self.radius is not None and self.runner_up == "split":
-            raise ValueError("expected runner_up 'complement' with a wanted radius, got 'split': it cannot stop early")
+            raise ValueError(
+                "expected runner_up 'complement' with a wanted radius, got 'split', which cannot stop early: leave one "
+                "of the two out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LipschitzOptions(RunOptions):
-    """Options of certification by a proven Lipschitz constant: the theorem "margin" (ours) or "paper"."""
+    """Options of certification by a proven Lipschitz constant.
+
+    Args:
+        theorem: "margin" (ours) or "paper" (thm:certified_radius).
+    """
 
     theorem: str = "margin"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_name("theorem", self.theorem, LIPSCHITZ_THEOREMS)
 
 
@@ -82,7 +106,7 @@ class LocalOptions(RunOptions):
     """Options of the local estimate, which certifies nothing.
 
     Args:
-        eps: radius of the ball around each image, in the norm of the certification.
+        eps: radius of the ball around each image, in `norm`.
         steps: steps of PGD.
         batch_size: images times classes per batch; default 4,096, on a CPU 128.
     """
@@ -92,6 +116,7 @@ class LocalOptions(RunOptions):
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_size("batch_size", self.batch_size)
         if self.steps < 1:
             raise ValueError(f"expected at least 1 step, got {self.steps}")

@@ -31,15 +31,13 @@ from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
 from adaptive_smoothing.settings import changed
-from adaptive_smoothing.threat import NORMS
 
 VOTES = ("hard", "soft")
-# Samples of each validation image, which are used for its clean accuracy only.
+# Samples of each validation image. They only determine the clean accuracy.
 VALIDATION_SAMPLES = 256
 FIELDS = {method: [field.name for field in fields(options)] for method, options in METHODS.items()}
-# Fields that have an option of their own; the others are keys of --set.
-SHOWN = ("samples", "failure_probability", "radius")
-KEYS = dict.fromkeys(name for names in FIELDS.values() for name in names if name not in SHOWN)
+# The keys of --set, each once; `samples` has an option of its own.
+KEYS = dict.fromkeys(name for names in FIELDS.values() for name in names if name != "samples")
 
 
 def certify(
@@ -50,16 +48,11 @@ def certify(
     clean_accuracy: Annotated[
         float | None, typer.Option(help="Choose alpha for each H on val, and the best H at each radius: 0.8, or 80.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; default: what H is made for.")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: what H was trained with.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; the default follows from H.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; default: that of H's training.")] = None,
     votes: Annotated[str, typer.Option(help=f"What smoothing averages: {' or '.join(VOTES)} votes.")] = "hard",
     hardmax: Annotated[bool, typer.Option("--hardmax", help="Replace G by its hardmax.")] = False,
-    radius: Annotated[float | None, typer.Option(help="Stop sampling an image once this radius is decided.")] = None,
-    samples: Annotated[int, typer.Option(help="Samples per image, at most.")] = SmoothingOptions.samples,
-    failure_probability: Annotated[
-        float, typer.Option(help="Probability that the certificate of an image is wrong, at most.")
-    ] = SmoothingOptions.failure_probability,
-    norm: Annotated[str | None, typer.Option(help="L2 or Linf; default: L2, of a local estimate Linf.")] = None,
+    samples: Annotated[int, typer.Option(help="Largest number of samples per image.")] = SmoothingOptions.samples,
     data: opt.Data = "builtin",
     data_root: opt.DataRoot = None,
     download: opt.Download = False,
@@ -68,63 +61,68 @@ def certify(
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
     device: opt.Devices = "auto",
-    changes: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change an option: {', '.join(KEYS)}.")
-    ] = [],  # noqa: B006
+    changes: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change {', '.join(KEYS)}: --set radius=0.5.")] = [],  # noqa: B006
 ) -> None:
     """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
     preparation = Preparation(method, sigma, votes, hardmax)
-    smoothing = SmoothingOptions(samples=samples, failure_probability=failure_probability, radius=radius)
-    if norm is not None:  # in its usual spelling
-        norm = {name.lower(): name for name in NORMS}.get(norm.lower(), norm)
-    if clean_accuracy is not None:
-        _check_frontier(models[1:], alpha, split, method, all_samples=radius is None and norm != "Linf")
+    wanted = None if clean_accuracy is None else opt.as_share(clean_accuracy)
+    if wanted is not None:
+        _check_frontier(models[1:], alpha, split, method)
     elif len(models) > 2:
         raise ValueError("expected --clean-accuracy with several H, got none: it determines the alpha of each H")
-    wanted = None if clean_accuracy is None else opt.as_share(clean_accuracy)
     devices = opt.pick_devices(device)
     robust: list[str | None] = [*models[1:]] or [None]
     loaded = [preparation.load(models[0], h, alpha if wanted is None else 1.0, devices[0]) for h in robust]
-    options = _options(sorted({each.kind for each in loaded}), smoothing, preparation, changes)
+    options = _options(sorted({each.method for each in loaded}), samples, preparation, changes)
     for each in loaded:  # raises before anything is sampled
-        certification.make_certifier(CertificationTarget.of(each.model), options[each.kind], norm)
+        if wanted is not None:
+            _check_frontier_options(options[each.method])
+        certification.make_certifier(CertificationTarget.of(each.model), options[each.method])
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes({name: part for each in loaded for name, part in each.parts.items()}, everything)
     chosen = everything.take(slice(images))
-    run = Run(screen(), devices, options, norm, overwrite)
+    run = Run(screen(), devices, options, overwrite)
     if wanted is None:
-        run.certify_one(loaded[0], chosen, out or Path("runs") / f"certify-{loaded[0].short}-{loaded[0].kind}")
+        run.certify_one(loaded[0], chosen, out or Path("runs") / f"certify-{loaded[0].short}-{loaded[0].method}")
         return
     val = datasets.load(data, "val", root=data_root).take(slice(images))
     folder = out or Path("runs") / f"certify-{short_name(models[0])}-at-{100 * wanted:g}"
     run.certify_frontier(loaded, val, chosen, folder, wanted)
 
 
-def _check_frontier(h: list[str], alpha: float | None, split: str, method: str | None, all_samples: bool) -> None:
+def _check_frontier(h: list[str], alpha: float | None, split: str, method: str | None) -> None:
     """Raise if an option does not suit --clean-accuracy."""
     names = [short_name(each) for each in h]
     if not names or alpha is not None:
         raise ValueError("expected G and one or more H without --alpha: --clean-accuracy chooses alpha")
     if split != "test":
         raise ValueError(f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val")
-    if not all_samples:
-        raise ValueError("expected L2 and all samples with --clean-accuracy: leave out --norm Linf and --radius")
     if len(set(names)) < len(names):
         raise ValueError(f"expected every H once, each with a different name, got {', '.join(names)}: rename a file")
     if method == "local":
         raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")
 
 
-@dataclass(frozen=True)
-class CertifiedModel(LoadedModel):
-    """A model that is ready to be certified by the method `kind`."""
+def _check_frontier_options(options: CertifyOptions) -> None:
+    """Raise if the radii for another alpha could not be computed from this certification."""
+    if options.norm == "Linf" or (isinstance(options, SmoothingOptions) and options.radius is not None):
+        raise ValueError("expected L2 and all samples with --clean-accuracy: leave out --set norm=Linf and radius")
 
-    kind: str = ""
+
+@dataclass(frozen=True)
+class PreparedModel(LoadedModel):
+    """A model that is ready to be certified by `method`."""
+
+    method: str
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Options that change the model, or choose the method. Without sigma, the noise is that h was trained with."""
+    """Options that change the model or choose the method. Without sigma, h is smoothed with the noise of its training.
+
+    Args:
+        hardmax: replace g by its hardmax.
+    """
 
     method: str | None
     sigma: float | None
@@ -137,7 +135,7 @@ class Preparation:
         if self.votes not in VOTES:
             raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {self.votes!r}")
 
-    def load(self, model_name: str, h_name: str | None, alpha: float | None, device: str) -> CertifiedModel:
+    def load(self, model_name: str, h_name: str | None, alpha: float | None, device: str) -> PreparedModel:
         """Load a model, or G and H, by name, and smooth h if the method needs it."""
         loaded = LoadedModel.load(model_name, h_name, alpha, device)
         model = loaded.model
@@ -147,18 +145,18 @@ class Preparation:
             model = model.with_standard(Hardmax(model.standard))
         h = model.robust if isinstance(model, MixedClassifier) else model
         proven = self.sigma is None and isinstance(h, LipschitzLogits)
-        kind = self.method or ("lipschitz" if proven else "smoothing")
-        if kind == "smoothing":
+        method = self.method or ("lipschitz" if proven else "smoothing")
+        if method == "smoothing":
             model = self._smoothed(model, h_name or model_name)
         name = loaded.short if h_name is None or alpha != 1 else short_name(h_name)
-        return CertifiedModel(model.to(device), loaded.parts, {**loaded.facts, "hardmax": self.hardmax}, name, kind)
+        return PreparedModel(model.to(device), loaded.parts, {**loaded.facts, "hardmax": self.hardmax}, name, method)
 
     def _smoothed(self, model: nn.Module, name: str) -> nn.Module:
         sigma = _trained_sigma(name) if self.sigma is None else self.sigma
         if sigma is None:
             raise ValueError(
-                f"expected --sigma, or a network trained under noise, got {name} alone: smooth it with --sigma 0.25, "
-                "or estimate with --method local"
+                f"expected --sigma, or a network that was trained with noise, got {name} without --sigma: smooth it "
+                "with --sigma 0.25, or estimate with --method local"
             )
         if not isinstance(model, MixedClassifier):
             return SmoothedClassifier(model, sigma, hard=self.votes == "hard")
@@ -167,7 +165,7 @@ class Preparation:
 
 
 def _trained_sigma(name: str) -> float | None:
-    """Return the noise that a model was trained with, from its card; None if there was none."""
+    """Return the sigma with which a model was trained, according to its card; None if it saw no noise."""
     try:
         card = zoo.find_card(name)
     except (ValueError, OSError):  # a mixture has no such card
@@ -177,24 +175,27 @@ def _trained_sigma(name: str) -> float | None:
 
 
 def _options(
-    methods: list[str], smoothing: SmoothingOptions, preparation: Preparation, changes: list[str]
+    methods: list[str], samples: int, preparation: Preparation, changes: list[str]
 ) -> dict[str, CertifyOptions]:
-    """Return the options of each method that is used. Raises if an option applies to none of them."""
-    given = [name for name in SHOWN if getattr(smoothing, name) != getattr(SmoothingOptions, name)]
-    given += ["sigma"] if preparation.sigma is not None else []
-    given += ["votes"] if preparation.votes != VOTES[0] else []
-    if given and "smoothing" not in methods:
-        raise ValueError(f"--{given[0].replace('_', '-')} applies to --method smoothing only: leave it out")
+    """Return the options of each method that is used, or raise an error if an option applies to none of them."""
+    given = {
+        "samples": samples != SmoothingOptions.samples,
+        "sigma": preparation.sigma is not None,
+        "votes": preparation.votes != VOTES[0],
+    }
+    for name, is_given in given.items():
+        if is_given and "smoothing" not in methods:
+            raise ValueError(f"--{name} applies to --method smoothing only: leave it out")
     keys = [change.partition("=")[0].strip() for change in changes]
-    having = {key: [method for method, names in FIELDS.items() if key in names] for key in keys}
-    for key, owners in having.items():
-        if owners and not set(owners) & set(methods):
-            raise ValueError(f"--set {key} applies to --method {' and '.join(owners)} only: leave it out")
-    # A key that no method has reaches `changed`, whose error suggests the nearest.
+    owners = {key: [method for method, names in FIELDS.items() if key in names] for key in keys}
+    for key, having in owners.items():
+        if having and not set(having) & set(methods):
+            raise ValueError(f"--set {key} applies to --method {' and '.join(having)} only: leave it out")
+    # A key that no method has is passed on to `changed`, whose error suggests the nearest key.
     return {
         method: changed(
-            smoothing if method == "smoothing" else METHODS[method](),
-            [change for key, change in zip(keys, changes, strict=True) if method in having[key] or not having[key]],
+            SmoothingOptions(samples=samples) if method == "smoothing" else METHODS[method](),
+            [change for key, change in zip(keys, changes, strict=True) if method in owners[key] or not owners[key]],
         )
         for method in methods
     }
@@ -202,15 +203,14 @@ def _options(
 
 @dataclass(frozen=True)
 class Run:
-    """A command: what all its certifications have in common. `options` are by method."""
+    """The settings that all certifications of a command have in common; `options` has an entry per method."""
 
     console: Console
     devices: list[str]
     options: dict[str, CertifyOptions]
-    norm: str | None
     overwrite: bool
 
-    def certify(self, loaded: CertifiedModel, data: ImageData, folder: Path, options: CertifyOptions) -> Certificates:
+    def certify(self, loaded: PreparedModel, data: ImageData, folder: Path, options: CertifyOptions) -> Certificates:
         """Certify a model on some images and write its folder. The journal is kept until the command has finished."""
         folder = resumable_folder(folder, self.overwrite)
         start = time.perf_counter()
@@ -218,7 +218,6 @@ class Run:
             found = certification.certify(
                 loaded.model,
                 data,
-                norm=self.norm,
                 options=options,
                 device=self.devices[0],
                 devices=self.devices if len(self.devices) > 1 else (),
@@ -231,25 +230,25 @@ class Run:
             report.write_certificates(folder, found, loaded.facts, facts)
         return found
 
-    def certify_one(self, loaded: CertifiedModel, data: ImageData, folder: Path) -> None:
+    def certify_one(self, loaded: PreparedModel, data: ImageData, folder: Path) -> None:
         """Certify one model and print the result."""
-        found = self.certify(loaded, data, folder, self.options[loaded.kind])
+        found = self.certify(loaded, data, folder, self.options[loaded.method])
         Journal(folder / JOURNAL).clear()
         for text in report.certified_sentences(found):
             self.console.print(f"\n{text}", markup=False)
-        if loaded.kind != "local":
+        if loaded.method != "local":
             self.console.print()
             self.console.print(rich_table(report.certified_table(found)))
         self.console.print(f"\nIn {folder}: {', '.join(report.WRITTEN)}", markup=False)
 
     def certify_frontier(
-        self, models: list[CertifiedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
+        self, models: list[PreparedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
     ) -> None:
         """Certify every H with the alpha that gives the wanted clean accuracy on val, and print the frontier."""
         on_val, members = {}, {}
         for each in models:
             self.console.print(f"{each.short}: {len(val):,} validation images", markup=False)
-            options = self.options[each.kind]
+            options = self.options[each.method]
             if isinstance(options, SmoothingOptions):
                 options = replace(options, samples=VALIDATION_SAMPLES)
             on_val[each.short] = self.certify(each, val, folder / each.short / "val", options)
@@ -258,7 +257,7 @@ class Run:
             self.console.print(f"{name} is left out: no alpha from 1/2 on reaches {100 * wanted:g} %")
         for each in [each for each in models if each.short in alphas]:
             self.console.print(f"{each.short}: {len(test):,} test images", markup=False)
-            found = self.certify(each, test, folder / each.short, self.options[each.kind])
+            found = self.certify(each, test, folder / each.short, self.options[each.method])
             members[each.short] = with_alpha(found, alphas[each.short], found.settings["theorem"])
         frontier = Frontier(members, wanted)
         report.write_frontier(folder, frontier)
