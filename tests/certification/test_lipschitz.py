@@ -76,12 +76,21 @@ def test_the_papers_bound_is_weaker(plane, images):
     assert (ours["radius"] >= papers["radius"]).all() and ours["radius"].sum() > papers["radius"].sum() + 0.1
 
 
-def test_constants_of_zero_are_refused(images):
+@pytest.mark.parametrize(
+    ("constants", "message"),
+    [
+        (torch.zeros(2, 2), "from 0 to 0"),
+        (torch.tensor([[0.0, 1.0], [torch.inf, 0.0]]), "to inf"),
+        (torch.ones(2), r"shape \[2\]"),
+        (torch.ones(2, 3), r"shape \[2, 3\]"),
+    ],
+)
+def test_impossible_constants_are_refused(images, constants, message):
     class Unproven(HalfSpaces):
         def pairwise_lipschitz(self):
-            return torch.zeros(2, 2, dtype=torch.float64)
+            return constants.double()
 
-    with pytest.raises(ValueError, match="positive, finite constants"):
+    with pytest.raises(ValueError, match=f"positive, finite constants.*{message}"):
         Lipschitz(robust=Unproven()).certify(images, INDEX)
 
 

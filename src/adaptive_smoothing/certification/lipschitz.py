@@ -55,8 +55,7 @@ class Lipschitz:
         with full_precision():
             found = [each.pairwise_lipschitz().cpu().double() for each in (self.robust, self._exact)]
         larger = self.scale * torch.maximum(*found)
-        others = larger[~torch.eye(len(larger), dtype=torch.bool)]
-        if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not (others.isfinite() & (others > 0)).all():
+        if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not _are_positive(larger):
             raise ValueError(
                 "expected [C, C] positive, finite constants from pairwise_lipschitz, one for each pair of classes, got "
                 f"a tensor of shape {list(larger.shape)} with values from {larger.min():g} to {larger.max():g}"
@@ -101,6 +100,12 @@ class Lipschitz:
             "samples": np.ones(len(images), dtype=np.int64),
             "probabilities": logits.softmax(1).float().numpy(),
         }
+
+
+def _are_positive(constants: Tensor) -> bool:
+    """Return whether the constants of all pairs of different classes are positive and finite."""
+    pairs = constants[~torch.eye(len(constants), dtype=torch.bool)]
+    return bool((pairs.isfinite() & (pairs > 0)).all())
 
 
 def _gap_complement(leads: Tensor) -> np.ndarray:
