@@ -32,12 +32,12 @@ def measure(sampler: Sampler, images: Tensor, classes: int, samples: int) -> dic
 
     def everything(count: int) -> None:
         tally = Tally(torch.zeros(len(images), 1, dtype=torch.int64, device=images.device), classes, sampler.values)
-        for rows, answers in sampler.draw(images, index, "estimation", 0, count):
-            tally.add(rows, answers)
+        for rows, outputs in sampler.draw(images, index, "estimation", 0, count):
+            tally.add(rows, outputs)
 
     _, first = clocked(lambda: everything(2 * size // len(images) + 1))
     _, whole = clocked(lambda: everything(samples))
-    _, alone = clocked(lambda: [sampler.answers(noisy) for _ in range(batches)])
+    _, alone = clocked(lambda: [sampler.outputs(noisy) for _ in range(batches)])
     return {
         "precision": sampler.precision,
         "compiled": sampler.compiled,

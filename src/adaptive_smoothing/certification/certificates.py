@@ -28,9 +28,9 @@ class Certificates:
     """The result of `certify`. A certificate is wrong with at most the probability `settings["failure probability"]`.
 
     Args:
-        rows: columns with one entry per image: index, label, prediction (of certified images, that of the
-            certificate), certified, radius (0 where nothing is certified), estimate (the radius if the sampled means
-            were exact, or of a method that only estimates), samples, and the numbers that they were computed from.
+        rows: columns with one entry per image: index, label, prediction, certified, radius (0 where nothing is
+            certified), estimate (a radius that is not certified), samples, and the numbers they were computed from.
+            The prediction is the class of the certificate, or without one that of the mixture with sampled means.
         settings: everything the result depends on.
     """
 
@@ -95,9 +95,11 @@ def with_alpha(found: Certificates, alpha: float, theorem: str = "margin") -> Ce
     Early stopping depends on alpha, so the certification must have been made without a wanted radius.
     """
     if found.settings.get("wanted radius") is not None:
-        raise ValueError("expected a certification with all samples, got one that stopped at a radius: leave it out")
+        raise ValueError(
+            "expected a certification with all samples, got one that stopped at a radius: certify without a radius"
+        )
     if found.settings["norm"] != "L2":
-        raise ValueError(f"expected certificates in L2, got {found.settings['norm']}: convert the radii afterwards")
+        raise ValueError(f"expected certificates in L2, got {found.settings['norm']}: certify in L2")
     rows, safe = dict(found.rows), safe_alpha(alpha)
     rows["radius"], rows["estimate"] = _radii(found, safe, theorem)
     rows["certified"] = rows["radius"] > 0
@@ -139,7 +141,7 @@ def clean_accuracies(found: Certificates, alphas: np.ndarray = ALPHAS) -> np.nda
 
 
 def largest_alpha(validation: Certificates, clean_accuracy: float, alphas: np.ndarray = ALPHAS) -> float | None:
-    """Return the largest alpha with this clean accuracy on validation images, or None if there is none from 1/2 on."""
+    """Return the largest alpha with this clean accuracy on validation images, or None if no alpha has it."""
     enough = np.flatnonzero(clean_accuracies(validation, alphas) >= clean_accuracy)
     return float(alphas[enough[-1]]) if len(enough) else None
 
@@ -165,7 +167,7 @@ class Frontier:
         return found
 
     def best(self, at: Sequence[float] | np.ndarray) -> tuple[np.ndarray, list[str | None]]:
-        """Return the largest certified accuracy at some radii, and the name of its member; None where it is 0."""
+        """Return the largest certified accuracy at some radii, and the names of its members; None where it is 0."""
         found = self.accuracies(at)
         table = np.stack(list(found.values()))
         best, names = table.max(0), list(found)
@@ -173,7 +175,10 @@ class Frontier:
 
 
 def chosen_alphas(validation: Mapping[str, Certificates], clean_accuracy: float) -> dict[str, float]:
-    """Return the largest alpha of each h that reaches this clean accuracy on validation images; at least one must."""
+    """Return, for each h that reaches this clean accuracy on validation images, the largest alpha with which it does.
+
+    At least one h must reach it.
+    """
     found = {name: largest_alpha(each, clean_accuracy) for name, each in validation.items()}
     chosen = {name: alpha for name, alpha in found.items() if alpha is not None}
     if not chosen:

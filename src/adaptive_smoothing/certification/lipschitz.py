@@ -1,4 +1,4 @@
-"""Deterministic certification, from Lipschitz constants that the robust classifier proves."""
+"""Deterministic certification, by Lipschitz constants that the robust classifier proves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adaptive_smoothing.certification import radius, rounding
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
@@ -22,12 +22,12 @@ class LipschitzLogits(Protocol):
     """A classifier that proves Lipschitz constants of its logits."""
 
     def pairwise_lipschitz(self) -> Tensor:
-        """Return [C, C] bounds on the L2 Lipschitz constants of the differences of its logits, as it returns them."""
+        """Return [C, C] bounds on the L2 Lipschitz constants of logit i minus logit j, for the logits of `forward`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lipschitz:
-    """Certifies a Lipschitz h, or a mixture with it in which the logits of h are multiplied by `scale`.
+    """Certifier of a Lipschitz h, or of a mixture with it in which the logits of h are multiplied by `scale`.
 
     The logits are computed in float64. A user runs the network in float32, so each lead is reduced by a multiple of the
     difference between the two (`rounding.LOGIT_ERRORS`).
@@ -36,13 +36,13 @@ class Lipschitz:
     name: ClassVar[str] = "lipschitz"
     norm: ClassVar[str] = "L2"
 
-    robust: Any
+    robust: nn.Module
     alpha: float = 1.0
     scale: float = 1.0
     theorem: str = "margin"
 
     def __post_init__(self) -> None:
-        radius.needed_margin(self.alpha)
+        radius.check_alpha(self.alpha)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Lipschitz:
     def constants(self) -> Tensor:
         """The [C, C] constants of the differences of the scaled logits."""
         with full_precision():
-            found = [each.pairwise_lipschitz().cpu().double() for each in (self.robust, self._exact)]
+            found = [_pairwise_lipschitz(each) for each in (self.robust, self._exact)]
         larger = self.scale * torch.maximum(*found)
         if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not _are_positive(larger):
             raise ValueError(
@@ -63,15 +63,16 @@ class Lipschitz:
         return larger
 
     @cached_property
-    def _exact(self) -> Any:
+    def _exact(self) -> nn.Module:
+        """The copy of h in float64."""
         return copy.deepcopy(self.robust).double()
 
     def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
-        """Return the columns that `Certifier` lists, and those from which `frontier` computes any other alpha.
+        """Return the columns that `certify.Certifier` lists, and those that `certificates.with_alpha` needs.
 
         These are `doubt` (1 - gap), `constant` (M) and `alone` (the radius of h alone).
         """
-        # The float64 copy may come from a process on another device.
+        # The float64 copy may have been made by a process on another device.
         logits = self.scale * fp32_logits_chunked(self._exact.to(images.device), images.double()).cpu()
         rounded = self.scale * fp32_logits_chunked(self.robust, images).cpu().double()
         order = logits.argsort(dim=1, descending=True, stable=True)
@@ -100,6 +101,11 @@ class Lipschitz:
             "samples": np.ones(len(images), dtype=np.int64),
             "probabilities": logits.softmax(1).float().numpy(),
         }
+
+
+def _pairwise_lipschitz(h: nn.Module) -> Tensor:
+    assert isinstance(h, LipschitzLogits)
+    return h.pairwise_lipschitz().cpu().double()
 
 
 def _are_positive(constants: Tensor) -> bool:

@@ -4,8 +4,8 @@ thm:certified_radius needs how far the probability of the predicted class can fa
 
     L_y = max (h_y(x) - h_y(x + delta)) / eps,    L_i = max (h_i(x + delta) - h_i(x)) / eps,
 
-where each class has a perturbation of its own, and each constant is at least 0. eq:est_lipschitz of the paper has the
-opposite signs, against its own text; the text is followed here. The paper reports the mean over the classes.
+where each class has a perturbation of its own, and each constant is at least 0. The signs of eq:est_lipschitz in the
+paper are opposite and contradict its text; this module follows the text. The paper reports the mean over the classes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from adaptive_smoothing.threat import Threat
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEstimate:
-    """Estimates one-sided local Lipschitz constants of h in the ball of radius eps, and whether it has this radius."""
+    """Estimator of the local Lipschitz constants of h in the ball of a threat, and of whether h has its radius.
+
+    Args:
+        scale: factor of the logits of h in the mixture.
+    """
 
     name: ClassVar[str] = "local"
 
@@ -41,7 +45,7 @@ class LocalEstimate:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        radius.needed_margin(self.alpha)
+        radius.check_alpha(self.alpha)
 
     @property
     def norm(self) -> str:
@@ -53,7 +57,7 @@ class LocalEstimate:
         return {**facts, "failure probability": None, "precision": "float32"}
 
     def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
-        """Return the columns that `Certifier` lists, with every radius 0, and `constants` [N, C]."""
+        """Return the columns that `certify.Certifier` lists, with every radius 0, and `constants` [N, C]."""
         eps = float(self.threat.eps)
         probabilities = (self.scale * fp32_logits_chunked(self.robust, images).double()).softmax(1).cpu().numpy()
         classes, predicted = probabilities.shape[1], probabilities.argmax(1)
@@ -73,16 +77,16 @@ class LocalEstimate:
         }
 
     def _largest_changes(self, images: Tensor, predicted: Tensor, classes: int) -> Tensor:
-        """Return [N, C]: how far PGD from the image lowers the predicted class and raises every other in the ball."""
+        """Return [N, C]: how far PGD lowers the probability of the predicted class and raises that of every other."""
         start = images.repeat_interleave(classes, 0)
         which = torch.arange(classes, device=images.device).repeat(len(images))
         sign = torch.where(which == predicted.repeat_interleave(classes), -1.0, 1.0)
         with frozen(self.robust), full_precision():
-            clean = self._chosen(start, which)
+            clean = self._probability(start, which)
             best = torch.zeros_like(clean)
 
             def change(model: Model, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-                probability = self._chosen(points, labels)
+                probability = self._probability(points, labels)
                 return sign * (probability - clean), probability
 
             def keep_largest(active: Active, points: Tensor, change: Tensor, probability: Tensor) -> None:
@@ -91,7 +95,7 @@ class LocalEstimate:
             ascend(change, self.robust, start, which, self.threat, self.steps, start, observe=keep_largest)
         return best.double().unflatten(0, (len(images), classes))
 
-    def _chosen(self, images: Tensor, which: Tensor) -> Tensor:
+    def _probability(self, images: Tensor, which: Tensor) -> Tensor:
         """Return the probability of one class for each image."""
         with trusted_images():
             logits = self.robust(images)
@@ -99,7 +103,7 @@ class LocalEstimate:
 
 
 def estimated_radius(probabilities: np.ndarray, constants: np.ndarray, eps: float, alpha: float) -> np.ndarray:
-    """Return eps where thm:certified_radius with the constants of the ball reaches it, and 0 elsewhere."""
+    """Return eps where the radius of thm:certified_radius with these constants is at least eps, and 0 elsewhere."""
     order = np.argsort(-probabilities, axis=1, kind="stable")
     ranked, each = (np.take_along_axis(array.astype(np.float64), order, 1) for array in (probabilities, constants))
     # The theorem needs constants above 0.

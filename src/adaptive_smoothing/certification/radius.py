@@ -28,18 +28,18 @@ def needed_margin(alpha: ArrayLike) -> np.ndarray:
     """Return (1 - alpha) / alpha, the margin with which h has to be robust (lem:certified_radius).
 
     Guarantee: if h_y(x + delta) >= h_i(x + delta) + (1 - alpha) / alpha for all i != y and all delta of norm at most r,
-    then the mixture with alpha in [1/2, 1] predicts y at all x + delta. The reason: g can take at most 1 - alpha from
-    the lead of y, and alpha h contributes at least alpha (1 - alpha) / alpha. For a learned alpha(x), pass the lower
-    end of its range.
+    then the mixture with alpha in [1/2, 1] predicts y at all x + delta.
+
+    Proof: g can reduce the lead of y by at most 1 - alpha, and alpha h contributes at least alpha (1 - alpha) / alpha.
+    For a learned alpha(x), pass the lower end of its range.
     """
-    hint = "below 1/2 the weight of g exceeds that of h, and nothing can be certified"
-    alpha = _checked(alpha, 0.5, 1, "alpha in [1/2, 1]", hint)
+    alpha = check_alpha(alpha)
     return (1 - alpha) / alpha
 
 
 def needed_alpha(margin: ArrayLike) -> np.ndarray:
     """Return 1 / (1 + margin), the smallest alpha for an h that is robust with this margin (lem:certified_radius)."""
-    return 1 / (1 + _checked(margin, 0, 1, "margins in [0, 1]", "pass differences of probabilities"))
+    return 1 / (1 + _checked(margin, 0, 1, "margins in [0, 1]", "pass differences of probabilities of h"))
 
 
 def lipschitz_radius(
@@ -67,20 +67,20 @@ def lipschitz_margin_radius(gap_complement: ArrayLike, logit_constant: ArrayLike
     Guarantee: if h is the softmax of logits z and every z_y - z_k is M-Lipschitz, the mixture predicts y inside this
     radius. It is never smaller than thm:certified_radius with one constant for all pairs.
 
-    Proof: let d = h_y - h_i. The gradient of d in z is a combination of the z_y - z_k with weights of sum
+    Proof: let d = h_y - h_i. The gradient of d is a combination of the gradients of the z_y - z_k, with weights of sum
     h_y (1 - d) <= (1 - d^2) / 2. So artanh(d) is M/2-Lipschitz wherever d >= 0, and lem:certified_radius needs
     d >= (1 - alpha) / alpha. Mixing costs a constant that is the same for all x.
 
     Args:
-        gap_complement: 1 - gap = 1 - (h_y - max_i h_i). Near a gap of 1, float64 resolves it and not the gap.
+        gap_complement: 1 - gap = 1 - (h_y - max_i h_i); near a gap of 1, float64 resolves this number better.
         logit_constant: M.
     """
-    needed_margin(alpha)
+    alpha = check_alpha(alpha)
     complement = _checked(gap_complement, 0, 2, "1 - gap in [0, 2]", "pass 1 - (h_y - max_i h_i)")
     complement = np.maximum(complement, np.finfo(np.float64).tiny)
     with np.errstate(divide="ignore"):
         # 2 artanh(gap) - 2 artanh((1 - alpha) / alpha); at alpha = 1/2 no gap is large enough.
-        ahead = np.log((2 - complement) / complement) + np.log(2 * np.asarray(alpha, dtype=np.float64) - 1)
+        ahead = np.log((2 - complement) / complement) + np.log(2 * alpha - 1)
     return _rounded_down(ahead / _constants(logit_constant))
 
 
@@ -103,11 +103,10 @@ def smoothing_radius(top: ArrayLike, runner_up: ArrayLike, sigma: ArrayLike, alp
     """Return sigma / 2 (Phi^-1(alpha h_y) - Phi^-1(alpha h_y' + 1 - alpha)) (thm:randomized_smoothing).
 
     Guarantee: if h is the mean, under noise N(0, sigma^2), of probabilities or votes of a classifier, the mixture
-    predicts y inside this L2 radius. At alpha = 1 it is the radius of Cohen et al. 2019. It never exceeds
-    sigma Phi^-1(alpha), however confident h is; `smoothing_margin_radius` does.
+    predicts y inside this L2 radius. At alpha = 1 it is the radius of Cohen et al. 2019. Unlike
+    `smoothing_margin_radius`, it never exceeds sigma Phi^-1(alpha), however confident h is.
     """
-    needed_margin(alpha)
-    alpha = np.asarray(alpha, dtype=np.float64)
+    alpha = check_alpha(alpha)
     top, runner_up, sigma = _smoothed(top, runner_up, sigma)
     return _rounded_down(sigma / 2 * (ndtri(alpha * top) - ndtri(alpha * runner_up + (1 - alpha))))
 
@@ -117,12 +116,12 @@ def smoothing_margin_radius(
 ) -> np.ndarray:
     """Return the largest r with Phi(Phi^-1(h_y) - r / sigma) - Phi(Phi^-1(h_y') + r / sigma) >= (1 - alpha) / alpha.
 
-    Guarantee: that of `smoothing_radius`, which is never larger (not in the paper; implies its bound).
+    Guarantee: the same as that of `smoothing_radius`, which is never larger (not in the paper; implies its bound).
 
-    Proof: lemma 2 of Salman et al. 2019 holds for h_y and h_i themselves: inside r, h_y is at least the first term and
-    every h_i at most the second. lem:certified_radius does the rest. The paper's proof applies the lemma to functions
-    with values in [0, alpha] as if their values filled [0, 1]. If only h_y' <= 1 - h_y is known, the radius is
-    sigma (Phi^-1(h_y) - Phi^-1(1 / (2 alpha))): mixing costs a constant that is the same for all x.
+    Proof: apply lemma 2 of Salman et al. 2019 to h_y and h_i: inside r, h_y is at least the first term and every h_i at
+    most the second. The rest is lem:certified_radius. The paper applies the lemma to alpha h_y and
+    alpha h_i + 1 - alpha, and does not use that their ranges are smaller than [0, 1]. If only h_y' <= 1 - h_y is known,
+    the radius is sigma (Phi^-1(h_y) - Phi^-1(1 / (2 alpha))): mixing costs a constant that is the same for all x.
     """
     margin = needed_margin(alpha)
     top, runner_up, sigma = _smoothed(top, runner_up, sigma)
@@ -140,7 +139,7 @@ def smoothed_lipschitz_radius(
 ) -> np.ndarray:
     """Return the radius of thm:certified_radius for a smoothed h, as fig:certified_pareto of the paper shows it.
 
-    The constant is that of the paper, twice `gaussian_lipschitz`.
+    The Lipschitz constant is that of the paper: twice `gaussian_lipschitz`.
     """
     constant = 2 * gaussian_lipschitz(sigma)
     return lipschitz_radius(top, np.asarray(runner_up)[..., None], constant, constant[..., None], alpha)
@@ -149,7 +148,7 @@ def smoothed_lipschitz_radius(
 def gaussian_lipschitz(sigma: ArrayLike) -> np.ndarray:
     """Return 1 / (sigma sqrt(2 pi)), the L2 Lipschitz constant of a mean of values in [0, 1] under noise N(0, sigma^2).
 
-    Phi(Phi^-1(p) - r / sigma) is steepest at p = 1/2. The paper takes twice this, which values in [-1, 1] need.
+    Phi(Phi^-1(p) - r / sigma) is steepest at p = 1/2. The paper uses twice this constant, as for values in [-1, 1].
     """
     return 1 / (check_sigma(sigma) * np.sqrt(2 * np.pi))
 
@@ -163,6 +162,11 @@ LIPSCHITZ_THEOREMS = ("margin", "paper")
 
 
 # --- checks of the input, and rounding --------------------------------------------------------------------------------
+
+
+def check_alpha(alpha: ArrayLike) -> np.ndarray:
+    hint = "below 1/2 the weight of g exceeds that of h, and nothing can be certified"
+    return _checked(alpha, 0.5, 1, "alpha in [1/2, 1]", hint)
 
 
 def check_sigma(sigma: ArrayLike) -> np.ndarray:
@@ -185,7 +189,7 @@ def _constants(value: ArrayLike) -> np.ndarray:
 
 
 def _checked(value: ArrayLike, low: float, high: float, expected: str, hint: str) -> np.ndarray:
-    """Return float64 numbers, each of them from `low` to `high`, which NaN is not."""
+    """Return the value as float64, or raise an error if a number is NaN or not between `low` and `high`."""
     value = np.asarray(value, dtype=np.float64)
     if not ((value >= low) & (value <= high)).all():
         least, most = f"{value.min():g}", f"{value.max():g}"

@@ -1,4 +1,4 @@
-"""Outputs of a classifier under Gaussian noise, in batches of samples of many images, counted per image.
+"""Samples of a classifier under Gaussian noise: drawn in batches of many images, counted per image.
 
 Sample k of an image does not depend on the batch, on the number of samples, or on interruptions. The noise is drawn on
 the device, because drawing it on the host would take longer than the forward passes. So a GPU and a CPU draw different
@@ -29,13 +29,14 @@ BATCH = {"cuda": 4096, "cpu": 128}
 # Sums of probabilities are stored as integer multiples of this, so that they do not depend on the order of summation.
 UNIT = 2.0**-32
 PRECISIONS = ("float32", "tf32", "bfloat16")
-# Rows of the images, and outputs [samples, C].
-Samples = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Outputs of `base` under noise N(0, sigma^2): probabilities or, with `hard`, votes. See `SmoothingOptions`."""
+    """Source of outputs of `base` under noise N(0, sigma^2): probabilities or, with `hard`, votes.
+
+    `SmoothingOptions` explains the other arguments.
+    """
 
     base: nn.Module
     sigma: float
@@ -57,29 +58,31 @@ class Sampler:
         """The values that an observed error is rounded up to."""
         return VOTES if self.hard else PROBABILITIES
 
-    def draw(self, images: Tensor, index: Tensor, stream: str, first: int, last: int) -> Iterator[Samples]:
-        """Yield samples `first` to `last` of every image in batches.
+    def draw(
+        self, images: Tensor, index: Tensor, stream: str, first: int, last: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield samples `first` to `last` of every image in batches: the row of each image, and outputs [samples, C].
 
         Args:
             index: number of each image in the data set, which keys its noise.
-            stream: name of the noise: independent samples have different names.
+            stream: name of the noise; different streams are independent.
         """
         size, numbers = self.batch_size or BATCH.get(images.device.type, 1024), index.tolist()
         for jobs in _in_batches(len(images), first, last, size):
             counts = torch.tensor([stop - start for _, start, stop in jobs])
             rows = to_device(torch.tensor([row for row, _, _ in jobs]).repeat_interleave(counts), images.device)
             noise = torch.cat([self._noise(images, numbers[row], stream, *span) for row, *span in jobs])
-            yield rows, self.answers(images[rows] + self.sigma * noise)
+            yield rows, self.outputs(images[rows] + self.sigma * noise)
 
     def _noise(self, images: Tensor, index: int, stream: str, start: int, stop: int) -> Tensor:
-        """Return the noise of samples of an image that are in one block."""
+        """Return the noise of the samples `start` to `stop` of an image, which are in one block."""
         block, offset = divmod(start, BLOCK)
         source = generator(self.seed, "certify", stream, index, block, device=images.device)
         drawn = torch.randn(BLOCK, *images.shape[1:], generator=source, device=images.device)
         return drawn[offset : offset + stop - start]
 
     @torch.no_grad()
-    def answers(self, noisy: Tensor) -> Tensor:
+    def outputs(self, noisy: Tensor) -> Tensor:
         """Return probabilities or votes [samples, C] of a batch of noisy images."""
         if noisy.is_cuda:
             noisy = noisy.contiguous(memory_format=torch.channels_last)
@@ -97,7 +100,7 @@ class Sampler:
 
 
 def _in_batches(images: int, first: int, last: int, size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield batches of at most `size` samples, as (image, first sample, last sample) within one block of noise."""
+    """Yield batches of at most `size` samples, as lists of (image, start, stop), each within one block of noise."""
     batch: list[tuple[int, int, int]] = []
     room = size
     for row in range(images):
@@ -118,7 +121,7 @@ class Tally:
     """Counts per image: sums of probabilities, and how often each value of an error was observed.
 
     Args:
-        classes: classes whose errors are counted, [N, K]. The error of the first is the probability of all other
+        classes: classes whose errors are counted, [N, K]. The error of the first class is the probability of all other
             classes; the error of any further class is its own probability.
         values: values that errors are rounded up to, in increasing order.
     """
@@ -136,9 +139,9 @@ class Tally:
         self.sums.index_add_(0, rows, (probabilities.double() / UNIT).round().long())
         classes = self.classes[rows]
         errors = probabilities.gather(1, classes)
-        # The sum of the others, not 1 - p: an error of 1e-9 would be lost in the latter.
+        # The sum of the other probabilities: 1 - p would lose an error of 1e-9.
         errors[:, 0] = probabilities.scatter(1, classes[:, :1], 0.0).sum(1)
-        # NaN has no bin, and a bad index aborts the process on a GPU: `counts` reports it.
+        # NaN has no bin, and a bad index aborts the process on a GPU. `counts` raises the error.
         enlarged = (errors * (1 + rounding.PROBABILITY_SUM)).nan_to_num(nan=1.0).clamp(0, 1)
         bins = torch.bucketize(enlarged, self.values)
         _, counted, values = self.histograms.shape
@@ -146,9 +149,9 @@ class Tally:
         self.histograms.view(-1).index_add_(0, places, torch.ones_like(places))
 
     def counts(self, which: int = 0) -> np.ndarray:
-        """Return [N, values]: how often each value of the error of one of the classes was observed."""
+        """Return how often each value of the error of the class in column `which` was observed, [N, values]."""
         if self.has_nan:
-            raise ValueError("expected probabilities under noise, got NaN: look for the layer of the base that made it")
+            raise ValueError("expected probabilities under noise, got NaN: look for the layer that produces it")
         return self.histograms[:, which].cpu().numpy()
 
     def samples(self) -> np.ndarray:

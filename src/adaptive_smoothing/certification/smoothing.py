@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES, Betting, clopper_pearson
 from adaptive_smoothing.certification.options import SmoothingOptions
-from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, check_sigma, needed_margin
+from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, check_alpha, check_sigma
 from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.runs.journal import Columns
@@ -25,9 +25,9 @@ BISECTIONS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """Certifies a smoothed h, or a mixture with it.
+    """Certifier of a smoothed h, or of a mixture with it.
 
-    `options.selection` samples choose the class that h predicts, `options.samples` others bound its probability: by
+    `options.selection` samples choose the class that h predicts. `options.samples` others bound its probability: by
     Clopper-Pearson for hard votes, by betting for soft votes and for early stopping.
     """
 
@@ -39,7 +39,7 @@ class Smoothing:
     options: SmoothingOptions = field(default_factory=SmoothingOptions)
 
     def __post_init__(self) -> None:
-        needed_margin(self.alpha)
+        check_alpha(self.alpha)
         check_sigma(self.robust.sigma)
 
     @cached_property
@@ -92,21 +92,21 @@ class Smoothing:
             error, runner_up = self._bounds(tally)
         else:
             error = runner_up = self._decide(tally, images, index, progress)
-        # Where the wanted radius is out of reach, the samples that chose the class are the only ones.
+        # If no image can reach the wanted radius, only the samples that chose the class were drawn.
         mean = np.where(tally.samples()[:, None] > 0, tally.mean(), selected.cpu().numpy() / self.options.selection)
-        two = -np.sort(-mean, axis=1)[:, :2]
+        top, second = -np.sort(-mean, axis=1)[:, :2].T
         return {
             "robust_class": classes[:, 0].cpu().numpy(),
             "lower": 1 - error,
             "upper": runner_up,
             "radius": self._radius(1 - error, runner_up),
-            "estimate": self._radius(two[:, 0], two[:, 1]),
+            "estimate": self._radius(top, second),
             "samples": tally.samples() + self.options.selection,
             "probabilities": mean.astype(np.float32),
         }
 
     def _select(self, images: Tensor, index: Tensor) -> Tensor:
-        """Return [N, C] sums over samples of their own, since a bound holds only for a class that was chosen before."""
+        """Return sums [N, C] of outputs, which choose the class. A bound needs other samples than this choice."""
         sums = torch.zeros(0)
         for rows, outputs in self.sampler.draw(images, index, "selection", 0, self.options.selection):
             if not len(sums):
@@ -115,7 +115,7 @@ class Smoothing:
         return sums
 
     def _bounds(self, tally: Tally) -> tuple[np.ndarray, np.ndarray]:
-        """Return upper bounds on the error of h's class and on the probability of the runner-up."""
+        """Return upper bounds on the error of the class that h predicts, and on the probability of the runner-up."""
         classes = tally.classes.shape[1]
         chance, values = self.options.failure_probability / classes, self.sampler.values
         upper = [_upper(self._bound, tally.counts(k), self.options.samples, chance, values) for k in range(classes)]
@@ -125,7 +125,7 @@ class Smoothing:
     def _decide(self, tally: Tally, images: Tensor, index: Tensor, progress: ProgressCallback) -> np.ndarray:
         """Sample every image until the radius is certified or unlikely, and return upper bounds on the errors.
 
-        The bounds hold whenever sampling stops.
+        The bounds hold no matter when sampling stops.
         """
         samples, values, bets = self.options.samples, self.sampler.values, Betting()
         allowed = self._allowed_error()
@@ -145,11 +145,11 @@ class Smoothing:
             active = active[torch.from_numpy(~(certain | unlikely)).to(active.device)]
             progress(1 - len(active) / len(images))
         bound = bets.upper(tally.counts(), self.options.failure_probability, values)
-        # A bound is rounded up to a grid, a decision is not.
+        # The bound is rounded up to a grid, the decision is exact.
         return np.where(decided, np.minimum(bound, allowed), bound)
 
     def _allowed_error(self) -> float:
-        """Return the largest error of h's class with which it has the wanted radius; 0 if there is none."""
+        """Return the largest error with which an image has the wanted radius; 0 if there is none."""
         low, high = 0.0, 0.5
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
@@ -170,8 +170,13 @@ def _upper(bound: str, counts: np.ndarray, samples: int, chance: float, values: 
 
 
 def reachable_radius(settings: Mapping[str, Any], classes: int) -> float:
-    """Return the L2 radius of an image whose samples all agree: no other can be larger. Infinity without sampling."""
-    # An earlier version had other bounds.
+    """Return the largest L2 radius that a certification can show: that of an image whose samples all agree.
+
+    Without sampling, or with a bound of an earlier version, it is infinity.
+
+    Args:
+        settings: settings of the certification, as stored in result.json.
+    """
     if settings["method"] != "smoothing" or settings["bound"] not in ("clopper-pearson", "betting"):
         return float("inf")
     samples = settings["samples"]

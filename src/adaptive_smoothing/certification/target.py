@@ -1,4 +1,4 @@
-"""What a certificate is about: h, the smallest weight that h has in a mixture, and g, which may be anything."""
+"""The parts of a model that a certificate depends on: h and the smallest weight of h. g may be any classifier."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.certification import rounding
-from adaptive_smoothing.certification.radius import needed_margin
+from adaptive_smoothing.certification.radius import check_alpha
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import log_probabilities, mix_log_probabilities
@@ -23,12 +23,19 @@ BATCH = 64
 
 
 class NotCertifiableError(ValueError):
-    """A model that no theorem covers; the message gives the reason."""
+    """The error for a model that no theorem covers; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class CertificationTarget:
-    """The parts of a model that a theorem needs: mixture or h alone, h, its smallest weight, scale of its logits."""
+    """The parts of a model that a theorem needs.
+
+    Args:
+        model: the mixture, or h alone.
+        robust: h.
+        alpha: lower bound on the weight of h.
+        scale: factor of the logits of h.
+    """
 
     model: nn.Module
     robust: nn.Module
@@ -54,7 +61,7 @@ class CertificationTarget:
 
     @torch.no_grad()
     def probabilities(self, images: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of the mixture and of g, given those of h. Without g, both are those of h."""
+        """Return the probabilities of the mixture and of g, given those of h. For h alone, both are those of h."""
         if not isinstance(self.model, MixedClassifier):
             return h, h
         with full_precision():
@@ -67,6 +74,7 @@ class CertificationTarget:
 
 
 def _smallest_alpha(model: MixedClassifier) -> float:
+    """Return a lower bound on the weight of h, or raise `NotCertifiableError` if there is none from 1/2 on."""
     # A subclass of MixingNetwork may replace the logits of h as well.
     if isinstance(model.alpha, Mixer) and type(model.alpha) is not MixingNetwork:
         raise NotCertifiableError(
@@ -84,14 +92,14 @@ def _smallest_alpha(model: MixedClassifier) -> float:
     if smallest < 0.5:
         raise NotCertifiableError(
             f"expected alpha in [1/2, 1], got {smallest:g}: below 1/2 the weight of g exceeds that of h, and nothing "
-            "can be certified; an attack may choose any learned alpha: certify model.with_alpha_range(0.8, 1)"
+            "can be certified; an attack can change a learned alpha: certify model.with_alpha_range(0.8, 1)"
         )
     return safe_alpha(smallest)
 
 
 def safe_alpha(alpha: float) -> float:
     """Return a lower bound on alpha as float32 computes the mixture; at 1 the mixture is h exactly."""
-    needed_margin(alpha)
+    check_alpha(alpha)
     return max(alpha - rounding.ALPHA, 0.5) if alpha < 1 else 1.0
 
 

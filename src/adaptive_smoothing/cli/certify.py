@@ -35,9 +35,8 @@ from adaptive_smoothing.settings import changed
 VOTES = ("hard", "soft")
 # Samples of each validation image. They only determine the clean accuracy.
 VALIDATION_SAMPLES = 256
+# The names of the options of each method.
 FIELDS = {method: [field.name for field in fields(options)] for method, options in METHODS.items()}
-# The keys of --set, each once; `samples` has an option of its own.
-KEYS = dict.fromkeys(name for names in FIELDS.values() for name in names if name != "samples")
 
 
 def certify(
@@ -61,7 +60,7 @@ def certify(
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
     device: opt.Devices = "auto",
-    changes: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help=f"Change {', '.join(KEYS)}: --set radius=0.5.")] = [],  # noqa: B006
+    changes: Annotated[list[str], opt.set_option(SmoothingOptions, "radius=0.5", "eps", "steps")] = [],  # noqa: B006
 ) -> None:
     """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
     preparation = Preparation(method, sigma, votes, hardmax)
@@ -253,7 +252,7 @@ class Run:
                 options = replace(options, samples=VALIDATION_SAMPLES)
             on_val[each.short] = self.certify(each, val, folder / each.short / "val", options)
         alphas = chosen_alphas(on_val, wanted)
-        for name in on_val.keys() - alphas.keys():
+        for name in (name for name in on_val if name not in alphas):
             self.console.print(f"{name} is left out: no alpha from 1/2 on reaches {100 * wanted:g} %")
         for each in [each for each in models if each.short in alphas]:
             self.console.print(f"{each.short}: {len(test):,} test images", markup=False)

@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from adaptive_smoothing.models.contract import check_image_form, guard_images
 from adaptive_smoothing.models.resnet import CIFAR10_MEAN
 
+# Added to row sums, which are divisors.
 TINY = 1e-12
+# Values that are computed from the weights of a layer. They are not stored in the layer, because a copy of the layer
+# has other weights.
+_CACHE: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int, torch.dtype]], Tensor]] = WeakKeyDictionary()
 
 
 class LipschitzLayer(nn.Module, ABC):
@@ -30,7 +34,7 @@ class LipschitzLayer(nn.Module, ABC):
         """Return a bound for the layer as it is computed in float32; the bound itself is computed in float64."""
 
     def cached(self, compute: Callable[..., Tensor], *weights: Tensor) -> Tensor:
-        """Return compute(*weights), computed once as long as the weights do not change and need no gradient.
+        """Return compute(*weights). It is computed once as long as the weights do not change and need no gradient.
 
         `forward` and `lipschitz` use the same cached value, so that the bound holds for the layer as it computes.
         """
@@ -43,10 +47,6 @@ class LipschitzLayer(nn.Module, ABC):
             with torch.inference_mode(False), torch.no_grad():
                 _CACHE[self] = state, compute(*(each.double() for each in weights)).to(weights[0].dtype)
         return _CACHE[self][1]
-
-
-# Outside of the layer: a copy of the layer has other weights.
-_CACHE: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int, torch.dtype]], Tensor]] = WeakKeyDictionary()
 
 
 class ResidualConv(LipschitzLayer):
@@ -74,15 +74,23 @@ class ResidualConv(LipschitzLayer):
 
     def lipschitz(self) -> float:
         exact = weighted_row_sums(self.weight.double(), self.log_q.double())
-        short = (exact / self._row_sums().double()).max().item()
-        return 2 * max(short, 1.0) - 1
+        factor = (exact / self._row_sums().double()).max().item()
+        return 2 * max(factor, 1.0) - 1
+
+
+def weighted_row_sums(weight: Tensor, log_q: Tensor) -> Tensor:
+    """Return sum_j |W^T W|_ij q_j / q_i of a convolution, over channels j and all shifts where kernels overlap."""
+    with torch.autocast(weight.device.type, enabled=False):
+        overlaps = F.conv2d(weight, weight, padding=weight.shape[-1] - 1).abs().sum((2, 3))
+        q = log_q.exp()
+        return (overlaps * q).sum(1) / q + TINY
 
 
 class Contraction(LipschitzLayer):
     """A linear map of the channels of every pixel, or of a vector.
 
-    The rows of W are divided by the roots of the row sums of |W W^T|; if W has fewer columns than rows, its columns by
-    those of |W^T W|.
+    The rows of W are divided by the roots of the row sums of |W W^T|. If W has fewer columns than rows, its columns are
+    divided by the roots of the row sums of |W^T W|.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -107,12 +115,12 @@ class Contraction(LipschitzLayer):
             return self._by_row(rows * _row_sums(rows).rsqrt())
 
     def _by_row(self, weight: Tensor) -> Tensor:
-        """Return the weight, transposed if it has fewer columns than rows. Applied twice, it changes nothing."""
+        """Return the weight, transposed if W has fewer columns than rows. A second call undoes the first."""
         outputs, inputs = self.weight.shape
         return weight if outputs <= inputs else weight.T
 
     def lipschitz(self) -> float:
-        """Return a bound from row sums, weighted by the divisors of the rows; without rounding it is 1."""
+        """Return a bound from row sums that are weighted by the divisors of the rows; without rounding it is 1."""
         used = self._by_row(self.contracted()).double()
         q = _row_sums(self._by_row(self.weight).double()).sqrt().squeeze(1)
         return (((used @ used.T).abs() @ q) / q).max().sqrt().item()
@@ -130,7 +138,7 @@ class Isometry(LipschitzLayer):
 
 
 class PixelsToChannels(Isometry):
-    """Moves each square of pixels into the channels of one pixel."""
+    """A layer that moves each square of `side` x `side` pixels into the channels of one pixel."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -141,14 +149,14 @@ class PixelsToChannels(Isometry):
 
 
 class Flatten(Isometry):
-    """Turns a feature map into a vector."""
+    """A layer that turns a feature map into a vector."""
 
     def forward(self, features: Tensor) -> Tensor:
         return features.flatten(1)
 
 
 class FoldedMax(Isometry):
-    """Sorts pairs of channels: an activation that keeps all norms (Anil et al. 2019)."""
+    """An activation that sorts pairs of channels, which keeps all norms (Anil et al. 2019)."""
 
     def forward(self, features: Tensor) -> Tensor:
         one, other = features.chunk(2, 1)
@@ -156,7 +164,14 @@ class FoldedMax(Isometry):
 
 
 class LipschitzNet(nn.Module):
-    """Images in [0, 1] -> `scale` times the logits of a network that is 1-Lipschitz in L2."""
+    """A classifier whose logits are `scale` times the outputs of a network that is 1-Lipschitz in L2.
+
+    Args:
+        widths: channels of each stage, at half the resolution of the stage before.
+        blocks: residual convolutions of each stage.
+        hidden: units of the two fully connected layers.
+        size: height and width of the images.
+    """
 
     mean: Tensor
 
@@ -176,14 +191,14 @@ class LipschitzNet(nn.Module):
         if hidden % 2:
             raise ValueError(f"expected an even number of hidden units, which are sorted in pairs, got {hidden}")
         if len(widths) != len(blocks) or size % 2 ** len(widths):
-            found = f"{list(widths)}, {list(blocks)} and size {size}"
-            raise ValueError(f"expected as many widths as blocks, and images that halve as often, got {found}")
+            found = f"widths {list(widths)}, blocks {list(blocks)} and size {size}"
+            raise ValueError(f"expected as many widths as blocks, and a size that can be halved as often, got {found}")
         self.register_buffer("mean", torch.tensor(CIFAR10_MEAN).view(1, -1, 1, 1), persistent=False)
         self.scale, self.size, self.num_classes = scale, size, num_classes
         layers: list[LipschitzLayer] = []
         channels = len(CIFAR10_MEAN)
         for width, count in zip(widths, blocks, strict=True):
-            # Pixels become channels first: an image has too few channels for a wide layer.
+            # First, pixels become channels, because an image has too few channels for a wide layer.
             layers += [PixelsToChannels(2), Contraction(4 * channels, width)]
             layers += [ResidualConv(width) for _ in range(count)]
             channels = width
@@ -207,11 +222,3 @@ class LipschitzNet(nn.Module):
             constant *= layer.lipschitz()
         rows = self.head.contracted().double()
         return constant * (rows[:, None] - rows[None]).norm(dim=2)
-
-
-def weighted_row_sums(weight: Tensor, log_q: Tensor) -> Tensor:
-    """Return sum_j |W^T W|_ij q_j / q_i of a convolution, over channels j and all shifts where kernels overlap."""
-    with torch.autocast(weight.device.type, enabled=False):
-        overlaps = F.conv2d(weight, weight, padding=weight.shape[-1] - 1).abs().sum((2, 3))
-        q = log_q.exp()
-        return (overlaps * q).sum(1) / q + TINY

@@ -1,4 +1,4 @@
-"""Randomized smoothing (Cohen et al., 2019) for training, attacks and mixing; `certification` draws fresh noise."""
+"""Randomized smoothing (Cohen et al. 2019) with fixed noise, for attacks and mixing; `certification` draws its own."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from adaptive_smoothing.noise import generator
 
 
 class SmoothedClassifier(nn.Module):
-    """The log of the mean softmax of `base` over `samples` draws of N(0, sigma^2), or of the share of its votes.
+    """A classifier whose logits are the log of the mean softmax of `base` under Gaussian noise.
 
-    It is deterministic: `seed` fixes the draws, which are the same for every image, batch and device.
+    It is deterministic: `seed` fixes the noise, which is the same for every image, batch and device.
 
     Args:
-        hard: count votes for the predicted class instead of averaging softmax; the gradient is zero.
-        batch: noisy images per pass of `base`, about. Gradients recompute each pass, so that memory does not grow with
-            `samples`.
+        base: classifier that is averaged.
+        sigma: standard deviation of the noise.
+        samples: draws of the noise.
+        hard: average votes for the predicted class instead of softmax; the gradient is zero.
+        batch: approximate number of noisy images per pass of `base`. Gradients recompute each pass, so that memory does
+            not grow with `samples`.
     """
 
-    # Computed from the settings.
+    # The noise is computed from the arguments.
     NOT_IN_DIGEST: ClassVar = frozenset({"_noise"})
 
     def __init__(
@@ -34,7 +37,7 @@ class SmoothedClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if not (sigma >= 0 and math.isfinite(sigma)):
-            raise ValueError(f"expected sigma >= 0, got {sigma}; for images in [0, 1] try 0.25, 0.5 or 1")
+            raise ValueError(f"expected sigma >= 0, got {sigma}: for images in [0, 1] try 0.25, 0.5 or 1")
         if samples < 1 or batch < 1:
             raise ValueError(f"expected samples and batch of at least 1, got {samples} and {batch}")
         contract.check_eval(base)
@@ -54,7 +57,7 @@ class SmoothedClassifier(nn.Module):
         return self.logits(images)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the logits without checking the values of images."""
+        """Return the logits without checking the values of the images."""
         noise = self._draws(images).split(max(1, self.batch // max(1, images.shape[0])))
         if self.hard:
             return contract.with_zero_gradient(self._votes(images, noise), images)
@@ -62,10 +65,11 @@ class SmoothedClassifier(nn.Module):
 
     def _mean(self, images: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
         """Return the log of the mean softmax, summed in the log domain, where a probability of 1e-40 has a gradient."""
-        # Not under torch.func transforms, which do not allow the saved-tensor hooks of checkpoints.
-        again = len(noise) > 1 and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-        run = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False) if again else self._chunk
-        parts = (run(images, draws) for draws in noise)
+        chunk = self._chunk
+        # torch.func transforms do not allow the saved-tensor hooks of checkpoints.
+        if len(noise) > 1 and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            chunk = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False)
+        parts = (chunk(images, draws) for draws in noise)
         return reduce(torch.logaddexp, parts) - math.log(self.samples)
 
     def _chunk(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -74,10 +78,11 @@ class SmoothedClassifier(nn.Module):
 
     @torch.no_grad()
     def _votes(self, images: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
+        """Return the log of the share of votes."""
         logits = (self._base_logits(images, draws) for draws in noise)
         share = sum(F.one_hot(part.argmax(-1), part.shape[-1]).sum(0) for part in logits) / self.samples
         assert isinstance(share, Tensor)  # there is at least one sample
-        # A class without votes would have the logit -inf, and a loss a NaN gradient.
+        # Without a lower limit, a class without votes would have the logit -inf, and a loss a NaN gradient.
         return share.clamp_min(torch.finfo(share.dtype).tiny).log()
 
     def _base_logits(self, images: Tensor, draws: Tensor) -> Tensor:
@@ -94,14 +99,17 @@ class SmoothedClassifier(nn.Module):
         """Return standard normal numbers (samples, C, H, W), cached because an attack needs them at every step."""
         key = (self.seed, self.samples, tuple(images.shape[1:]), images.device, images.dtype)
         if self._noise is None or self._noise[0] != key:
-            # As a decorator, `disable` would import torch._dynamo (1.5 s) even if nothing is compiled.
+            # Used as a decorator, `disable` would import torch._dynamo (1.5 s) even if nothing is compiled.
             draw = torch.compiler.disable(_draw) if torch.compiler.is_compiling() else _draw
             self._noise = (key, draw(self.seed, self.samples, images))
         return self._noise[1]
 
 
 def _draw(seed: int, samples: int, images: Tensor) -> Tensor:
-    """Return numbers drawn on the CPU, so that all devices use the same, outside of vmap and inference mode."""
+    """Return normal numbers, drawn on the CPU so that all devices use the same.
+
+    They are drawn outside of vmap and inference mode, because later calls use them again.
+    """
     with torch._C._DisableFuncTorch(), torch.inference_mode(False):
         draws = torch.randn(samples, *images.shape[1:], generator=generator(seed, "smoothing"))
         return draws.to(images.device, images.dtype)

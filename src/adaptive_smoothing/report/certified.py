@@ -28,7 +28,7 @@ FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
 
 
 def write_certificates(folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write rows.npz, the figure, facts.json and, last, result.json. All but facts.json are reproducible."""
+    """Write rows.npz, the figure, facts.json and finally result.json. Only facts.json differs between equal runs."""
     write_rows(folder / ROWS, certificates.rows)
     with atomic(folder / FIGURE) as partial:
         partial.write_bytes(png(side_by_side([certified_panel(certificates)])))
@@ -77,18 +77,18 @@ def _guarantee(settings: Mapping[str, Any]) -> str:
 
 def certified_table(certificates: Certificates) -> Table:
     """Return the certified accuracy at several radii and, for smoothing, the plug-in estimate of the paper."""
-    norm, estimated = certificates.settings["norm"], certificates.settings["method"] == "smoothing"
     at = _radii(max(certificates.rows["radius"].max(), certificates.rows["estimate"].max()))
     reach = _reach(certificates)
     rows = []
     for row in certificates.table(at):
-        shown = (f"{100 * row['certified']:.2f} %", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
-        shown = shown if row["radius"] <= reach else ("–", "–")
-        rows.append((f"{row['radius']:.4g}", *shown, f"{100 * row['estimate']:.2f} %"))
-    columns, note = (f"{norm} radius", "certified accuracy", "95 % interval"), _reach_note({"": certificates}, at)
-    if not estimated:
+        certified = (f"{100 * row['certified']:.2f} %", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
+        certified = certified if row["radius"] <= reach else ("–", "–")
+        rows.append((f"{row['radius']:.4g}", *certified, f"{100 * row['estimate']:.2f} %"))
+    columns = (f"{certificates.settings['norm']} radius", "certified accuracy", "95 % interval")
+    note = f"–: {_limit(certificates)}." if reach < at[-1] else ""
+    if certificates.settings["method"] != "smoothing":
         return Table("Certified accuracy", columns, tuple(row[:3] for row in rows), note)
-    estimate = "The plug-in estimate takes the sampled means for exact; it is not a certificate."
+    estimate = "The plug-in estimate uses the sampled means as if they were exact; it is not a certificate."
     return Table("Certified accuracy", (*columns, "plug-in estimate"), tuple(rows), f"{note} {estimate}".strip())
 
 
@@ -99,15 +99,10 @@ def _reach(certificates: Certificates) -> float:
     return reach / settings["pixels"] ** 0.5 if "pixels" in settings else reach
 
 
-def _reach_note(members: Mapping[str, Certificates], at: list[float]) -> str:
-    """Return the explanation of the dashes in a table; empty if there is none."""
-    limits = [
-        f"{name and f'{name}: '}{member.settings['samples']:,} samples per image cannot certify a radius above "
-        f"{_reach(member):.4g}"
-        for name, member in members.items()
-        if _reach(member) < at[-1]
-    ]
-    return f"–: {'; '.join(limits)}." if limits else ""
+def _limit(certificates: Certificates) -> str:
+    """Return the explanation of a dash in a table."""
+    samples = certificates.settings["samples"]
+    return f"{samples:,} samples per image cannot certify a radius above {_reach(certificates):.4g}"
 
 
 def _radii(largest: float) -> list[float]:
@@ -129,7 +124,8 @@ def certified_frontier_table(frontier: Frontier) -> Table:
         cells = (f"{100 * accuracies[name][k]:.1f}" if radius <= reach[name] else "–" for name in members)
         rows.append((f"L2 {radius:.4g}", *cells, best[k] or "–"))
     title = f"Certified accuracy at {100 * frontier.clean_accuracy:g} % clean accuracy on validation images, in %"
-    return Table(title, ("", *members, "best"), tuple(rows), _reach_note(members, at))
+    limits = [f"{name}: {_limit(member)}" for name, member in members.items() if reach[name] < at[-1]]
+    return Table(title, ("", *members, "best"), tuple(rows), f"–: {'; '.join(limits)}." if limits else "")
 
 
 def write_frontier(folder: Path, frontier: Frontier) -> None:
@@ -144,7 +140,11 @@ def write_frontier(folder: Path, frontier: Frontier) -> None:
 
 
 def frontier_panel(frontier: Frontier, style: Style = LIGHT, *, title: str = "", estimates: bool = False) -> Panel:
-    """Draw the curve of each mixture and the best at each radius; with `estimates`, the plug-in estimates as well."""
+    """Return a panel with the curve of each mixture and the best at each radius.
+
+    Args:
+        estimates: draw the plug-in estimates as well.
+    """
 
     def draw(axes: Axes) -> None:
         at = frontier.radii
@@ -174,7 +174,7 @@ def _looks(style: Style) -> Iterator[dict[str, Any]]:
 
 
 def certified_panel(certificates: Certificates, style: Style = LIGHT) -> Panel:
-    """Draw the certified accuracy against the radius, and as a thin line the estimate."""
+    """Return a panel with the certified accuracy as a function of the radius, and the estimate as a thin line."""
 
     def draw(axes: Axes) -> None:
         method, colour = certificates.settings["method"], style.clean
