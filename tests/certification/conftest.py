@@ -1,12 +1,23 @@
-"""Access to the scripts in benchmarks/."""
+"""A plane with its images, and access to the scripts in benchmarks/."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
+from half_spaces import HalfSpaces
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="session")
+def plane():
+    return HalfSpaces(steep=4.0)
+
+
+@pytest.fixture(scope="session")
+def data(plane):
+    return plane.data(9)
 
 
 @pytest.fixture(scope="session")

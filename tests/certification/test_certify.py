@@ -5,26 +5,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from half_spaces import AlwaysOne, HalfSpaces
+from half_spaces import AlwaysOne
 from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certify import make_certifier
 from adaptive_smoothing.certification.options import LipschitzOptions, LocalOptions, SmoothingOptions
 from adaptive_smoothing.certification.target import CertificationTarget, NotCertifiableError
-from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
-from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models.architectures import build
-
-
-@pytest.fixture(scope="module")
-def plane():
-    return HalfSpaces(steep=4.0)
-
-
-@pytest.fixture(scope="module")
-def data(plane):
-    return plane.data(9)
 
 
 def smoothed(plane, **options):
@@ -85,17 +73,6 @@ def test_linf_radii_are_those_of_the_cube_inside_the_ball(plane, data):
     )
     toward = torch.from_numpy(corner) * -torch.sign(plane.distance(data.floats()))[:, None, None, None]
     assert (plane(data.floats() + toward).argmax(1).numpy() == l2.rows["robust_class"])[l2.certified].all()
-
-
-def test_the_summary_agrees_with_the_rows(plane, data):
-    found = ads.certify(plane, data)
-    summary = found.summary()
-    assert summary["images"] == 9 and summary["certified"]["images"] == int(found.certified.sum())
-    assert summary["accuracy"][0]["certified"] == found.accuracy(0.0)
-    radii, left = found.curve()
-    assert left[0] == found.accuracy(0.0) and left[-1] == 0
-    for radius, share in zip(radii[1:], left[:-1], strict=True):
-        assert found.accuracy(radius) == pytest.approx(share)
 
 
 def test_an_interrupted_run_continues_from_its_journal(plane, data, tmp_path, stop_certifying):
@@ -161,74 +138,6 @@ def test_a_model_has_the_same_digest_after_it_was_used(plane, data, tmp_path):
     assert np.array_equal(again.rows["radius"], before.rows["radius"])
 
 
-# --- refusals -----------------------------------------------------------------------------------------
-
-
-class Learned(nn.Module):
-    def forward(self, images):
-        return images.mean((1, 2, 3))
-
-
-class Replacing(Mixer):
-    def forward(self, base_outputs):
-        return MixerOutput(base_outputs.h[:, 0], 2 * base_outputs.h)
-
-
-class Subclass(MixingNetwork):
-    """A subclass of the paper's network, which may do anything."""
-
-    def __init__(self):
-        nn.Module.__init__(self)
-        self.standard_taps = self.robust_taps = ()
-
-
-class OutOfRange(nn.Module):
-    def forward(self, images):
-        return 1.5 + 0 * images.mean((1, 2, 3))
-
-
-def test_a_mixture_with_nan_is_refused(plane, data):
-    mixed = ads.MixedClassifier(AlwaysOne(), plane, alpha=OutOfRange(), alpha_range=(0.8, 1.0))
-    with pytest.raises(ValueError, match="NaN"):
-        ads.certify(mixed, data)
-
-
-@pytest.mark.parametrize("alpha", [Learned(), nn.Parameter(torch.tensor(0.8))], ids=["no width", "parameter"])
-def test_a_constant_alpha_in_another_form_certifies_as_the_number(plane, data, alpha):
-    span = (0.8, 0.8) if isinstance(alpha, nn.Module) else (0.0, 1.0)
-    found = ads.certify(ads.MixedClassifier(AlwaysOne(), plane, alpha=alpha, alpha_range=span), data)
-    plain = ads.certify(ads.MixedClassifier(AlwaysOne(), plane, alpha=0.8), data)
-    assert np.allclose(found.rows["radius"], plain.rows["radius"])
-    assert np.array_equal(found.rows["prediction"], plain.rows["prediction"])
-
-
-def test_a_learned_alpha_certifies_with_the_lower_end_of_its_range(plane, data):
-    mixed = ads.MixedClassifier(AlwaysOne(), plane, alpha=Learned(), alpha_range=(0.8, 1.0))
-    fixed = ads.MixedClassifier(AlwaysOne(), plane, alpha=0.8)
-    learned, number = ads.certify(mixed, data), ads.certify(fixed, data)
-    assert np.allclose(learned.rows["radius"], number.rows["radius"])
-    assert learned.settings["alpha"] == pytest.approx(0.8, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda g, h: ads.MixedClassifier(g, h, alpha=Learned()), "learned alpha"),
-        (lambda g, h: ads.MixedClassifier(g, h, alpha=0.45), "below 1/2"),
-        (lambda g, h: ads.MixedClassifier(g, h, alpha=torch.full((9,), 0.8)), "one per image"),
-        (lambda g, h: ads.MixedClassifier(g, h, alpha=Replacing(), alpha_range=(0.8, 1)), "replace the logits of h"),
-        (lambda g, h: ads.GradientMixedClassifier(g, h, gamma=4.0, on="logits"), "logits are not bounded"),
-        (lambda g, h: ads.MixedClassifier(g, ads.Hardmax(h), alpha=0.9), "not in the Lipschitz constant"),
-        (lambda g, h: ads.MixedClassifier(g, smoothed(h), alpha=0.9, robust_scale=2.0), "times 2"),
-        (lambda g, h: g, "as h"),
-        (lambda g, h: ads.MixedClassifier(g, h, alpha=Subclass(), alpha_range=(0.8, 1)), "replace the logits of h"),
-    ],
-)
-def test_a_model_without_a_theorem_is_refused_with_the_reason(plane, data, change, reason):
-    with pytest.raises(NotCertifiableError, match=reason):
-        ads.certify(change(AlwaysOne(), plane), data)
-
-
 def test_a_method_needs_a_suitable_h(plane, data):
     with pytest.raises(NotCertifiableError, match="smoothed classifier as h"):
         ads.certify(plane, data, method="smoothing")
@@ -242,34 +151,6 @@ def test_a_method_needs_a_suitable_h(plane, data):
         ads.certify(plane, data, method="magic")
     with pytest.raises(ValueError, match="norm among"):
         ads.certify(plane, data, norm="L3")
-
-
-@pytest.mark.parametrize(
-    ("options", "change", "message"),
-    [
-        (SmoothingOptions, {"samples": 0}, "at least 1 sample"),
-        (SmoothingOptions, {"selection": 0}, "at least 1 sample"),
-        (SmoothingOptions, {"failure_probability": 0.0}, "failure probability"),
-        (SmoothingOptions, {"failure_probability": 1.0}, "failure probability"),
-        (SmoothingOptions, {"give_up": 0.0}, "failure probability"),
-        (SmoothingOptions, {"runner_up": "guess"}, "runner-up among"),
-        (SmoothingOptions, {"theorem": "best"}, "theorem among"),
-        (SmoothingOptions, {"precision": "int8"}, "precision among"),
-        (SmoothingOptions, {"radius": -1.0}, "wanted radius"),
-        (SmoothingOptions, {"radius": 0.0}, "wanted radius"),
-        (SmoothingOptions, {"radius": float("nan")}, "wanted radius"),
-        (SmoothingOptions, {"radius": 0.1, "runner_up": "split"}, "stop early"),
-        (LipschitzOptions, {"theorem": "lipschitz"}, "theorem among"),
-        (LipschitzOptions, {"norm": "L3"}, "norm among L"),
-        (LocalOptions, {"shard_size": 0}, "shard_size of at least 1"),
-        (LocalOptions, {"eps": 0.0}, "eps above 0"),
-        (LocalOptions, {"steps": 0}, "at least 1 step"),
-        (LocalOptions, {"batch_size": 0}, "batch_size of at least 1"),
-    ],
-)
-def test_impossible_options_are_refused(options, change, message):
-    with pytest.raises(ValueError, match=message):
-        options(**change)
 
 
 # --- soundness ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from half_spaces import AlwaysOne, HalfSpaces
+from half_spaces import AlwaysOne
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certificates import Certificates
@@ -11,11 +11,6 @@ from adaptive_smoothing.certification.certificates import Certificates
 @pytest.fixture(scope="module")
 def challenge(load_benchmark):
     return load_benchmark("challenge").challenge
-
-
-@pytest.fixture(scope="module")
-def plane():
-    return HalfSpaces(steep=4.0)
 
 
 @pytest.fixture(scope="module")

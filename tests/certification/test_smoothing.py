@@ -10,7 +10,7 @@ from torch import nn
 
 from adaptive_smoothing.certification.bounds import clopper_pearson
 from adaptive_smoothing.certification.options import SmoothingOptions
-from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
+from adaptive_smoothing.certification.sampling import BLOCK
 from adaptive_smoothing.certification.smoothing import Smoothing, reachable_radius
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 
@@ -33,69 +33,6 @@ INDEX = torch.arange(5)
 def smoothing(base, *, hard=True, alpha=1.0, **options):
     chosen = SmoothingOptions(**{"samples": 4000, **options})
     return Smoothing(robust=SmoothedClassifier(base, SIGMA, hard=hard), alpha=alpha, options=chosen)
-
-
-# --- sampling -----------------------------------------------------------------------------------------
-
-
-def test_samples_do_not_depend_on_batches_other_images_or_their_number(plane, images):
-    def drawn(sampler, which, *spans):
-        found = {int(i): [] for i in INDEX[which]}
-        for first, last in spans:
-            for rows, answers in sampler.draw(images[which], INDEX[which], "estimation", first, last):
-                for row, answer in zip(rows.tolist(), answers, strict=True):
-                    found[int(INDEX[which][row])].append(answer)
-        return {image: torch.stack(answers) for image, answers in found.items()}
-
-    everything = slice(None)
-    once = drawn(Sampler(plane, SIGMA), everything, (0, 300))
-    for other in (
-        drawn(Sampler(plane, SIGMA, batch_size=77), everything, (0, 300)),
-        drawn(Sampler(plane, SIGMA, batch_size=1000), slice(2, 4), (0, 300)),
-        drawn(Sampler(plane, SIGMA), everything, (0, 130), (130, 131), (131, 300)),
-    ):
-        for image, answers in other.items():
-            assert answers.shape == (300, 2)
-            assert torch.allclose(answers, once[image], atol=1e-6)
-
-
-def test_a_compiled_base_gets_the_same_noise(plane, images, monkeypatch):
-    calls = []
-
-    def compiled(base, **options):
-        calls.append(options)
-        return lambda noisy: base(noisy)
-
-    plain = smoothing(plane).certify(images, INDEX)
-    monkeypatch.setattr(torch, "compile", compiled)
-    method = smoothing(plane, compiled=True)
-    assert np.array_equal(method.certify(images, INDEX)["probabilities"], plain["probabilities"])
-    # Once, for batches of any size.
-    assert calls == [{"dynamic": True}]
-    assert method.facts["compiled"] and not smoothing(plane).facts["compiled"]
-
-
-def test_noise_differs_between_images_streams_blocks_and_seeds_and_has_the_right_size(plane):
-    image = torch.full((1, 3, 4, 4), 0.5)
-
-    def noise(index=0, stream="estimation", start=0, seed=0):
-        return Sampler(plane, SIGMA, seed=seed)._noise(image, index, stream, start, start + BLOCK)
-
-    first = noise()
-    for other in (noise(index=1), noise(stream="selection"), noise(start=BLOCK), noise(seed=1)):
-        assert (first - other).abs().min() > 0
-    assert first.std().item() == pytest.approx(1, abs=0.05) and abs(first.mean().item()) < 0.05
-
-
-def test_a_tally_rounds_errors_up_and_resolves_small_ones():
-    values = Sampler(nn.Identity(), 1.0).values
-    tally = Tally(torch.tensor([[0, 1]]), 3, values)
-    answers = torch.tensor([[1 - 3e-6, 1e-6, 2e-6], [0.5, 0.25, 0.25]])
-    tally.add(torch.zeros(2, dtype=torch.long), answers)
-    top, second = (values[np.flatnonzero(tally.counts(which)[0])] for which in (0, 1))
-    for found, exact in ((top, [3e-6, 0.5]), (second, [1e-6, 0.25])):
-        assert (found >= exact).all() and found == pytest.approx(exact, rel=0.01)
-    assert tally.mean() == pytest.approx(answers.double().mean(0, keepdim=True).numpy(), abs=1e-7)
 
 
 # --- certificates -------------------------------------------------------------------------------------
@@ -176,6 +113,22 @@ def test_the_default_bound_and_runner_up_follow_from_the_votes(plane):
     assert smoothing(plane, hard=False, radius=0.1).facts["runner-up"] == "complement"
 
 
+def test_a_compiled_base_gets_the_same_noise(plane, images, monkeypatch):
+    calls = []
+
+    def compiled(base, **options):
+        calls.append(options)
+        return lambda noisy: base(noisy)
+
+    plain = smoothing(plane).certify(images, INDEX)
+    monkeypatch.setattr(torch, "compile", compiled)
+    method = smoothing(plane, compiled=True)
+    assert np.array_equal(method.certify(images, INDEX)["probabilities"], plain["probabilities"])
+    # Once, for batches of any size.
+    assert calls == [{"dynamic": True}]
+    assert method.facts["compiled"] and not smoothing(plane).facts["compiled"]
+
+
 # --- stopping early -----------------------------------------------------------------------------------
 
 
@@ -250,12 +203,6 @@ def test_the_largest_radius_of_unanimous_votes_has_a_closed_form(plane):
 def test_alpha_is_at_least_one_half(plane):
     with pytest.raises(ValueError, match="alpha in"):
         smoothing(plane, alpha=0.4)
-
-
-@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf")])
-def test_sigma_is_positive(plane, sigma):
-    with pytest.raises(ValueError, match="sigma > 0"):
-        Sampler(plane, sigma)
 
 
 @pytest.mark.parametrize("hard", [True, False])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from adaptive_smoothing.certification.certificates import Certificates, Frontier
-from adaptive_smoothing.models.cards import _purpose
 from adaptive_smoothing.report.certified import (
     certified_frontier_table,
     certified_sentences,
@@ -80,9 +79,3 @@ def test_written_certificates_are_read_again(tmp_path):
     again = read_certificates(tmp_path)
     assert again.settings == NEAR.settings and again.accuracy(0.3) == 0.5
     assert again.rows["radius"] == pytest.approx(NEAR.rows["radius"])
-
-
-def test_a_card_knows_a_lipschitz_network():
-    method = {"name": "standard"}
-    assert "Lipschitz" in _purpose({"model": {"arch": "lipschitz_net"}, "method": method})
-    assert "standard classifier g" in _purpose({"model": {"arch": "preact_resnet18"}, "method": method})

@@ -1,8 +1,8 @@
-"""Certificates computed for another alpha equal those of a certification at that alpha."""
+"""Certificates: their summary, certificates for another alpha, and the frontier of several mixtures."""
 
 import numpy as np
 import pytest
-from half_spaces import AlwaysOne, HalfSpaces
+from half_spaces import AlwaysOne
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certificates import (
@@ -14,11 +14,6 @@ from adaptive_smoothing.certification.certificates import (
     with_alpha,
 )
 from adaptive_smoothing.certification.options import LipschitzOptions, SmoothingOptions
-
-
-@pytest.fixture(scope="module")
-def plane():
-    return HalfSpaces(steep=4.0)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +35,16 @@ def smoothed(plane, data):
 @pytest.fixture(scope="module")
 def lipschitz(plane, data):
     return certified(plane, data, 1.0, sigma=None)
+
+
+def test_the_summary_agrees_with_the_rows(lipschitz):
+    found, summary = lipschitz, lipschitz.summary()
+    assert summary["images"] == 12 and summary["certified"]["images"] == int(found.certified.sum())
+    assert summary["accuracy"][0]["certified"] == found.accuracy(0.0)
+    radii, left = found.curve()
+    assert left[0] == found.accuracy(0.0) and left[-1] == 0
+    for radius, share in zip(radii[1:], left[:-1], strict=True):
+        assert found.accuracy(radius) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("sigma", [0.5, None])
