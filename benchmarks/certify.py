@@ -1,12 +1,12 @@
-"""Time of certification with early stopping, compared with a plain implementation of Cohen's procedure.
+"""Measure the time of certification with early stopping, and that of a plain implementation of Cohen's procedure.
 
     python benchmarks/certify.py gaussian-050 --sigma 0.5 --radius 0.5 --images 500 --plain-images 20 --device cuda \
         --data cifar10 --out benchmarks/results/certify.json
 
-Cohen et al. 2019: for one image after the other, n0 = 100 samples choose a class, n = 100,000 others bound its
-probability by Clopper-Pearson (scipy), with a failure probability of 0.001. Early stopping samples an image until one
-radius is decided. The certified accuracy of Cohen's test on all images is computed in our batches, because one image
-after the other would take hours.
+Cohen et al. 2019 process one image after the other: 100 samples choose a class, 100,000 others bound its probability
+by Clopper-Pearson (scipy), with a failure probability of 0.001. Early stopping samples an image until one radius is
+decided. The certified accuracy of Cohen's test on all images is computed in our batches, because one image after the
+other would take hours.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import difference, write_json
 from adaptive_smoothing.runs.folder import environment
 
-N0, N, CHANCE, BATCH = 100, 100_000, 0.001, 1000
+# Samples that choose the class, samples that bound its probability, and the failure probability of Cohen et al.
+N0, N, CHANCE = 100, 100_000, 0.001
+# Samples per batch of the plain implementation.
+BATCH = 1000
 
 
 # --- Cohen's procedure --------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def votes(base: nn.Module, image: Tensor, sigma: float, count: int, classes: int, batch: int = BATCH) -> np.ndarray:
+def votes(base: nn.Module, image: Tensor, sigma: float, count: int, classes: int) -> np.ndarray:
     """Return the votes of `count` noisy samples of one image."""
     found = np.zeros(classes, dtype=int)
     while count > 0:
-        size = min(count, batch)
+        size = min(count, BATCH)
         count -= size
         noisy = image.repeat((size, 1, 1, 1))
         with trusted_images():
@@ -61,7 +64,7 @@ def cohen(base: nn.Module, image: Tensor, sigma: float, classes: int, n: int) ->
     return (chosen, sigma * float(norm.ppf(lower))) if lower >= 0.5 else (-1, 0.0)
 
 
-def plainly(base: nn.Module, data: ImageData, sigma: float, radius: float, device: str, n: int) -> dict[str, Any]:
+def measure_cohen(base: nn.Module, data: ImageData, sigma: float, radius: float, device: str, n: int) -> dict[str, Any]:
     """Return the row of Cohen's procedure."""
     images, labels = data.to(device).floats(), data.labels
     cohen(base, images[:1], sigma, data.num_classes, min(n, 5000))  # the first pass is slower
@@ -75,7 +78,7 @@ def plainly(base: nn.Module, data: ImageData, sigma: float, radius: float, devic
 # --- ours --------------------------------------------------------------------------------------------
 
 
-def ours(
+def timed_certify(
     base: nn.Module, data: ImageData, sigma: float, device: str, options: SmoothingOptions
 ) -> tuple[Certificates, float]:
     """Return the certificates and the seconds that they took."""
@@ -125,17 +128,17 @@ def main() -> None:
             write_json(args.out, {"setting": setting, "rows": rows, "facts": facts})
 
     few = data.take(slice(args.plain_images))
-    keep("Cohen, plainly", plainly(base, few, args.sigma, args.radius, args.device, args.samples))
+    keep("Cohen, plainly", measure_cohen(base, few, args.sigma, args.radius, args.device, args.samples))
     stopped: dict[str, Certificates] = {}
     for precision in args.precisions:
         options = SmoothingOptions(radius=args.radius, samples=args.samples, precision=precision)
-        stopped[precision], seconds = ours(base, data, args.sigma, args.device, options)
+        stopped[precision], seconds = timed_certify(base, data, args.sigma, args.device, options)
         spent = int(stopped[precision].rows["samples"].sum())
         accuracy = stopped[precision].accuracy(args.radius)
         keep(f"stopping early, {precision}", _row(len(data), seconds, spent, accuracy))
     precision = args.precisions[-1]
     options = SmoothingOptions(samples=args.samples, selection=N0, precision=precision)
-    full, seconds = ours(base, data, args.sigma, args.device, options)
+    full, seconds = timed_certify(base, data, args.sigma, args.device, options)
     spent, reached = int(full.rows["samples"].sum()), full.correct & (full.rows["radius"] >= args.radius)
     row = _row(len(data), seconds, spent, float(reached.mean()))
     for name, found in stopped.items():

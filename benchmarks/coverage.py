@@ -1,12 +1,13 @@
-"""How often upper confidence bounds fail, over simulated runs with a known mean.
+"""Measure how often upper confidence bounds fail, over simulated runs with a known mean.
 
     python benchmarks/coverage.py --runs 10000 --out benchmarks/results/coverage.json
 
-The errors are simulated as smoothing meets them: rare votes for other classes, and a confident, an unconfident and an
+The simulated errors resemble those of smoothing: rare votes for other classes, and a confident, an unconfident and an
 undecided softmax. For two failure probabilities, the table has the share of runs in which the bound is below the true
-mean, which may be at most the failure probability, and how far the bound is above the average. "anytime" checks after
-every 50 samples and counts a run as failed if the bet against the true mean was ever won. The Chernoff and Bernstein
-bounds are here for comparison only: certification uses Clopper-Pearson for votes and betting for probabilities.
+mean, and how far the bound is above the average. The share may be at most the failure probability. "anytime" checks
+after every 50 samples and counts a run as failed if the bet against the true mean was ever won. The Chernoff and
+Bernstein bounds are here for comparison only: certification uses Clopper-Pearson for votes and betting for
+probabilities.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Noisy samples per second of a network, compiled or not, in several batch sizes and precisions.
+"""Measure the noisy samples per second of a network, compiled or not, in several batch sizes and precisions.
 
     python benchmarks/sampling.py gaussian-050 --sigma 0.5 --device cuda --precisions bfloat16 \
         --out benchmarks/results/sampling-cuda.json

@@ -3,8 +3,9 @@
     python benchmarks/soundness.py resnet18-standard gaussian-050 --sigma 0.5 --alpha 0.8 --images 1000 --out ...
     python benchmarks/soundness.py resnet18-standard lipschitz-8 --alpha 0.8 --images 1000 --norm Linf --out ...
 
-Certifies test images of the mixture of a hardmax G and H, and attacks every certified image inside its radius: see
-benchmarks/challenge.py. No certificate may break beyond its failure probability: two of 2,000 are possible at 0.001.
+The script certifies test images for the mixture of a hardmax G and H, and attacks every certified image inside its
+radius (benchmarks/challenge.py). Certificates may break as often as their failure probability allows: two of 2,000 at
+0.001.
 """
 
 from __future__ import annotations
