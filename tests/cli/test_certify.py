@@ -202,6 +202,11 @@ def test_options_that_do_not_suit_a_frontier_are_refused(package, change, messag
     assert result.exit_code == 1 and message in str(result.exception)
 
 
+def test_a_clean_accuracy_needs_g_and_h(package):
+    result = run("certify", "compact-robust", "--clean-accuracy", "0.5", "--sigma", "0.1")
+    assert result.exit_code == 1 and "got one model" in str(result.exception)
+
+
 def test_several_h_need_a_clean_accuracy(package):
     result = run("certify", "compact-standard", "compact-robust", "compact-standard", "--sigma", "0.1", "--alpha", "1")
     assert result.exit_code == 1 and "--clean-accuracy" in str(result.exception)

@@ -92,20 +92,24 @@ def certify(
 def _check_frontier(h: list[str], alpha: float | None, split: str, method: str | None) -> None:
     """Raise if an option does not suit --clean-accuracy."""
     names = [short_name(each) for each in h]
-    if not names or alpha is not None:
-        raise ValueError("expected G and one or more H without --alpha: --clean-accuracy chooses alpha")
+    if not names:
+        raise ValueError("expected G and one or more H with --clean-accuracy, got one model: name an H")
+    if alpha is not None:
+        raise ValueError("expected --clean-accuracy without --alpha, got both: --clean-accuracy chooses alpha")
     if split != "test":
         raise ValueError(f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val")
     if len(set(names)) < len(names):
         raise ValueError(f"expected every H once, each with a different name, got {', '.join(names)}: rename a file")
     if method == "local":
-        raise ValueError("expected certificates for --clean-accuracy, got local estimates: choose another method")
+        raise ValueError("expected certificates with --clean-accuracy, got local estimates: choose another method")
 
 
 def _check_frontier_options(options: CertifyOptions) -> None:
     """Raise if the radii for another alpha could not be computed from this certification."""
     if options.norm == "Linf" or (isinstance(options, SmoothingOptions) and options.radius is not None):
-        raise ValueError("expected L2 and all samples with --clean-accuracy: leave out --set norm=Linf and radius")
+        raise ValueError(
+            "expected L2 and all samples with --clean-accuracy, got --set norm=Linf or --set radius: leave it out"
+        )
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ class Preparation:
         method = self.method or ("lipschitz" if proven else "smoothing")
         if method == "smoothing":
             model = self._smoothed(model, h_name or model_name)
+        # With alpha 1, the mixture is h alone.
         name = loaded.short if h_name is None or alpha != 1 else short_name(h_name)
         return PreparedModel(model.to(device), loaded.parts, {**loaded.facts, "hardmax": self.hardmax}, name, method)
 
