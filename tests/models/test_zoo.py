@@ -430,7 +430,7 @@ def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
     ("name", "words"),
     [
         ("timm:resnet18?pretraned=0", "unknown option 'pretraned' in .*: did you mean 'pretrained'"),
-        ("robustbench:X?eps=8", "unknown option 'eps' in .*: known ones are dataset, threat"),
+        ("robustbench:X?eps=8", "unknown option 'eps' in .*: choose one of dataset, threat"),
         ("timm:?pretrained=0", "expected a name before the options"),
         ("timm:resnet10t?pretrained=maybe", "expected 0 or 1, got 'maybe'"),
     ],
@@ -513,7 +513,7 @@ def test_normalised_images_inside_a_wrapped_network_are_accepted(images):
 def test_an_unknown_option_of_an_architecture_is_named():
     with pytest.raises(ValueError, match="expected an option of wide_resnet, got 'dept': did you mean 'depth'"):
         build("wide_resnet", dept=10)
-    with pytest.raises(ValueError, match="got 'stem': it takes width, activation, num_classes, mean, std"):
+    with pytest.raises(ValueError, match="got 'stem': choose one of width, activation, num_classes, mean, std"):
         build("preact_resnet18", stem=3)
 
 

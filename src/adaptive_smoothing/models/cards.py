@@ -48,7 +48,7 @@ def read_card(weights: Path) -> Card:
     if not path.is_file():
         hint = 'write {"arch": ..., "options": {}} to it'
         raise FileNotFoundError(f"expected {path} next to the weights, got no file: {hint}")
-    content = _read_json(path)
+    content = read_json_object(path)
     if "arch" not in content:
         raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
     known = ("arch", "options", "num_classes", "sha256", "key", "card")
@@ -61,7 +61,7 @@ def read_card(weights: Path) -> Card:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the entries of the manifest in a folder, by model name."""
-    models = _read_json(folder / MANIFEST).get("models")
+    models = read_json_object(folder / MANIFEST).get("models")
     if not isinstance(models, dict):
         raise ValueError(f'expected {{"models": {{NAME: {{"sha256": ...}}}}}} in {folder / MANIFEST}')
     return models
@@ -75,7 +75,8 @@ def manifest_card(folder: Path, name: str, entry: object) -> Card:
     return replace(card, sha256=entry["sha256"])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or raise an error for anything else."""
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -98,9 +99,14 @@ def markdown(card: Card, parameters: int, size: int) -> str:
         "recipe": recipe_line(recipe),
         "training": training_line(facts),
     }
-    lines = [f"# {card.name}", "", _purpose(recipe), "", "| | |", "|---|---|"]
+    return card_text(card.name, _purpose(recipe), rows, facts.get("figures", {}))
+
+
+def card_text(name: str, purpose: str, rows: Mapping[str, str], figures: Mapping[str, Any]) -> str:
+    """Return a Markdown card: a title, a sentence, a table of the rows that are not empty, and a table of figures."""
+    lines = [f"# {name}", "", purpose, "", "| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
-    return "\n".join(lines + figures_table(facts.get("figures", {}))) + "\n"
+    return "\n".join(lines + _figures_table(figures)) + "\n"
 
 
 def _purpose(recipe: Mapping[str, Any]) -> str:
@@ -145,7 +151,7 @@ def training_line(facts: Mapping[str, Any]) -> str:
     return f"{facts['seconds'] / 60:.1f} minutes on {facts.get('device', '?')}, code {code}"
 
 
-def figures_table(figures: Mapping[str, Any]) -> list[str]:
+def _figures_table(figures: Mapping[str, Any]) -> list[str]:
     """Return the lines of a Markdown table with one row per split, or no lines if there are no figures."""
     if not figures:
         return []

@@ -3,7 +3,7 @@
 A digest changes with the tensors, the attributes and the source text of a model. Code of installed packages and of this
 package counts by name only. Two changes are not detected: of a global variable that a function reads, and of code
 without source text, such as a class made by `type(...)`. After such a change, set an attribute of the model, such as
-`model.tag = "v2"`: any attribute is part of the digest.
+`model.tag = "v2"`: all attributes are part of the digest, except those that a class names in `NOT_IN_DIGEST`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
     return digest.hexdigest()
 
 
-def describe(value: object) -> PlainData:
+def describe(value: object) -> Any:
     """Return an attack, its options or any other value as plain data for a JSON file."""
     return _describe(value, {})
 
