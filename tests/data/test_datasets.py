@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from adaptive_smoothing.data import cifar, from_dataset, from_tensors, load
-from adaptive_smoothing.data.datasets import ImageData, to_floats, validation_positions
+from adaptive_smoothing.data import cifar
+from adaptive_smoothing.data.conversion import from_dataset, from_tensors
+from adaptive_smoothing.data.datasets import ImageData, load, to_floats, validation_positions
 from adaptive_smoothing.data.make_builtin import make
 from adaptive_smoothing.data.sources import from_sheet, to_sheet
 

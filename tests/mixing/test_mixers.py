@@ -11,7 +11,7 @@ from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.objectives import cross_entropy, flip_standard
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.attacks.views import AtAlpha, WithoutTransforms
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput

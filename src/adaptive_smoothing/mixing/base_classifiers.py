@@ -1,4 +1,4 @@
-"""`BaseClassifiers`, the base class of mixtures of g and h, and `Mixer`, the base class of networks that choose alpha."""
+"""The base classes of mixtures of g and h (`BaseClassifiers`) and of networks that choose alpha (`Mixer`)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class BaseClassifiers(nn.Module):
         return [getattr(model, "num_classes", None) for model in (self.standard, self.robust)]
 
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
-        """Add the features of these layers to the base outputs. A layer has the name it has without `LogitTransform`."""
+        """Add the features of these layers to the base outputs. Names are those in the network without a transform."""
         for role, layers in (("standard", standard), ("robust", robust)):
             if layers:
                 self._taps[role] = FeatureTaps(without_transform(getattr(self, role)), layers)
@@ -90,7 +90,7 @@ class BaseClassifiers(nn.Module):
         return g, h
 
     def base_outputs(self, images: Tensor) -> BaseOutputs:
-        """Return the logits of both networks, before any `LogitTransform`, and the tapped features, in one pass each."""
+        """Return the logits before any `LogitTransform` and the tapped features, with one pass of each network."""
         guard_images(images)
         with trusted_images():
             (g, g_features), (h, h_features) = (self._run(role, images) for role in ("standard", "robust"))

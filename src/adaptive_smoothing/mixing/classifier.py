@@ -98,7 +98,7 @@ class MixedClassifier(BaseClassifiers):
         return self._view(GrayBoxMixture)
 
     def smooth(self) -> MixedClassifier:
-        """Return a view for gradients: it has no `Hardmax`, and its alpha has the gradient of the score of a `Mixer`."""
+        """Return a view for gradients, without `Hardmax`, whose alpha has the gradient of the score of its `Mixer`."""
         bases = {"standard": self.standard, "robust": self.robust}
         soft = {role: base.model if isinstance(base, Hardmax) else base for role, base in bases.items()}
         return self._view(SmoothMixture if self.learns_alpha else None, **soft)

@@ -1,5 +1,7 @@
 """The mixing formulas of the paper, eqs. adap_sm_1 to adap_sm_4, as pure functions.
 
+`alpha_from_gamma` and `gamma_from_alpha` convert between the two parameters of the paper.
+
 Probabilities are mixed in the log domain: `log((1 - a) * softmax(g) + a * softmax(h))` as written gives infinite logits
 and NaN gradients on confident inputs, and a NaN gradient looks like robustness.
 """
@@ -12,13 +14,18 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-Mixed = Literal["probabilities", "logits"]
+# The scores of g and h that are mixed.
+ScoreKind = Literal["probabilities", "logits"]
 Number = TypeVar("Number", float, Tensor)
-Numbers = float | Tensor
 
 
 def mix_logits(
-    g_logits: Tensor, h_logits: Tensor, alpha: Numbers, *, standard_scale: Numbers = 1.0, robust_scale: Numbers = 1.0
+    g_logits: Tensor,
+    h_logits: Tensor,
+    alpha: float | Tensor,
+    *,
+    standard_scale: float | Tensor = 1.0,
+    robust_scale: float | Tensor = 1.0,
 ) -> Tensor:
     """Return the logits of the mixed classifier, eq. adap_sm_4: log((1 - alpha) softmax(g) + alpha softmax(h)).
 
@@ -28,12 +35,12 @@ def mix_logits(
     return mix_log_probabilities(log_g, log_h, alpha)
 
 
-def log_probabilities(logits: Tensor, scale: Numbers = 1.0) -> Tensor:
+def log_probabilities(logits: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """Return log softmax(scale * logits) in float32 or more: in bfloat16 an alpha of 0.999 would become 1."""
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale).log_softmax(-1)
 
 
-def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: Numbers) -> Tensor:
+def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: float | Tensor) -> Tensor:
     """Return log((1 - alpha) g + alpha h) from log g and log h, eq. adap_sm_4; alpha is a number, [N] or [N, C].
 
     The result equals `log_g` at alpha = 0 and `log_h` at alpha = 1 to the last bit. There the gradient with respect to
@@ -71,7 +78,7 @@ def _leave(log_p: Tensor, log_q: Tensor, weight: Tensor) -> Tensor:
 def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, classes: Tensor) -> Tensor:
     """Return the logits of the mixture of h with a worst-case g, which is certain of `classes` [N].
 
-    No attack on a g can do more: a prediction that is correct for every such g is correct with any g.
+    No attack on g can do more: if the mixture is correct with each such g, it is correct with any g.
     """
     # -1e4 is the logarithm of a probability that is zero to the last bit.
     certain = torch.full_like(h_logits, -1e4, dtype=torch.float32).scatter(1, classes[:, None], 0.0)
@@ -99,27 +106,29 @@ def gamma_from_alpha(alpha: Number) -> Number:
 
 
 def mix_normalised(
-    g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: Mixed = "probabilities"
+    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: ScoreKind = "probabilities"
 ) -> Tensor:
     """Return (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, with R = `r` [N, C], as logits.
 
     Eq. adap_sm_2 is the case R_i = ||grad g_i||_{p*}. With `on="probabilities"` the logarithm is returned.
     """
     alpha = alpha_from_gamma(gamma * r)
-    if check_mixed(on) == "logits":
+    if check_score_kind(on) == "logits":
         return (1 - alpha) * g_logits + alpha * h_logits
     return mix_log_probabilities(log_probabilities(g_logits), log_probabilities(h_logits), alpha)
 
 
-def mix_sum(g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: Mixed = "probabilities") -> Tensor:
+def mix_sum(
+    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: ScoreKind = "probabilities"
+) -> Tensor:
     """Return g_i + gamma R_i h_i, eq. adap_sm_1, with R = `r` [N, C]; in the paper R_i = ||grad g_i||_{p*}."""
-    if check_mixed(on) == "logits":
+    if check_score_kind(on) == "logits":
         return g_logits + gamma * r * h_logits
     return mix_normalised(g_logits, h_logits, gamma, r, on) + torch.log1p(gamma * r)
 
 
-def check_mixed(on: str) -> str:
+def check_score_kind(on: str) -> str:
     """Return `on`, or raise an error if it is not one of the two kinds of scores."""
-    if on not in get_args(Mixed):
-        raise ValueError(f"expected on to be one of {', '.join(get_args(Mixed))}, got {on!r}")
+    if on not in get_args(ScoreKind):
+        raise ValueError(f"expected on to be one of {', '.join(get_args(ScoreKind))}, got {on!r}")
     return on

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.data.datasets import looks_channels_last
+from adaptive_smoothing.data.datasets import is_integer, looks_channels_last
 
 # Resizing and colour conversion round, so that values may leave [0, 1] by this much.
 SLACK = 1e-6
@@ -112,7 +112,7 @@ def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None)
     """Check that each image has an integer label in [0, num_classes), or >= 0 by default. Waits for the device."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"expected labels as a tensor, got {type(labels).__name__}: pass torch.as_tensor(labels)")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    if not is_integer(labels):
         hint = "for one-hot rows pass labels.argmax(1)" if labels.dim() == 2 else "pass labels.long()"
         raise TypeError(f"expected labels as integers, got {labels.dtype}: {hint}")
     if labels.shape != images.shape[:1]:
