@@ -79,8 +79,10 @@ def is_as_stored(model: nn.Module) -> bool:
     card = find_card(found["name"])
     if card is None:
         return True
-    stored = _card_weights(card)
-    return all(torch.equal(value.cpu(), stored[key].to(value.dtype)) for key, value in model.state_dict().items())
+    stored, weights = _card_weights(card), model.state_dict()
+    return stored.keys() == weights.keys() and all(
+        torch.equal(value.cpu(), stored[key].to(value.dtype)) for key, value in weights.items()
+    )
 
 
 def find_card(name: str) -> Card | None:
