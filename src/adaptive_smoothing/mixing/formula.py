@@ -16,16 +16,13 @@ from torch import Tensor
 
 # The scores of g and h that are mixed.
 ScoreKind = Literal["probabilities", "logits"]
-Number = TypeVar("Number", float, Tensor)
+Numbers = float | Tensor
+# The type of an argument that is also the type of the result.
+Same = TypeVar("Same", float, Tensor)
 
 
 def mix_logits(
-    g_logits: Tensor,
-    h_logits: Tensor,
-    alpha: float | Tensor,
-    *,
-    standard_scale: float | Tensor = 1.0,
-    robust_scale: float | Tensor = 1.0,
+    g_logits: Tensor, h_logits: Tensor, alpha: Numbers, *, standard_scale: Numbers = 1.0, robust_scale: Numbers = 1.0
 ) -> Tensor:
     """Return the logits of the mixed classifier, eq. adap_sm_4: log((1 - alpha) softmax(g) + alpha softmax(h)).
 
@@ -35,12 +32,12 @@ def mix_logits(
     return mix_log_probabilities(log_g, log_h, alpha)
 
 
-def log_probabilities(logits: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+def log_probabilities(logits: Tensor, scale: Numbers = 1.0) -> Tensor:
     """Return log softmax(scale * logits) in float32 or more: in bfloat16 an alpha of 0.999 would become 1."""
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale).log_softmax(-1)
 
 
-def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: float | Tensor) -> Tensor:
+def mix_log_probabilities(log_g: Tensor, log_h: Tensor, alpha: Numbers) -> Tensor:
     """Return log((1 - alpha) g + alpha h) from log g and log h, eq. adap_sm_4; alpha is a number, [N] or [N, C].
 
     The result equals `log_g` at alpha = 0 and `log_h` at alpha = 1 to the last bit. There the gradient with respect to
@@ -85,7 +82,7 @@ def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, classes: Tensor) 
     return mix_log_probabilities(certain, log_probabilities(h_logits), alpha)
 
 
-def alpha_from_gamma(gamma: Number) -> Number:
+def alpha_from_gamma(gamma: Same) -> Same:
     """Return alpha = gamma / (1 + gamma), the reparametrisation of eq. adap_sm_4; 1 at gamma = inf."""
     if isinstance(gamma, Tensor):
         # At infinity the quotient would be NaN; at the largest finite number it is 1.
@@ -96,7 +93,7 @@ def alpha_from_gamma(gamma: Number) -> Number:
     return 1.0 if gamma == math.inf else gamma / (1 + gamma)
 
 
-def gamma_from_alpha(alpha: Number) -> Number:
+def gamma_from_alpha(alpha: Same) -> Same:
     """Return gamma = alpha / (1 - alpha), the inverse of `alpha_from_gamma`; inf at alpha = 1."""
     if isinstance(alpha, Tensor):
         return alpha / (1 - alpha)
@@ -106,7 +103,7 @@ def gamma_from_alpha(alpha: Number) -> Number:
 
 
 def mix_normalised(
-    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: ScoreKind = "probabilities"
+    g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: ScoreKind = "probabilities"
 ) -> Tensor:
     """Return (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, with R = `r` [N, C], as logits.
 
@@ -118,9 +115,7 @@ def mix_normalised(
     return mix_log_probabilities(log_probabilities(g_logits), log_probabilities(h_logits), alpha)
 
 
-def mix_sum(
-    g_logits: Tensor, h_logits: Tensor, gamma: float | Tensor, r: Tensor, on: ScoreKind = "probabilities"
-) -> Tensor:
+def mix_sum(g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: ScoreKind = "probabilities") -> Tensor:
     """Return g_i + gamma R_i h_i, eq. adap_sm_1, with R = `r` [N, C]; in the paper R_i = ||grad g_i||_{p*}."""
     if check_score_kind(on) == "logits":
         return g_logits + gamma * r * h_logits

@@ -47,10 +47,7 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         contract.guard_images(images)
-        return self.logits(images)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Return the logits without checking the values of images, for images that leave [0, 1] on purpose."""
+        # Images are normalised here, so that a `Classifier` inside must not check their values.
         with contract.trusted_images():
             output = self.model(self.first(images))
         logits = pick_logits(output, self.output)
