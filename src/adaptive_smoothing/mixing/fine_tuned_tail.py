@@ -26,9 +26,9 @@ POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 class FineTunedTail(Mixer):
     """A fine-tuned copy of the last layers of h, and a small network that computes a score from its outputs.
 
-    The copy starts with the weights of h. The mean of the logits of h and of the copy replaces the logits of h. The
-    score is computed from these logits and the last features of the copy. Neither depends on g. `FineTunedTail.of(h)`
-    makes the copy.
+    The copy starts with the weights of h. The mean of the logits of h and of the copy, times a learned factor, replaces
+    the logits of h. The score is computed from this mean and the last features of the copy. Neither depends on g.
+    `FineTunedTail.of(h)` makes the copy.
 
     Args:
         tail: the copy of the layers after `tap`.
