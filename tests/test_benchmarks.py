@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, TOLERANCE, Arithmetic
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier

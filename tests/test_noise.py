@@ -1,3 +1,5 @@
+"""Keyed random numbers: the same for a key in any company, uniform, and different for different keys."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""Result files are written whole or not at all; intervals have known values."""
+
 import numpy as np
 import pytest
 

@@ -22,7 +22,7 @@ from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff
-from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing import mixture_card, pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.inference import fp32_logits
@@ -121,7 +121,7 @@ def test_a_stored_mixture_agrees_with_its_card(name):
     folder = pretrained.find(name)
     description = pretrained.read(folder)
     card = description["card"]
-    assert (folder / "mixture.md").read_text() == pretrained.markdown(name, description, folder / pretrained.WEIGHTS)
+    assert (folder / "mixture.md").read_text() == mixture_card.markdown(name, description, folder / pretrained.WEIGHTS)
     recipe = from_table(MixingRecipe, card["recipe"])
     assert recipe.mixer.kind == description["alpha"]["kind"] and recipe.data.name == "cifar10"
     assert card["figures"]["val"]["clean"] == pytest.approx(card["wanted"]["clean_accuracy"], abs=5e-4)

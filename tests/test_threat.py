@@ -1,3 +1,5 @@
+"""Threats: projections, steepest directions and random points, compared with their definitions; parsing."""
+
 import pytest
 import torch
 

@@ -9,7 +9,8 @@ verdict = ads.evaluate(mixed, data, "fast", ads.Linf(8 / 255))
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import adaptive_attack, auto_attack, fast_attack, preset
 from adaptive_smoothing.certification.certify import certify
-from adaptive_smoothing.data.datasets import ImageData, from_dataset, from_tensors
+from adaptive_smoothing.data.conversion import from_dataset, from_tensors
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.data.datasets import load as load_data
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate

@@ -1,4 +1,4 @@
-"""`python -m adaptive_smoothing`: the command line, also where scripts are not on the path."""
+"""The command line as `python -m adaptive_smoothing`, for environments whose scripts are not on the path."""
 
 from adaptive_smoothing.cli.main import main
 

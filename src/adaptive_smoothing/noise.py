@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+# The mask of the 32 bits of a key.
 WORD = 0xFFFFFFFF
 
 Word = TypeVar("Word", Tensor, int | Tensor)
@@ -28,7 +29,7 @@ def generator(seed: int, *key: object, device: torch.device | str = "cpu") -> to
 
 
 def to_device(drawn: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host on `device`. The host does not wait for the copy, which needs pinned memory."""
+    """Return a CPU tensor on `device`. The CPU does not wait for the copy, which needs pinned memory."""
     return (drawn.pin_memory() if device.type == "cuda" else drawn).to(device, non_blocking=True)
 
 
@@ -39,9 +40,9 @@ def fold(keys: Tensor, value: int | Tensor) -> Tensor:
 
 
 def uniform(keys: Tensor, count: int) -> Tensor:
-    """Return [keys, count] numbers in [0, 1). They depend on neither the device nor the other keys."""
-    which = torch.arange(count, device=keys.device)
-    return (fold(keys[:, None], which) >> 8).float() * 2**-24
+    """Return `count` numbers in [0, 1) for each key, [N, count]. They depend on neither the device nor other keys."""
+    positions = torch.arange(count, device=keys.device)
+    return (fold(keys[:, None], positions) >> 8).float() * 2**-24
 
 
 def _scramble(word: Word) -> Word:

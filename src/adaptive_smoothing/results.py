@@ -1,4 +1,4 @@
-"""Result files, written atomically: JSON for facts and figures, .npz for one row per image; and intervals of shares."""
+"""Result files, written atomically: JSON for facts and figures, .npz for one row per image. Intervals of shares."""
 
 from __future__ import annotations
 
@@ -11,29 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-
-def intervals(successes: np.ndarray, trials: int, confidence: float = 0.95) -> np.ndarray:
-    """Return Clopper-Pearson intervals of shares of the same number of trials, one row (low, high) each."""
-    from scipy.stats import beta  # takes a second to import
-
-    successes = np.asarray(successes)
-    failures, tail = trials - successes, (1 - confidence) / 2
-    low = np.where(successes > 0, beta.ppf(tail, np.maximum(successes, 1), failures + 1), 0.0)
-    high = np.where(failures > 0, beta.ppf(1 - tail, successes + 1, np.maximum(failures, 1)), 1.0)
-    return np.stack([low, high], axis=-1)
-
-
-def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of a share."""
-    low, high = intervals(np.array(successes), trials, confidence).tolist()
-    return low, high
-
-
-def difference(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """Return the mean difference over the same images, and half the width of its 95 % interval."""
-    change = mine.astype(float) - theirs.astype(float)
-    return float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
 
 
 @contextmanager
@@ -52,10 +29,14 @@ def atomic(path: str | Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    with atomic(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write indented JSON, without NaN."""
-    with atomic(path) as partial:
-        partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
@@ -71,3 +52,25 @@ def write_rows(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 def read_rows(path: str | Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as columns:
         return dict(columns)
+
+
+def interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the Clopper-Pearson interval of a share."""
+    low, high = intervals(np.array(successes), trials, confidence).tolist()
+    return low, high
+
+
+def intervals(successes: np.ndarray, trials: int, confidence: float = 0.95) -> np.ndarray:
+    """Return the Clopper-Pearson intervals of several shares of `trials`, one row (low, high) each."""
+    from scipy.stats import beta  # takes a second to import
+
+    failures, tail = trials - successes, (1 - confidence) / 2
+    low = np.where(successes > 0, beta.ppf(tail, np.maximum(successes, 1), failures + 1), 0.0)
+    high = np.where(failures > 0, beta.ppf(1 - tail, successes + 1, np.maximum(failures, 1)), 1.0)
+    return np.stack([low, high], axis=-1)
+
+
+def difference(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
+    """Return the mean difference over the same images, and half the width of its 95 % interval."""
+    change = mine.astype(float) - theirs.astype(float)
+    return float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))

@@ -6,7 +6,7 @@ import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,19 +25,51 @@ def read_toml(path: str | Path, cls: type[T], changes: Sequence[str] = ()) -> T:
     path = Path(path)
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f": choose one of {', '.join(near)}" if near else ": check the path"
-        raise SettingsError(f"expected a settings file at {path}, got none{hint}")
-    return from_table(cls, _changed(_parse(path.read_text(), str(path)), changes), where=str(path))
+        hint = f"choose one of {', '.join(near)}" if near else "check the path"
+        raise SettingsError(f"expected a settings file at {path}, got none: {hint}")
+    return from_table(cls, _with_changes(_parse(path.read_text(), str(path)), changes), where=str(path))
 
 
 def changed(settings: T, changes: Sequence[str]) -> T:
     """Return the settings with changes such as `optimizer.epochs=3` applied."""
-    return from_table(type(settings), _changed(asdict(settings), changes))  # type: ignore[call-overload]
+    return from_table(type(settings), _with_changes(asdict(settings), changes))  # type: ignore[call-overload]
 
 
-def _changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+def from_table(cls: type[T], table: dict[str, Any], where: str = "settings") -> T:
+    """Return `cls` built from nested tables, or raise an error for an unknown, missing or mistyped key.
+
+    Files that were stored with old names keep loading. `cls` may have these class variables:
+
+    - `OLD_KEYS` maps old names of keys to new ones.
+    - `OLD_VALUES` maps old values of a key to new ones, by the new name of the key.
+    - `RETIRED` maps each key that was removed to the only value of it that is still accepted.
+    """
+    table = _without_old_names(cls, table, where)
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    for key in table:
+        if key not in names:
+            raise SettingsError(f"{where}: unknown key {key!r}; {suggestion(key, names)}")
+    for field in fields(cls):  # type: ignore[arg-type]
+        if field.name not in table and field.default is MISSING and field.default_factory is MISSING:
+            raise SettingsError(f"{where}: missing key {field.name!r}")
+    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in table.items()}
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean ...?" with the known name nearest to `name`, or the list of known names if none is near."""
+    known = list(known)
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"choose one of {', '.join(known)}"
+
+
+def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     for change in changes:
-        _merge(table, _parse(_quoted(change), change))
+        _merge(table, _parse(_as_toml(change), change))
     return table
 
 
@@ -48,7 +80,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         raise SettingsError(f"{where}: not valid TOML: {error}") from error
 
 
-def _quoted(change: str) -> str:
+def _as_toml(change: str) -> str:
     """Return a change from the command line as TOML: a bare word or a fraction becomes a string."""
     key, separator, value = change.partition("=")
     if not separator:
@@ -68,32 +100,7 @@ def _merge(table: dict[str, Any], change: dict[str, Any]) -> None:
             table[key] = value
 
 
-def from_table(cls: type[T], table: dict[str, Any], where: str = "settings") -> T:
-    """Build `cls` from nested tables, checking names and types on the way.
-
-    Files that were stored with other words keep loading. `cls` may have class variables: `OLD_KEYS` maps old names of
-    keys to new ones, `OLD_VALUES` old values of a key to new ones, and `RETIRED` has keys that were removed, each with
-    the only value that is still accepted.
-    """
-    table = _in_new_words(cls, table, where)
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-    for key in table:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(names)}"
-            raise SettingsError(f"{where}: unknown key {key!r}{hint}")
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in table and field.default is MISSING and field.default_factory is MISSING:
-            raise SettingsError(f"{where}: missing key {field.name!r}")
-    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in table.items()}
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise SettingsError(f"{where}: {error}") from error
-
-
-def _in_new_words(cls: type, table: dict[str, Any], where: str) -> dict[str, Any]:
+def _without_old_names(cls: type, table: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the table with old names and values replaced, and without retired keys."""
     old_keys: dict[str, str] = getattr(cls, "OLD_KEYS", {})
     old_values: dict[str, dict[str, str]] = getattr(cls, "OLD_VALUES", {})
@@ -113,6 +120,7 @@ def _in_new_words(cls: type, table: dict[str, Any], where: str) -> dict[str, Any
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Return the value of a key as the type of its field, or raise an error."""
     if is_dataclass(hint) and isinstance(value, dict):
         return from_table(typing.cast(type[Any], hint), value, where)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):

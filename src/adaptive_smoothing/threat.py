@@ -39,7 +39,7 @@ class Threat(ABC):
             raise ValueError(f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255")
 
     def _extremes(self) -> tuple[float, float]:
-        """Return the smallest and the largest radius; zeros on an accelerator, where reading them would stall it."""
+        """Return the smallest and the largest radius, or zeros on an accelerator, because to read them is to wait."""
         if not isinstance(self.eps, Tensor):
             return self.eps, self.eps
         if self.eps.device.type != "cpu" or not self.eps.numel():
@@ -68,7 +68,7 @@ class Threat(ABC):
 
     @abstractmethod
     def steepest(self, gradient: Tensor) -> Tensor:
-        """Return the direction of unit norm that increases a linear function the most."""
+        """Return the direction of unit norm in which a linear function with this gradient increases the most."""
 
     @abstractmethod
     def dual_norm(self, gradient: Tensor) -> Tensor:
@@ -170,25 +170,17 @@ NORMS: dict[str, type[Threat]] = {"Linf": Linf, "L2": L2}
 
 
 def parse_threat(text: str) -> Threat:
-    """Return the threat that `Linf:8/255` or `L2:0.5` names."""
+    """Return the threat that a text such as `Linf:8/255` or `l2:0.5` stands for."""
     norm, _, radius = text.partition(":")
+    kinds = {known.lower(): kind for known, kind in NORMS.items()}
     try:
-        return make_threat(norm.strip(), radius)
-    except ValueError as error:
+        if norm.strip().lower() not in kinds:
+            raise ValueError(f"the norm must be one of {', '.join(NORMS)}")
+        return kinds[norm.strip().lower()](parse_number(radius))
+    except (ValueError, ZeroDivisionError) as error:
         raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}: {error}") from error
 
 
 def parse_number(text: str | float) -> float:
-    """Return `8/255`, `0.031` or a number as a float."""
+    """Return a text such as `8/255` or `0.031`, or a number, as a float."""
     return float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
-
-
-def make_threat(norm: str, eps: str) -> Threat:
-    """Return the threat with a norm, in upper or lower case, and a radius such as `8/255`."""
-    kinds = {known.lower(): kind for known, kind in NORMS.items()}
-    if norm.lower() not in kinds:
-        raise ValueError(f"expected a norm among {', '.join(NORMS)}, got {norm!r}: for example L2:0.5")
-    try:
-        return kinds[norm.lower()](parse_number(eps))
-    except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"expected a radius such as 8/255 or 0.5, got {eps!r}: {error}") from error

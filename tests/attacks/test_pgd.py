@@ -6,7 +6,7 @@ from torch import nn
 
 from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, kl_divergence, logit_margin, margin
 from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning, ascend, pgd_step
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.threat import L2, Linf

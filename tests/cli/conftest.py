@@ -12,7 +12,8 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import demo, sweep
 from adaptive_smoothing.cli.main import main
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.data.datasets import ImageData, from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.tradeoff import save_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build

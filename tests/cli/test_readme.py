@@ -12,7 +12,8 @@ import torch
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.cli import demo
-from adaptive_smoothing.data.datasets import ImageData, from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.training.mixing.recipe import default_recipe

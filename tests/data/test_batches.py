@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.data import ImageData, from_tensors
-from adaptive_smoothing.data.batches import augment, batches, shuffled, steps_per_epoch
+from adaptive_smoothing.data.batches import augment, batches, cutout, shuffled, steps_per_epoch
+from adaptive_smoothing.data.conversion import from_tensors
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.noise import generator
 
 
@@ -157,6 +158,41 @@ def test_augment_does_not_change_its_input() -> None:
     before = images.clone()
     augment(images, seed=0, epoch=0, step=0).zero_()
     assert torch.equal(images, before)
+
+
+# -- cutout -------------------------------------------------------------------------------------------------
+
+
+KEY = {"seed": 0, "epoch": 1, "step": 2}
+
+
+def test_cutout_erases_one_square_of_each_image_also_across_the_border() -> None:
+    images = torch.zeros(200, 3, 16, 16)
+    erased = cutout(images, 6, **KEY) == 0.5
+    assert torch.equal(erased[:, 0], erased[:, 1]) and torch.equal(erased[:, 0], erased[:, 2])
+    area = erased[:, 0].flatten(1).sum(1)
+    assert area.max() == 36 and area.min() >= 9
+    for image in erased[:20, 0]:
+        rows, columns = image.any(1).sum(), image.any(0).sum()
+        assert image.sum() == rows * columns  # a rectangle
+
+
+def test_cutout_is_keyed_by_the_step_and_size_zero_erases_nothing() -> None:
+    images = torch.rand(8, 3, 16, 16)
+    assert torch.equal(cutout(images, 4, **KEY), cutout(images, 4, **KEY))
+    assert not torch.equal(cutout(images, 4, **KEY), cutout(images, 4, **(KEY | {"step": 3})))
+    assert cutout(images, 0, **KEY) is images
+
+
+@pytest.mark.parametrize("size", [1, 5, 16])
+def test_cutout_does_not_change_other_pixels(size: int) -> None:
+    images = torch.rand(8, 3, 16, 16)
+    result = cutout(images, size, **KEY)
+    kept = result != 0.5
+    assert torch.equal(result[kept], images[kept])
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

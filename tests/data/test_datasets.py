@@ -1,11 +1,7 @@
 """Images are found, checked and split the same way everywhere; files that cannot be trusted are refused."""
 
 import hashlib
-import io
-import os
 import pickle
-import struct
-import tarfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from adaptive_smoothing.data import cifar, from_dataset, from_tensors, load
-from adaptive_smoothing.data.datasets import ImageData, to_floats, validation_positions
+from adaptive_smoothing.data.conversion import from_tensors
+from adaptive_smoothing.data.datasets import ImageData, load, to_floats, validation_positions
 from adaptive_smoothing.data.make_builtin import make
 from adaptive_smoothing.data.sources import from_sheet, to_sheet
 
@@ -187,131 +182,23 @@ def test_a_file_that_is_no_npz_is_explained(tmp_path: Path) -> None:
         load(tmp_path / "plain.npy")
 
 
-# -- CIFAR archives -----------------------------------------------------------------------------------------
+def test_a_damaged_npz_is_explained(tmp_path: Path) -> None:
+    whole = save(tmp_path / "whole.npz", **npz_arrays()).read_bytes()
+    (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"expected a NumPy .npz file at .*short.npz, got something else"):
+        load(tmp_path / "short.npz")
+    for position in range(0, 2 * len(whole) // 3, len(whole) // 50):
+        (tmp_path / "flipped.npz").write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+        with suppress(ValueError):
+            load(tmp_path / "flipped.npz", "train")
+            load(tmp_path / "flipped.npz", "test")
+    middle = whole.index(npz_arrays()["test_images"].tobytes()[:16])
+    (tmp_path / "flipped.npz").write_bytes(whole[:middle] + bytes([whole[middle] ^ 16]) + whole[middle + 1 :])
+    with pytest.raises(ValueError, match=r"expected an array under test_images in .*, got a damaged file: Bad CRC"):
+        load(tmp_path / "flipped.npz")
 
 
-def text(value: str) -> bytes:
-    return b"U" + bytes([len(value)]) + value.encode()
-
-
-def array(values: np.ndarray) -> bytes:
-    """An array as Python 2 and the NumPy of 2009 pickled it, which is how the official files are written."""
-    count, width = values.shape
-    start = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    shape = b"K" + bytes([count]) + b"M" + struct.pack("<H", width) + b"\x86"
-    return start + b"(K\x01" + shape + dtype + b"\x89T" + struct.pack("<i", values.size) + values.tobytes() + b"tb"
-
-
-def python2_pickle(entries: dict[str, bytes]) -> bytes:
-    return b"\x80\x02}" + b"".join(text(key) + value + b"s" for key, value in entries.items()) + b"."
-
-
-def cifar_members(name: str) -> dict[str, bytes]:
-    """A tiny data set with the official layout: ten images in each file."""
-    layout = cifar.LAYOUTS[name]
-    names = b"](" + b"".join(text(f"class {i}") for i in range(10)) + b"e"
-    members = {layout.meta: python2_pickle({layout.label_names: names})}
-    for seed, member in enumerate(file for files in layout.members.values() for file in files):
-        labels = b"](" + b"".join(b"K" + bytes([(i + seed) % 10]) for i in range(10)) + b"e"
-        pixels = random_images(10, 3072, seed=seed)
-        members[member] = python2_pickle({"data": array(pixels), layout.labels: labels})
-    return members
-
-
-def write_archive(path: Path, members: dict[str, bytes], name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write an archive, and make its checksum the official one."""
-    layout = cifar.LAYOUTS[name]
-    with tarfile.open(path, "w:gz") as archive:
-        for member, content in members.items():
-            info = tarfile.TarInfo(f"{layout.folder}/{member}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    digest = hashlib.md5(path.read_bytes()).hexdigest()
-    monkeypatch.setitem(cifar.LAYOUTS, name, replace(layout, md5=digest))
-    return path
-
-
-@pytest.mark.parametrize(("name", "count"), [("cifar10", 50), ("cifar100", 10)])
-def test_archive_folder_and_name_give_the_official_images(
-    name: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout, members = cifar.LAYOUTS[name], cifar_members(name)
-    archive = write_archive(tmp_path / layout.file, members, name, monkeypatch)
-    folder = tmp_path / "unpacked"
-    folder.mkdir()
-    for member, content in members.items():
-        (folder / member).write_bytes(content)
-    train = load(name, "train", root=tmp_path)
-    assert len(train) + len(load(name, "val", root=tmp_path)) == count
-    first = random_images(10, 3072, seed=0).reshape(-1, 3, 32, 32)[train.index[0]]
-    assert np.array_equal(train.images[0].numpy(), first)
-    assert train.classes[:2] == ("class 0", "class 1")
-    assert train.name == f"{name}/train"
-    for path in (archive, folder, str(folder)):
-        assert load(path, "train").fingerprint() == train.fingerprint()
-    (test_seed,) = {"cifar10": [5], "cifar100": [1]}[name]
-    test = load(archive, "test")
-    assert np.array_equal(test.images.numpy().reshape(10, -1), random_images(10, 3072, seed=test_seed))
-    assert test.labels.tolist() == [(i + test_seed) % 10 for i in range(10)]
-
-
-def test_unpacked_folder_in_the_root_is_found(tmp_path: Path) -> None:
-    folder = tmp_path / cifar.LAYOUTS["cifar10"].folder
-    folder.mkdir()
-    for member, content in cifar_members("cifar10").items():
-        (folder / member).write_bytes(content)
-    assert len(load("cifar10", root=tmp_path)) == 10
-    (folder / "data_batch_3").unlink()
-    with pytest.raises(ValueError, match="expected data_batch_3 in"):
-        load("cifar10", "train", root=tmp_path)
-
-
-def test_a_modern_pickle_of_arrays_is_read() -> None:
-    content = cifar.read_pickle(pickle.dumps({"data": np.arange(3), "labels": [1, 2]}), "here")
-    assert content["data"].tolist() == [0, 1, 2]
-
-
-class Evil:
-    """Unpickling this makes a folder."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.trace),)
-
-
-def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = tmp_path / "trace"
-    evil = pickle.dumps({"data": Evil(trace), "labels": []}, protocol=2)
-    pickle.loads(evil)
-    trace.rmdir()  # it exists: the pickle runs its code if it is trusted
-    members = {**cifar_members("cifar10"), "test_batch": evil}
-    archive = write_archive(tmp_path / "cifar-10-python.tar.gz", members, "cifar10", monkeypatch)
-    with pytest.raises(ValueError, match=r"that is not read: it imports \w+\.mkdir"):
-        load(archive)
-    assert not trace.exists()
-
-
-@pytest.mark.parametrize("call", ["os\nsystem", "builtins\neval", "numpy\nload", "numpy.testing\nrundocs"])
-def test_no_other_name_gets_through_the_unpickler(call: str) -> None:
-    with pytest.raises(ValueError, match="that is not read"):
-        cifar.read_pickle(f"c{call}\n(S'1'\ntR.".encode(), "here")
-
-
-def test_damaged_or_empty_pickles_are_explained() -> None:
-    for content in (b"", b"\x80\x02}U", b"garbage"):
-        with pytest.raises(ValueError, match="that is not read"):
-            cifar.read_pickle(content, "here")
-    with pytest.raises(ValueError, match="expected a dictionary in here, got list"):
-        cifar.read_pickle(pickle.dumps([1]), "here")
-
-
-def test_a_damaged_archive_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"cut short")
-    with pytest.raises(ValueError, match=r"expected cifar-10-python\.tar\.gz .* got a file with md5"):
-        load("cifar10", root=tmp_path)
+# -- names ---------------------------------------------------------------------------------------------------
 
 
 def test_the_error_of_missing_data_lists_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,32 +209,15 @@ def test_the_error_of_missing_data_lists_what_to_do(tmp_path: Path, monkeypatch:
         assert part in str(caught.value)
 
 
-def test_download_checks_and_then_names_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site, root = tmp_path / "site", tmp_path / "root"
-    site.mkdir()
-    archive = write_archive(site / "cifar-10-python.tar.gz", cifar_members("cifar10"), "cifar10", monkeypatch)
-    monkeypatch.setattr(cifar, "SITE", site.as_uri() + "/")
-    assert len(load("cifar10", root=root, download=True)) == 10
-    assert [path.name for path in root.iterdir()] == [archive.name]
-    archive.unlink()
-    assert len(load("cifar10", root=root, download=True)) == 10
-
-
-def test_a_failed_download_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"altered")
-    monkeypatch.setattr(cifar, "SITE", tmp_path.as_uri() + "/")
-    root = tmp_path / "root"
-    with pytest.raises(ValueError, match=r"expected md5 c58f.* got .* cut short or\s+altered"):
-        load("cifar10", root=root, download=True)
-    with pytest.raises(OSError, match="without a network, download it elsewhere"):
-        load("cifar100", root=root, download=True)
-    assert list(root.iterdir()) == []
-
-
 @pytest.mark.parametrize(("name", "guess"), [("cifra10", "cifar10"), ("built-in", "builtin")])
 def test_an_unknown_name_is_explained(name: str, guess: str) -> None:
     with pytest.raises(FileNotFoundError, match=f"does not exist: did you mean '{guess}'"):
         load(name)
+
+
+def test_a_name_in_capitals_is_explained() -> None:
+    with pytest.raises(FileNotFoundError, match=r"got 'CIFAR10', .*did you mean 'cifar10'"):
+        load("CIFAR10")
 
 
 # -- image folders ------------------------------------------------------------------------------------------
@@ -408,79 +278,6 @@ def test_size_is_for_folders() -> None:
         load("builtin", size=16)
 
 
-# -- tensors and torch data sets ----------------------------------------------------------------------------
-
-
-class Items(Dataset):
-    """A data set that gives back a list of (image, label)."""
-
-    def __init__(self, items: list[tuple[object, object]]) -> None:
-        self.items = items
-        self.classes = ["no", "yes"]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, i: int) -> tuple[object, object]:
-        return self.items[i]
-
-
-def test_every_kind_of_item_gives_the_same_images() -> None:
-    pixels = random_images(2, 5, 4, 3)
-    chw = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
-    kinds = [list(pixels), [Image.fromarray(image) for image in pixels], list(chw), list(chw.float() / 255)]
-    kinds += [list(pixels / 255.0), list(chw.double() / 255)]
-    for images in kinds:
-        data = from_dataset(Items([(images[0], 1), (images[1], torch.tensor(0))]), name="items")
-        assert torch.equal(data.images, chw)
-        assert (data.labels.tolist(), data.classes, data.name) == ([1, 0], ("no", "yes"), "items")
-
-
-def test_gray_images_keep_one_channel() -> None:
-    data = from_dataset(Items([(Image.new("L", (4, 5), 9), 0), (np.full((5, 4), 9, np.uint8), 1)]))
-    assert data.images.shape == (2, 1, 5, 4)
-    assert (data.images == 9).all()
-
-
-def test_subset_remembers_where_it_was_cut_from() -> None:
-    whole = TensorDataset(torch.from_numpy(random_images(9, 3, 4, 4)), torch.arange(9))
-    data = from_dataset(Subset(Subset(whole, [8, 3, 5]), [2, 0]))
-    assert data.index.tolist() == data.labels.tolist() == [5, 8]
-
-
-def test_float_levels_survive_the_round_trip() -> None:
-    levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    for dtype in (torch.float32, torch.float64):
-        assert torch.equal(from_tensors(levels.to(dtype) / 255, [0]).images, levels)
-
-
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (torch.randn(3, 4, 4), r"expected images in \[0, 1\].*normalisation belongs"),
-        (torch.full((3, 4, 4), float("nan")), r"expected images in \[0, 1\]"),
-        (torch.full((3, 4, 4), 0.1234), "100.0% of the values .* such as 0.1234"),
-        (torch.zeros(3, 4, 4, dtype=torch.int64), "got torch.int64"),
-        (torch.zeros(32, 32, 3), "permute it"),
-        (np.zeros((3, 32, 32), np.uint8), "permute it"),
-        ("cat.png", "got str"),
-    ],
-)
-def test_items_that_cannot_be_kept_are_refused(image: object, message: str) -> None:
-    torch.manual_seed(0)
-    with pytest.raises(ValueError, match=message):
-        from_dataset(Items([(image, 0)]))
-
-
-def test_data_sets_that_cannot_be_stacked_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected images of one shape"):
-        from_dataset(Items([(np.zeros((4, 4), np.uint8), 0), (np.zeros((5, 5), np.uint8), 0)]))
-    with pytest.raises(ValueError, match="expected a dataset with a length"):
-        from_dataset(Dataset())
-    with pytest.raises(ValueError, match="pass class positions, not scores"):
-        from_tensors(random_images(2, 3, 4, 4), torch.rand(2))
-
-
 # -- the images inside the package --------------------------------------------------------------------------
 
 
@@ -520,58 +317,3 @@ def test_a_sheet_gives_its_images_back() -> None:
     assert sheet.shape == (64, 96, 3)
     assert np.array_equal(sheet[32:, 64:], images[5].transpose(1, 2, 0))
     assert np.array_equal(from_sheet(sheet, 6), images)
-
-
-# -- mistakes of new users ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_channels_last_is_refused(dtype: type) -> None:
-    with pytest.raises(ValueError, match=r"got \(2, 8, 8, 3\), which looks like \(N, H, W, C\): .*permute"):
-        from_tensors(np.zeros((2, 8, 8, 3), dtype), [0, 1])
-
-
-def test_a_name_in_capitals_is_explained() -> None:
-    with pytest.raises(FileNotFoundError, match=r"got 'CIFAR10', .*did you mean 'cifar10'"):
-        load("CIFAR10")
-
-
-def test_a_loader_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"expected a dataset, got a DataLoader: pass loader\.dataset"):
-        from_dataset(DataLoader(TensorDataset(torch.zeros(2, 3, 4, 4), torch.zeros(2))))
-
-
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [
-        (TensorDataset(torch.zeros(2, 3, 4, 4)), r"expected items \(image, label\), got a tuple of 1: .*from_tensors"),
-        (list(torch.zeros(2, 3, 4, 4)), "got a Tensor of 3"),
-        ([{"image": torch.zeros(3, 4, 4), "label": 0}], "got a dict of 2"),
-        (TensorDataset(torch.zeros(2, 3, 4, 4), torch.eye(2)), r"got torch.float32 of shape \(2,\): .*label.argmax"),
-        (TensorDataset(torch.zeros(2, 3, 4, 4), torch.rand(2)), r"expected a whole number as label, got torch.float32"),
-        ([(torch.zeros(3, 4, 4), "cat")], "expected a whole number as label, got 'cat'"),
-    ],
-)
-def test_items_without_a_class_are_refused(items: Dataset, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        from_dataset(items)
-
-
-def test_labels_may_be_arrays_of_one_number() -> None:
-    assert from_dataset([(torch.zeros(3, 4, 4), np.array([2]))]).labels.tolist() == [2]
-
-
-def test_a_damaged_npz_is_explained(tmp_path: Path) -> None:
-    whole = save(tmp_path / "whole.npz", **npz_arrays()).read_bytes()
-    (tmp_path / "short.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"expected a NumPy .npz file at .*short.npz, got something else"):
-        load(tmp_path / "short.npz")
-    for position in range(0, 2 * len(whole) // 3, len(whole) // 50):
-        (tmp_path / "flipped.npz").write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
-        with suppress(ValueError):
-            load(tmp_path / "flipped.npz", "train")
-            load(tmp_path / "flipped.npz", "test")
-    middle = whole.index(npz_arrays()["test_images"].tobytes()[:16])
-    (tmp_path / "flipped.npz").write_bytes(whole[:middle] + bytes([whole[middle] ^ 16]) + whole[middle + 1 :])
-    with pytest.raises(ValueError, match=r"expected an array under test_images in .*, got a damaged file: Bad CRC"):
-        load(tmp_path / "flipped.npz")

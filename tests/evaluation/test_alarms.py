@@ -12,6 +12,7 @@ from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.alarms import ADVICE, ATTACKED, STEPS, check_model, check_stages, more_steps
 from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
 from adaptive_smoothing.mixing.base_classifiers import MixerOutput
@@ -164,7 +165,7 @@ def test_a_saturated_alpha_is_flat_and_not_detached(small):
     switch = MixedClassifier(small.g, small.h, mixer, alpha_scale=1e6)
     assert names(switch, small.x) == {"flat-alpha"}
     assert "detached-alpha" in names(switch.gray_box(), small.x)
-    data = datasets.from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
+    data = from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
     for source, handled in {None: False, SmoothedSurrogate(): True}.items():
         attack = Cascade("one step", LINF, (Stage("pgd-1", PGD(LINF, steps=1), source),))
         assert ("flat-alpha" in {alarm.name for alarm in evaluate_cascade(switch, data, attack).alarms}) != handled

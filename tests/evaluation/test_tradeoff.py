@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.tradeoff import (
     ALPHAS,

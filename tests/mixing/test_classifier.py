@@ -1,4 +1,4 @@
-"""MixedClassifier and Hardmax: known values at the ends of alpha, gradients, views, and errors."""
+"""MixedClassifier: known values at the ends of alpha, gradients, views, and errors."""
 
 import copy
 
@@ -252,42 +252,12 @@ def test_repr_is_one_line():
     assert "alpha=Brightness()" in repr(MixedClassifier(G, H, Brightness()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_hardmax_is_one_hot_to_the_last_bit(dtype):
-    hard = Hardmax(copy.deepcopy(G).to(dtype))(images().to(dtype))
-    predicted = G(images()).argmax(1)
-    assert hard.isfinite().all()
-    assert torch.equal(hard.softmax(1), nn.functional.one_hot(predicted, 4).to(dtype))
-
-
-def test_hardmax_breaks_ties_as_argmax_and_passes_nan_on():
-    logits = torch.tensor([[1.0, 2.0, 2.0], [float("nan"), 0.0, 0.0]])
-    hard = Hardmax(Returns(logits))(images(2))
-    assert hard[0].argmax() == logits[0].argmax() and hard[0].count_nonzero() == 1
-    assert hard[1].isnan().all()
-
-
 def test_hardmax_mixes():
     mixed = MixedClassifier(Hardmax(G), H, 0.6)
     one_hot = nn.functional.one_hot(G(images()).argmax(1), 4)
     torch.testing.assert_close(mixed(images()).exp(), 0.4 * one_hot + 0.6 * H(images()).softmax(1))
     batch = images().requires_grad_()
     assert torch.autograd.grad(mixed(batch)[:, 0].sum(), batch)[0].isfinite().all()
-
-
-def test_a_soft_hardmax_is_refused():
-    with pytest.raises(ValueError, match="softmax is not one-hot"):
-        Hardmax(G, scale=10.0)
-
-
-def test_hardmax_has_a_gradient_of_zero():
-    batch = images().requires_grad_()
-    gradient = torch.autograd.grad(Hardmax(G)(batch).logsumexp(1).sum(), batch)[0]
-    assert torch.equal(gradient, torch.zeros_like(batch))
-
-
-def test_hardmax_keeps_its_model_in_eval_mode():
-    check_eval(Hardmax(network(0)).train())
 
 
 def test_declared_classes_must_agree():

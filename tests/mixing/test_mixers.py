@@ -11,7 +11,7 @@ from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.objectives import cross_entropy, flip_standard
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.attacks.views import AtAlpha, WithoutTransforms
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
@@ -333,37 +333,6 @@ class OneScore(Mixer):
 def test_a_users_mixer():
     mixed = MixedClassifier(G, H, OneScore())
     torch.testing.assert_close(mixed(IMAGES), mix_logits(G(IMAGES), H(IMAGES), torch.tensor(0.5).sigmoid()))
-
-
-# --- the nonlinear transform ------------------------------------------------------------------------------------
-
-
-def test_nonlinear_against_a_known_answer():
-    """Mean 0, standard deviation 1, so that LN changes nothing; GELU(1) = 0.8413."""
-    logits = torch.tensor([[1.0, 0.0, -1.0]])
-    found = nonlinear(logits, scale=5.0, power=4.0, shift=0.0)
-    torch.testing.assert_close(found, torch.tensor([[5 * 0.8413447**4, 0.0, -5 * 0.1586553**4]]), atol=1e-5, rtol=1e-4)
-
-
-def test_nonlinear_does_not_depend_on_the_scale_of_h():
-    logits = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
-    one, other = (nonlinear(factor * logits + 7, 5.0, 4.0, 0.3) for factor in (1, 20))
-    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
-
-
-def test_nonlinear_keeps_the_prediction_and_widens_large_margins():
-    logits = torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
-    found = nonlinear(logits, 5.0, 3.0, 0.0)
-    assert torch.equal(found.argmax(1), logits.argmax(1))
-    before, after = (values.topk(2).values.diff(dim=1).neg().squeeze(1) for values in (logits, found))
-    assert (after[before > 1].min() > after[before < 0.05].max()).all()
-
-
-def test_nonlinear_has_finite_gradients_everywhere():
-    logits = torch.tensor([[0.0] * 10, [1e4] + [0.0] * 9, [1.0, 1.0] + [0.0] * 8]).requires_grad_()
-    for power in (0.5, 1.0, 6.0):
-        (gradient,) = torch.autograd.grad(nonlinear(logits, 5.0, power, -0.5)[:, 0].sum(), logits)
-        assert gradient.isfinite().all()
 
 
 def test_nonlinear_as_a_base():

@@ -225,6 +225,21 @@ def test_a_base_classifier_that_was_trained_further_is_not_the_stored_one(tmp_pa
     assert torch.equal(MixedClassifier.from_pretrained(tmp_path, robust=moved)(IMAGES), mixed(IMAGES))
 
 
+@pytest.mark.parametrize("layer", [nn.Identity(), nn.Sequential(nn.BatchNorm2d(32), nn.Identity())])
+def test_a_base_classifier_with_a_replaced_layer_is_not_the_stored_one(tmp_path, g, layer):
+    changed = zoo.load("tiny-h")
+    changed.norm = layer.eval()
+    assert not zoo.is_as_stored(changed)
+    MixedClassifier(g, changed, 0.5).save_pretrained(tmp_path)
+    assert "name" not in pretrained.read(tmp_path)["robust"]
+
+
+def test_the_same_file_under_another_name_can_be_given(tmp_path, folder, mixtures):
+    mixtures["fixed"].save_pretrained(tmp_path)
+    loaded = MixedClassifier.from_pretrained(tmp_path, robust=zoo.load(folder / "tiny-h.safetensors"))
+    assert torch.equal(loaded(IMAGES), mixtures["fixed"](IMAGES))
+
+
 def test_alphas_that_cannot_be_saved(tmp_path, g, h):
     with pytest.raises(ValueError, match="one alpha for all images, got one per image"):
         MixedClassifier(g, h, torch.rand(4)).save_pretrained(tmp_path)

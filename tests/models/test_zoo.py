@@ -5,18 +5,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
-from adaptive_smoothing.models import third_party, zoo
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.models.resnet import CIFAR10_MEAN, CIFAR10_STD
-from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.models.wrap import Classifier, wrap
 
 CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes": 5}, "clean": 0.9}
 
@@ -143,6 +139,30 @@ def test_weights_too_small_for_half_precision_stay_whole(folder):
     assert torch.equal(zoo.load("tiny").head.weight, model.head.weight)
 
 
+def test_device(folder):
+    zoo.save(make(), folder, "tiny", CARD)
+    assert {weight.device.type for weight in zoo.load("tiny", device="meta").parameters()} == {"meta"}
+
+
+def test_a_zoo_model_guards_its_images(folder, images):
+    zoo.save(make(), folder, "tiny", CARD)
+    model = zoo.load("tiny")
+    with pytest.raises(TypeError, match=r"got torch.uint8.*images.float\(\) / 255"):
+        model((images * 255).to(torch.uint8))
+    with pytest.raises(ValueError, match="expected images with 3 channels, got 1: for gray ones"):
+        model(images[:, :1])
+    with pytest.raises(ValueError, match="divide them by 255"):
+        model(images * 255)
+    with pytest.raises(ValueError, match="got NaN"):
+        model(images * float("nan"))
+    assert model(images.requires_grad_()).requires_grad
+
+
+def test_loads_a_path(folder, images):
+    path = zoo.save(make(), folder, "tiny", CARD)
+    assert torch.equal(zoo.load(path)(images), zoo.load("tiny")(images))
+
+
 # --- names and places
 
 
@@ -182,6 +202,23 @@ def test_unknown_names(folder):
         zoo.load("cifar10_robust")
     with pytest.raises(ValueError, match=r"got 'tim:resnet18': stored here: \['cifar10-robust'\]"):
         zoo.load("tim:resnet18")
+
+
+def test_built_in_models_load_with_a_broken_zoo(folder, images):
+    zoo.save(make(), zoo.BUILTIN, "own", CARD)
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{")
+    assert zoo.load("own")(images).shape == (4, 5)
+    with pytest.raises(ValueError, match="expected JSON in"):
+        zoo.load("other")
+
+
+def test_cards_are_found_by_name_and_by_path(folder):
+    path = zoo.save(make(), folder, "tiny", CARD)
+    assert zoo.find_card("tiny").sha256 == zoo.find_card(str(path)).sha256 == zoo.file_sha256(path)
+    assert zoo.find_card("timm:resnet18") is None
+    with pytest.raises(ValueError, match="did you mean 'tiny'"):
+        zoo.find_card("tinny")
 
 
 # --- damaged files
@@ -244,6 +281,12 @@ def test_missing_and_malformed_descriptions(folder):
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(ValueError, match=r'expected .*"models"'):
         zoo.names()
+
+
+def test_options_that_are_not_a_table_are_refused(tmp_path):
+    (tmp_path / "a.json").write_text('{"arch": "wide_resnet", "options": [10]}')
+    with pytest.raises(ValueError, match=r"expected \"options\" in .*a.json to be a table, got \[10\]"):
+        zoo.load(tmp_path / "a.safetensors")
 
 
 # --- local files
@@ -317,217 +360,6 @@ def test_foreign_files_that_hold_no_weights(tmp_path):
         zoo.load(str(path))
 
 
-# --- other libraries
-
-
-def test_timm():
-    pytest.importorskip("timm")
-    model = zoo.load("timm:resnet10t?pretrained=0&num_classes=3")
-    assert isinstance(model, Classifier) and model.num_classes == 3 and not model.training
-    images = torch.rand(2, 3, *model.first[0].size)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    assert torch.allclose(model(images), model.model((images - mean) / std), atol=1e-4)
-    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 3)
-
-
-def test_torchvision():
-    pytest.importorskip("torchvision")
-    model = zoo.load("torchvision:resnet18?pretrained=0")
-    assert model.num_classes == 1000 and model.first[0].size == (224, 224)
-    assert model.first[1].mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
-
-
-def fake_transformers(size: object, **processor: object) -> SimpleNamespace:
-    class Vision(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 6)
-
-        def forward(self, pixel_values: torch.Tensor) -> SimpleNamespace:
-            assert pixel_values.shape[-2:] == (12, 12)
-            return SimpleNamespace(loss=None, logits=self.head(pixel_values.mean((2, 3))))
-
-    asked = {}
-
-    def from_pretrained(name: str, **options: object) -> nn.Module:
-        asked.update(options, name=name)
-        return Vision()
-
-    settings = SimpleNamespace(image_mean=[0.5] * 3, image_std=[0.5] * 3, size=size, **processor)
-    return SimpleNamespace(
-        AutoModelForImageClassification=SimpleNamespace(from_pretrained=from_pretrained),
-        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda *_, **__: settings),
-        asked=asked,
-    )
-
-
-@pytest.mark.parametrize(
-    ("size", "more"),
-    [
-        ({"height": 12, "width": 12}, {}),
-        ({"shortest_edge": 12}, {}),
-        (12, {}),
-        ({"shortest_edge": 16}, {"do_center_crop": True, "crop_size": {"height": 12, "width": 12}}),
-    ],
-)
-def test_hugging_face(monkeypatch, size, more):
-    fake = fake_transformers(size, **more)
-    monkeypatch.setitem(sys.modules, "transformers", fake)
-    model = zoo.load("hf:owner/name?revision=abc")
-    assert fake.asked == {"name": "owner/name", "revision": "abc", "use_safetensors": True}
-    images = torch.rand(2, 3, 12, 12)
-    assert torch.allclose(model(images), model.model((images - 0.5) / 0.5).logits, atol=1e-6)
-
-
-def test_hugging_face_without_a_usable_size(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", fake_transformers({"longest_edge": 9}))
-    with pytest.raises(ValueError, match=r"expected an image size .*, got \{'longest_edge': 9\}"):
-        zoo.load("hf:owner/name")
-
-
-def test_robustbench(monkeypatch):
-    asked = {}
-
-    def load_model(**options: object) -> nn.Module:
-        asked.update(options)
-        return make()
-
-    monkeypatch.setitem(sys.modules, "robustbench", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "robustbench.utils", SimpleNamespace(load_model=load_model))
-    images = torch.rand(2, 3, 32, 32)
-    assert torch.equal(zoo.load("robustbench:Name2020")(images), make()(images))
-    assert asked.pop("model_dir").endswith("robustbench")
-    assert asked == {"model_name": "Name2020", "dataset": "cifar10", "threat_model": "Linf"}
-    zoo.load("robustbench:Name2020?dataset=cifar100&threat=L2")
-    assert (asked["dataset"], asked["threat_model"]) == ("cifar100", "L2")
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "extra"),
-    [
-        ("timm:resnet18", "timm", "timm"),
-        ("torchvision:resnet18", "torchvision.models", "torchvision"),
-        ("hf:a/b", "transformers", "hf"),
-        ("robustbench:X", "robustbench.utils", "robustbench"),
-    ],
-)
-def test_a_missing_library_names_its_extra(monkeypatch, name, module, extra):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"pip install 'adaptive-smoothing\[{extra}\]'"):
-        zoo.load(name)
-
-
-def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
-    def fail(_: str) -> None:
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(third_party.importlib, "import_module", fail)
-    with pytest.raises(ImportError, match="nms does not exist: it was built for another torch; reinstall both"):
-        zoo.load("timm:resnet18")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("timm:resnet18?pretraned=0", "unknown option 'pretraned' in .*: did you mean 'pretrained'"),
-        ("robustbench:X?eps=8", "unknown option 'eps' in .*: known ones are dataset, threat"),
-        ("timm:?pretrained=0", "expected a name before the options"),
-        ("timm:resnet10t?pretrained=maybe", "expected 0 or 1, got 'maybe'"),
-    ],
-)
-def test_wrong_options(name, words):
-    with pytest.raises(ValueError, match=words):
-        zoo.load(name)
-
-
-def test_device(folder):
-    zoo.save(make(), folder, "tiny", CARD)
-    assert {weight.device.type for weight in zoo.load("tiny", device="meta").parameters()} == {"meta"}
-
-
-def test_models_import_neither_optional_libraries_nor_the_compiler():
-    program = (
-        "import sys\n"
-        "for name in ('timm', 'torchvision', 'transformers', 'robustbench', 'pydantic', 'plotly'):\n"
-        "    sys.modules[name] = None\n"
-        "import adaptive_smoothing.models.contract, adaptive_smoothing.models.features\n"
-        "import adaptive_smoothing.models.smoothed, adaptive_smoothing.models.zoo\n"
-        "sys.exit('torch._dynamo' in sys.modules)\n"
-    )
-    source = Path(build.__code__.co_filename).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=source, env={"PYTHONPATH": str(source)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
-# --- mistakes of new users
-
-
-def test_a_zoo_model_guards_its_images(folder, images):
-    zoo.save(make(), folder, "tiny", CARD)
-    model = zoo.load("tiny")
-    with pytest.raises(TypeError, match=r"got torch.uint8.*images.float\(\) / 255"):
-        model((images * 255).to(torch.uint8))
-    with pytest.raises(ValueError, match="expected images with 3 channels, got 1: for gray ones"):
-        model(images[:, :1])
-    with pytest.raises(ValueError, match="divide them by 255"):
-        model(images * 255)
-    with pytest.raises(ValueError, match="got NaN"):
-        model(images * float("nan"))
-    assert model(images.requires_grad_()).requires_grad
-
-
-def test_noisy_images_are_accepted_in_smoothing_compiled_graphs_and_training(images):
-    model, noisy = make(), images + torch.randn(images.shape)
-    assert SmoothedClassifier(model, 1.0, samples=2)(images).isfinite().all()
-    assert torch.compile(model, backend="eager", fullgraph=True)(noisy).isfinite().all()
-    assert torch.compile(model.train(), backend="eager", fullgraph=True)(noisy).isfinite().all()
-    assert model(noisy).isfinite().all()
-    with pytest.raises(ValueError, match="expected images with 3 channels, got 1"):
-        model(noisy[:, :1])
-
-
-def test_a_network_is_one_graph_where_is_autocast_available_breaks_graphs(images, monkeypatch):
-    """As in torch 2.11."""
-    unseen = torch.compiler.disable(torch.amp.is_autocast_available)
-    monkeypatch.setattr(torch.amp, "is_autocast_available", unseen)
-    model = make()
-    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(images), model(images))
-
-
-def test_a_network_runs_on_a_device_without_autocast(images):
-    logits = make().to("meta")(images.to("meta"))
-    assert logits.device.type == "meta" and len(logits) == len(images)
-
-
-def test_normalised_images_inside_a_wrapped_network_are_accepted(images):
-    inside = make()
-    outside = build(CARD["arch"], **CARD["options"], mean=[0.0] * 3, std=[1.0] * 3)
-    outside.load_state_dict(inside.state_dict())
-    wrapped = wrap(outside, mean=CIFAR10_MEAN, std=CIFAR10_STD)
-    assert torch.equal(wrapped(images), inside(images))
-    assert wrapped.logits(images + 1).isfinite().all()
-
-
-def test_an_unknown_option_of_an_architecture_is_named():
-    with pytest.raises(ValueError, match="expected an option of wide_resnet, got 'dept': did you mean 'depth'"):
-        build("wide_resnet", dept=10)
-    with pytest.raises(ValueError, match="got 'stem': it takes width, activation, num_classes, mean, std"):
-        build("preact_resnet18", stem=3)
-
-
-def test_options_that_are_not_a_table_are_refused(tmp_path):
-    (tmp_path / "a.json").write_text('{"arch": "wide_resnet", "options": [10]}')
-    with pytest.raises(ValueError, match=r"expected \"options\" in .*a.json to be a table, got \[10\]"):
-        zoo.load(tmp_path / "a.safetensors")
-
-
-def test_loads_a_path(folder, images):
-    path = zoo.save(make(), folder, "tiny", CARD)
-    assert torch.equal(zoo.load(path)(images), zoo.load("tiny")(images))
-
-
 @pytest.mark.parametrize("junk", [b"hello junk " * 100, bytes(range(256)) * 10, b"\x80\x02"])
 def test_a_damaged_checkpoint_is_refused(tmp_path, junk):
     path = describe(tmp_path / "junk.pt")
@@ -552,18 +384,20 @@ def test_the_error_of_other_weights_is_one_line(tmp_path):
     assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
-def test_built_in_models_load_with_a_broken_zoo(folder, images):
-    zoo.save(make(), zoo.BUILTIN, "own", CARD)
-    folder.mkdir()
-    (folder / "manifest.json").write_text("{")
-    assert zoo.load("own")(images).shape == (4, 5)
-    with pytest.raises(ValueError, match="expected JSON in"):
-        zoo.load("other")
+# --- imports
 
 
-def test_cards_are_found_by_name_and_by_path(folder):
-    path = zoo.save(make(), folder, "tiny", CARD)
-    assert zoo.find_card("tiny").sha256 == zoo.find_card(str(path)).sha256 == zoo.file_sha256(path)
-    assert zoo.find_card("timm:resnet18") is None
-    with pytest.raises(ValueError, match="did you mean 'tiny'"):
-        zoo.find_card("tinny")
+def test_models_import_neither_optional_libraries_nor_the_compiler():
+    program = (
+        "import sys\n"
+        "for name in ('timm', 'torchvision', 'transformers', 'robustbench', 'pydantic', 'plotly'):\n"
+        "    sys.modules[name] = None\n"
+        "import adaptive_smoothing.models.contract, adaptive_smoothing.models.features\n"
+        "import adaptive_smoothing.models.smoothed, adaptive_smoothing.models.zoo\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    source = Path(build.__code__.co_filename).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=source, env={"PYTHONPATH": str(source)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.mixing.transforms import nonlinear
 from adaptive_smoothing.tuning.nonlinear import ALPHAS, _robust_share, _worse_logits, fit_nonlinear, search_nonlinear
 

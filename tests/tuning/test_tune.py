@@ -10,7 +10,7 @@ from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.data.datasets import from_tensors
+from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.tuning.curves import accuracy_curve

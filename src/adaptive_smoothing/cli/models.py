@@ -6,7 +6,7 @@ from pathlib import Path
 
 from adaptive_smoothing.cli.console import screen
 from adaptive_smoothing.mixing import pretrained
-from adaptive_smoothing.mixing.pretrained import base_name
+from adaptive_smoothing.mixing.mixture_card import base_name
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import parameters
 from adaptive_smoothing.report.tables import Table, rich_table

@@ -1,7 +1,7 @@
 """Batches: in order for evaluation, shuffled and augmented for training.
 
-Random numbers are drawn on the CPU from a generator keyed by their purpose, so that a batch is the same on any device
-and after any restart.
+Random numbers are drawn on the CPU from a generator keyed by their purpose, the seed, the epoch and the step, so that a
+batch is the same on any device and after any restart.
 """
 
 from __future__ import annotations
@@ -34,22 +34,34 @@ class RawBatch(NamedTuple):
 
 
 def batches(data: ImageData, size: int, *, device: torch.device | str | None = None) -> Iterator[Batch]:
-    """Yield all images in order; the last batch may be smaller. One batch at a time is in floats and on `device`."""
-    steps_per_epoch(data, size)  # checks the size
-    tensors = (data.images, data.labels, data.index)
-    parts = ([each[i : i + size].to(device or each.device) for each in tensors] for i in range(0, len(data), size))
-    return (Batch(to_floats(images), labels, index) for images, labels, index in parts)
+    """Return all images in order, in batches; the last one may be smaller.
+
+    One batch at a time is converted to floats and moved to `device`, by default that of the data.
+    """
+    _check_size(size)
+
+    def batch(start: int) -> Batch:
+        # Not `data.take`, which checks the labels and so waits for the device.
+        tensors = (tensor[start : start + size] for tensor in (data.images, data.labels, data.index))
+        images, labels, index = (tensor.to(device or tensor.device) for tensor in tensors)
+        return Batch(to_floats(images), labels, index)
+
+    return map(batch, range(0, len(data), size))
 
 
 def steps_per_epoch(data: ImageData, size: int) -> int:
-    """Return the number of full batches that `shuffled` yields."""
-    if size < 1:
-        raise ValueError(f"expected a batch size of at least 1, got {size}")
+    """Return the number of full batches in the data."""
+    _check_size(size)
     return len(data) // size
 
 
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise ValueError(f"expected a batch size of at least 1, got {size}")
+
+
 def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[RawBatch]:
-    """Yield the full batches of one epoch from step `start` on, in an order fixed by seed, epoch and image count."""
+    """Return the full batches of one epoch from step `start` on, in an order fixed by seed, epoch and image count."""
     steps = steps_per_epoch(data, size)
     if steps == 0:
         raise ValueError(f"expected a batch size of at most {len(data)}, the size of {data.name}, got {size}")
@@ -65,9 +77,9 @@ def augment(
 ) -> Tensor:
     """Return images of any dtype, each shifted by up to `pad` pixels each way and mirrored with probability 1/2.
 
-    Pixels from outside are black, or with `reflect` those of the image reflected at its border. The whole batch is one
-    gather: a pixel of the result is read at its shifted, mirrored position in the source.
+    Pixels outside the image are black, or with `reflect` those of the image reflected at its border.
     """
+    # The whole batch is one gather: a pixel of the result is read at its shifted, mirrored position in the source.
     count, channels, height, width = images.shape
     if not 0 <= pad < min(height, width):
         raise ValueError(f"expected pad from 0 to {min(height, width) - 1}, got {pad}")
@@ -79,7 +91,7 @@ def augment(
     rows = top + torch.arange(height, device=images.device)
     columns = left + (torch.where(mirrored.bool(), width - 1 - column, column) if flip else column)
     if reflect:
-        source, rows, columns = images, _fold(rows - pad, height), _fold(columns - pad, width)
+        source, rows, columns = images, _reflect(rows - pad, height), _reflect(columns - pad, width)
     else:
         source = F.pad(images, [pad] * 4)
     image = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
@@ -87,7 +99,7 @@ def augment(
     return source[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def _fold(position: Tensor, length: int) -> Tensor:
+def _reflect(position: Tensor, length: int) -> Tensor:
     """Return positions with those outside [0, length) reflected at the border pixels."""
     return length - 1 - (length - 1 - position.abs()).abs()
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from adaptive_smoothing.data.sources import Part, whole
+from adaptive_smoothing.data.sources import Part, whole_split
 from adaptive_smoothing.results import atomic
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
@@ -28,7 +28,13 @@ _md5 = partial(hashlib.md5, usedforsecurity=False)
 
 @dataclass(frozen=True)
 class Layout:
-    """The file layout of one of the two data sets."""
+    """The file layout of CIFAR-10 or CIFAR-100.
+
+    Args:
+        members: the names of the files of each split.
+        labels: the key of the labels in these files.
+        meta, label_names: the file with the names of the classes, and their key in it.
+    """
 
     name: str
     file: str
@@ -94,10 +100,10 @@ class CifarFiles:
         *parts, meta = (read_pickle(found[name], f"{self.path}/{name}") for name in wanted)
         images = np.concatenate([self._pixels(part) for part in parts])
         labels = np.concatenate([np.asarray(self._entry(part, self.layout.labels)) for part in parts])
-        return whole(images, labels, tuple(self._entry(meta, self.layout.label_names)))
+        return whole_split(images, labels, tuple(self._entry(meta, self.layout.label_names)))
 
     def _from_archive(self, wanted: tuple[str, ...]) -> dict[str, bytes]:
-        """Read members in the order of the archive: to go back in a gzip stream is to unpack it again."""
+        """Return the content of members. They are read in the order of the archive, which unpacks it only once."""
         found = {}
         with tarfile.open(self.path, "r:gz") as archive:
             for member in archive:
@@ -119,9 +125,9 @@ class CifarFiles:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """An unpickler of numbers, strings, lists and NumPy arrays."""
+    """An unpickler of numbers, strings, lists and NumPy arrays, which imports nothing else."""
 
-    # NumPy has moved this function; an array returns it in every version.
+    # The function that builds an array: `numpy.core` has become `numpy._core`, but `__reduce__` returns it in both.
     RECONSTRUCT = np.empty(0).__reduce__()[0]
     KNOWN = {  # noqa: RUF012  a constant
         ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,

@@ -9,22 +9,18 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
 
 from adaptive_smoothing.data import cifar
-from adaptive_smoothing.data.sources import Builtin, ImageFolder, NpzFile, Part, Source, pixels_of
+from adaptive_smoothing.data.sources import Builtin, ImageFolder, NpzFile, Part, Source
 from adaptive_smoothing.noise import keyed_seed
-
-NAMES = ("builtin", *cifar.LAYOUTS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +61,7 @@ class ImageData:
         return len(self.classes)
 
     def take(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> ImageData:
-        """Return the first `which` images, or those at the given positions in that order, or under a mask."""
+        """Return a selection of the images: the first `which`, those at some positions in that order, or a mask."""
         rows = self._positions(which)
         return replace(self, images=self.images[rows], labels=self.labels[rows], index=self.index[rows])
 
@@ -81,7 +77,7 @@ class ImageData:
             return wanted.nonzero().flatten()
         # On a GPU a position out of range would end the process.
         inside = wanted.numel() == 0 or 0 <= wanted.min() <= wanted.max() < len(self)
-        if wanted.numel() and not (wanted.dim() == 1 and _is_whole(wanted) and inside):
+        if wanted.numel() and not (wanted.dim() == 1 and is_integer(wanted) and inside):
             expected = f"a count, a mask of {len(self)} or positions from 0 to {len(self) - 1}"
             raise ValueError(f"expected {expected}, got {which}")
         return wanted.long().flatten()
@@ -115,8 +111,23 @@ def looks_channels_last(shape: Sequence[int]) -> bool:
     return columns in (1, 3) and channels not in (1, 3) and rows > columns
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def is_integer(tensor: Tensor) -> bool:
+    """Return whether a tensor has an integer dtype. Booleans do not count."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def check_data(data: ImageData) -> None:
+    """Raise an error unless `data` is an ImageData with at least one image."""
+    if not isinstance(data, ImageData):
+        hint = "ads.from_dataset takes a torch data set, ads.from_tensors images and labels"
+        raise TypeError(f"expected ImageData, got {type(data).__name__}: {hint}")
+    if not len(data):
+        raise ValueError(f"expected at least one image, got an empty {data.name}")
+
+
+def device_of(model: nn.Module, data: ImageData, device: str | torch.device | None = None) -> torch.device:
+    """Return the given device, or that of the model, or that of the images if the model has no parameters."""
+    return torch.device(device or next(iter(model.parameters()), data.images).device)
 
 
 def load(
@@ -150,6 +161,7 @@ def load(
 
 
 def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int, int] | None) -> Source:
+    """Return the source that a name or a path stands for."""
     if name_or_path == "builtin":
         source: Source = Builtin()
     elif isinstance(name_or_path, str) and name_or_path in cifar.LAYOUTS:
@@ -186,14 +198,16 @@ def _open_path(path: Path, size: tuple[int, int] | None) -> Source:
         return cifar.open_folder(path) or ImageFolder(path, size)
     if path.is_file():
         return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
-    near = difflib.get_close_matches(str(path).lower(), NAMES, n=1)
+    names = ("builtin", *cifar.LAYOUTS)
+    near = difflib.get_close_matches(str(path).lower(), names, n=1)
     raise FileNotFoundError(
-        f"expected one of {', '.join(NAMES)}, or a path to a .npz file, a CIFAR archive or an image folder, "
+        f"expected one of {', '.join(names)}, or a path to a .npz file, a CIFAR archive or an image folder, "
         f"got {str(path)!r}, which does not exist" + (f": did you mean {near[0]!r}?" if near else "")
     )
 
 
 def _select(source: Source, split: str) -> Part:
+    """Read a split. If the source has no validation split, training images are held out for it."""
     held = source.splits
     if held == ("all",) and split in ("all", "test"):
         return source.read("all")
@@ -214,130 +228,8 @@ def _select(source: Source, split: str) -> Part:
 
 @lru_cache(maxsize=4)
 def validation_positions(count: int) -> np.ndarray:
-    """Return the tenth of `count` training images that is for validation, in an order that is the same everywhere."""
+    """Return the positions of the tenth of `count` training images that is for validation, the same everywhere."""
     order = sorted(range(count), key=lambda position: (keyed_seed(0, "validation split", position), position))
     positions = np.array(order[: max(1, count // 10)], np.int64)
     positions.flags.writeable = False  # the cache returns this array itself
     return positions
-
-
-def from_tensors(
-    images: Tensor | np.ndarray,
-    labels: Tensor | np.ndarray | Sequence[int],
-    *,
-    name: str = "data",
-    classes: Sequence[str] | None = None,
-    index: Tensor | np.ndarray | Sequence[int] | None = None,
-) -> ImageData:
-    """Return data made from NCHW images in memory: uint8, or floats in [0, 1] at the 256 levels k/255."""
-    given = torch.as_tensor(images)
-    if given.dim() == 4 and looks_channels_last(given.shape):
-        found = f"{tuple(given.shape)}, which looks like (N, H, W, C): pass torch.as_tensor(images).permute(0, 3, 1, 2)"
-        raise ValueError(f"expected images of shape (N, C, H, W), got {found}")
-    pixels = to_levels(given)
-    target = torch.as_tensor(labels, device=pixels.device)
-    if not _is_whole(target):
-        raise ValueError(f"expected whole numbers as labels, got {target.dtype}: pass class positions, not scores")
-    positions = torch.arange(len(pixels)) if index is None else torch.as_tensor(index)
-    count = int(target.max()) + 1 if target.numel() else 0
-    names = tuple(classes) if classes is not None else tuple(str(label) for label in range(count))
-    return ImageData(pixels, target.long(), names, name, positions.long().to(pixels.device))
-
-
-def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None) -> ImageData:
-    """Return data made from a torch Dataset of (image, label). For a `Subset`, `index` refers to the whole dataset.
-
-    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1].
-    """
-    if isinstance(dataset, DataLoader):
-        raise TypeError("expected a dataset, got a DataLoader: pass loader.dataset")
-    if not isinstance(dataset, Sized):
-        raise ValueError(f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first")
-    pairs = [_pair(dataset[i]) for i in range(len(dataset))]
-    images = [_chw(image) for image, _ in pairs]
-    if len(shapes := sorted({tuple(image.shape) for image in images})) != 1:
-        raise ValueError(f"expected images of one shape, got {shapes}: resize them in the dataset's transform")
-    positions, origin = _origin(dataset)
-    return from_tensors(
-        torch.stack(images),
-        [_label(label) for _, label in pairs],
-        name=name or type(origin).__name__,
-        classes=classes or getattr(origin, "classes", None),
-        index=positions,
-    )
-
-
-def _origin(dataset: Dataset[Any]) -> tuple[list[int], Dataset[Any]]:
-    """Return the positions of the items of a (nested) Subset in the whole dataset, and that dataset."""
-    if not isinstance(dataset, Subset):
-        return list(range(len(cast(Sized, dataset)))), dataset
-    positions, origin = _origin(dataset.dataset)
-    return [positions[i] for i in dataset.indices], origin
-
-
-def _pair(item: Any) -> tuple[Any, Any]:
-    if not isinstance(item, tuple | list) or len(item) < 2:
-        what = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
-        hint = "return both from the dataset's __getitem__, or pass images and labels to from_tensors"
-        raise ValueError(f"expected items (image, label), got a {what}: {hint}")
-    return item[0], item[1]
-
-
-def _label(label: Any) -> int:
-    try:
-        number = torch.as_tensor(label)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"expected a whole number as label, got {label!r}: pass the position of its class") from error
-    if number.numel() != 1 or not _is_whole(number):
-        hint = "for one-hot labels pass label.argmax()" if number.numel() > 1 else "pass the position of its class"
-        raise ValueError(f"expected a whole number as label, got {number.dtype} of shape {tuple(number.shape)}: {hint}")
-    return int(number)
-
-
-def _chw(image: Any) -> Tensor:
-    """Return one image as a CHW tensor of uint8 levels."""
-    if isinstance(image, Tensor):
-        tensor = image
-    elif isinstance(image, np.ndarray):
-        tensor = torch.from_numpy(np.ascontiguousarray(np.atleast_3d(image).transpose(2, 0, 1)))
-    elif hasattr(image, "convert"):
-        tensor = torch.from_numpy(pixels_of(image, gray=True).copy())
-    else:
-        raise ValueError(f"expected a PIL image, an array or a tensor, got {type(image).__name__}")
-    if tensor.dim() != 3 or tensor.shape[0] > 4:
-        found = f"a {type(image).__name__} of shape {tuple(image.shape)}: permute it"
-        raise ValueError(f"expected a CHW tensor or an HWC array with at most 4 channels, got {found}")
-    return to_levels(tensor)
-
-
-def to_levels(images: Tensor) -> Tensor:
-    """Return floats in [0, 1] as uint8 levels, or raise an error if that would change the images."""
-    if images.dtype == torch.uint8:
-        return images
-    if not images.is_floating_point():
-        raise ValueError(f"expected uint8 images or floats in [0, 1], got {images.dtype}: convert to uint8")
-    if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-        found = f"[{images.min():.3g}, {images.max():.3g}]: normalisation belongs inside the model; see ads.wrap"
-        raise ValueError(f"expected images in [0, 1], got {found}")
-    scaled = images.double() * 255
-    levels = scaled.round()
-    # float32 represents a level up to 1e-5 of a level.
-    if (far := (scaled - levels).abs() > 1e-3).any():
-        found = f"{far.double().mean():.1%} of the values between levels, such as {images[far][0]:.6g}"
-        hint = "images are stored as uint8; resize or filter them before they become floats, or inside the model"
-        raise ValueError(f"expected images made of the 256 levels k/255, got {found}: {hint}")
-    return levels.to(torch.uint8)
-
-
-def check_data(data: ImageData) -> None:
-    """Raise an error unless `data` is an ImageData with at least one image."""
-    if not isinstance(data, ImageData):
-        hint = "ads.from_dataset takes a torch data set, ads.from_tensors images and labels"
-        raise TypeError(f"expected ImageData, got {type(data).__name__}: {hint}")
-    if not len(data):
-        raise ValueError(f"expected at least one image, got an empty {data.name}")
-
-
-def device_of(model: nn.Module, data: ImageData, device: str | torch.device | None = None) -> torch.device:
-    """Return the given device, or that of the model, or that of the images if the model has no parameters."""
-    return torch.device(device or next(iter(model.parameters()), data.images).device)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from PIL import Image
 
 SPLITS = ("train", "val", "test")
@@ -26,7 +28,7 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 @dataclass(frozen=True)
 class Part:
-    """One split as arrays: uint8 NCHW images, int64 labels, and positions in the official split."""
+    """One split as arrays: uint8 NCHW images, int64 labels, class names, and positions in the official split."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -44,14 +46,17 @@ class Source(Protocol):
     def read(self, split: str) -> Part: ...
 
 
-def whole(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Part:
+def whole_split(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Part:
     """Return a complete official split, in which image i has position i."""
     return Part(np.ascontiguousarray(images), labels.astype(np.int64), classes, np.arange(len(images)))
 
 
 @dataclass(frozen=True)
 class NpzFile:
-    """`train_images, train_labels, test_images, ...` or only `images, labels`, and optionally `classes` (strings)."""
+    """A NumPy file with `train_images`, `train_labels`, `test_images`, ..., or with `images` and `labels` only.
+
+    It may also have `classes`, the names of the classes.
+    """
 
     path: Path
 
@@ -63,7 +68,7 @@ class NpzFile:
     def arrays(self) -> Any:
         try:
             arrays = np.load(self.path, allow_pickle=False)
-            arrays.files  # noqa: B018  an .npy file of this name loads as well, but has no files
+            arrays.files  # noqa: B018  an .npy file loads as well, but as an array, which has no `files`
         except (ValueError, OSError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"expected a NumPy .npz file at {self.path}, got something else: {error}") from error
         return arrays
@@ -85,7 +90,7 @@ class NpzFile:
             wanted = f"{prefix}images in {self.path} to be uint8 of shape (count, height, width, channels)"
             raise ValueError(f"expected {wanted}, got {found}")
         channels_last = images if images.ndim == 4 else images[..., None]
-        return whole(channels_last.transpose(0, 3, 1, 2), labels, self._classes())
+        return whole_split(channels_last.transpose(0, 3, 1, 2), labels, self._classes())
 
     def _array(self, key: str) -> np.ndarray:
         try:
@@ -118,7 +123,7 @@ class NpzFile:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Images such as `root/train/cat/1.png`, or `root/cat/1.png` without splits, sorted by class, then by file name.
+    """A folder of images such as `train/cat/1.png`, or `cat/1.png` without splits, sorted by class and file name.
 
     They are read as RGB, and resized to `size` (height, width) without keeping their proportions.
     """
@@ -142,7 +147,8 @@ class ImageFolder:
         if not paths:
             hint = f"got none with images in it: arrange it as {folder}/CLASS/IMAGE.png"
             raise ValueError(f"expected one subfolder of images per class in {folder}, {hint}")
-        return whole(self._pixels(paths), np.array([classes.index(path.parent.name) for path in paths]), classes)
+        labels = np.array([classes.index(path.parent.name) for path in paths])
+        return whole_split(self._pixels(paths), labels, classes)
 
     def _classes(self) -> tuple[str, ...]:
         """Return the classes of all splits together, so that a label has the same meaning in each."""
@@ -201,20 +207,21 @@ class Builtin:
     def read(self, split: str) -> Part:
         from PIL import Image
 
-        entry = self.index()["splits"][split]
+        contents = self._contents()
+        entry = contents["splits"][split]
         labels, index = np.array(entry["labels"]), np.array(entry["index"])
         sheet = np.asarray(Image.open(io.BytesIO((_builtin() / entry["sheet"]).read_bytes())).convert("RGB"))
-        return Part(from_sheet(sheet, len(labels)), labels, tuple(self.index()["classes"]), index)
+        return Part(from_sheet(sheet, len(labels)), labels, tuple(contents["classes"]), index)
 
     def fingerprint(self, split: str) -> str:
-        return self.index()["splits"][split]["sha256"]
+        """Return the `ImageData.fingerprint` that the images of a split must have."""
+        return self._contents()["splits"][split]["sha256"]
 
-    @staticmethod
-    def index() -> dict[str, Any]:
+    def _contents(self) -> dict[str, Any]:
         return json.loads((_builtin() / "index.json").read_text())
 
 
-def _builtin() -> Any:
+def _builtin() -> Traversable:
     return files("adaptive_smoothing.data") / "builtin"
 
 

@@ -1,4 +1,4 @@
-"""The base classes of mixtures (a standard and a robust classifier in eval mode) and of networks that choose alpha."""
+"""The base classes of mixtures of g and h (`BaseClassifiers`) and of networks that choose alpha (`Mixer`)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ class MixerOutput(NamedTuple):
 
 
 class Mixer(nn.Module, ABC):
-    """Chooses alpha = sigmoid(alpha_scale * score + alpha_shift) from logits and features of the base classifiers."""
+    """A network that chooses alpha for each image, from the logits and features of the base classifiers.
 
-    # The layers whose features the mixer reads.
+    It returns a score, from which `MixedClassifier` computes alpha = sigmoid(alpha_scale * score + alpha_shift).
+    """
+
+    # The layers of g and of h whose features the mixer reads.
     standard_taps: tuple[str, ...] = ()
     robust_taps: tuple[str, ...] = ()
 
@@ -50,7 +53,7 @@ class Mixer(nn.Module, ABC):
 
 
 class BaseClassifiers(nn.Module):
-    """A standard and a robust classifier. `train()` leaves both in eval mode; `ads.wrap` freezes their weights."""
+    """A standard and a robust classifier. `train()` leaves both in eval mode."""
 
     NOT_IN_DIGEST: ClassVar = frozenset({"_taps"})
 
@@ -73,13 +76,13 @@ class BaseClassifiers(nn.Module):
         return [getattr(model, "num_classes", None) for model in (self.standard, self.robust)]
 
     def tap(self, standard: tuple[str, ...], robust: tuple[str, ...]) -> None:
-        """Add the features of these layers to the base outputs; layer names are those of the untransformed networks."""
+        """Add the features of these layers to the base outputs. Names are those in the network without a transform."""
         for role, layers in (("standard", standard), ("robust", robust)):
             if layers:
                 self._taps[role] = FeatureTaps(without_transform(getattr(self, role)), layers)
 
     def transformed(self, g: Tensor, h: Tensor, images: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Apply the `LogitTransform`s of the base classifiers to logits of their networks."""
+        """Return logits of the two networks after the `LogitTransform`s of the base classifiers, if they have any."""
         if isinstance(self.standard, LogitTransform):
             g = self.standard.transform(g, images)
         if isinstance(self.robust, LogitTransform):
@@ -87,7 +90,7 @@ class BaseClassifiers(nn.Module):
         return g, h
 
     def base_outputs(self, images: Tensor) -> BaseOutputs:
-        """Return the logits of both networks, before any `LogitTransform`, and the tapped features: one pass each."""
+        """Return the logits before any `LogitTransform` and the tapped features, with one pass of each network."""
         guard_images(images)
         with trusted_images():
             (g, g_features), (h, h_features) = (self._run(role, images) for role in ("standard", "robust"))
@@ -112,7 +115,10 @@ class BaseClassifiers(nn.Module):
         return self
 
     def as_tensor(self, number: float | tuple[float, ...] | Tensor, name: str) -> Tensor:
-        """Return the setting `name` as a tensor on the device of the base classifiers, in float32 or more."""
+        """Return a number as a tensor on the device of the base classifiers, in float32 or more.
+
+        An error names the argument `name`.
+        """
         weights = chain(self.standard.parameters(), self.robust.parameters())
         weight = next((weight for weight in weights if weight.is_floating_point()), torch.empty(0))
         if isinstance(number, Tensor) and number.is_floating_point():
@@ -124,7 +130,7 @@ class BaseClassifiers(nn.Module):
             raise TypeError(f"expected {name} as numbers or a tensor, got {number!r}: pass a float") from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Cast the networks only: `.bfloat16()` would turn an alpha of 0.999 into 1."""
+        """Move everything, but cast the networks only: `.bfloat16()` would turn an alpha of 0.999 into 1."""
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
         for name, buffer in before.items():

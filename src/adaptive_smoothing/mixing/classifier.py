@@ -16,7 +16,7 @@ from adaptive_smoothing.mixing.pretrained import NUMBERS
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
 from adaptive_smoothing.models.zoo import origin
 
-# The entries of a card that hold for one alpha or shift only, not for the networks.
+# The entries of a card that are valid for one operating point only.
 OPERATING_POINT_FACTS = ("figures", "wanted")
 
 
@@ -61,7 +61,7 @@ class MixedClassifier(BaseClassifiers):
         alpha_shift: float | Tensor = 0.0,
     ) -> None:
         super().__init__(standard, robust)
-        self.card: dict[str, Any] = {}  # facts about a mixture that was loaded from a folder
+        self.card: dict[str, Any] = {}  # facts about a mixture that was loaded, such as its recipe and figures
         numbers = (alpha_range, alpha_scale, alpha_shift, standard_scale, robust_scale)
         for name, number in zip(NUMBERS, numbers, strict=True):
             self.register_buffer(name, self.as_tensor(number, name))
@@ -81,7 +81,7 @@ class MixedClassifier(BaseClassifiers):
         return self.combine(self.base_outputs(images), images)
 
     def combine(self, base_outputs: BaseOutputs, images: Tensor) -> MixedOutput:
-        """Return what `mix` returns, from base outputs that were computed before."""
+        """Return the same as `mix`, from base outputs of these images that were computed before."""
         alpha, h = self._alpha_and_h(images, base_outputs)
         g, h = self.transformed(base_outputs.g, h, images)
         logits = mix_logits(g, h, alpha, standard_scale=self.standard_scale, robust_scale=self.robust_scale)
@@ -98,7 +98,7 @@ class MixedClassifier(BaseClassifiers):
         return self._view(GrayBoxMixture)
 
     def smooth(self) -> MixedClassifier:
-        """Return a view for gradients: without `Hardmax`, and alpha has the gradient of the score of a `Mixer`."""
+        """Return a view for gradients, without `Hardmax`, whose alpha has the gradient of the score of its `Mixer`."""
         bases = {"standard": self.standard, "robust": self.robust}
         soft = {role: base.model if isinstance(base, Hardmax) else base for role, base in bases.items()}
         return self._view(SmoothMixture if self.learns_alpha else None, **soft)
@@ -132,16 +132,23 @@ class MixedClassifier(BaseClassifiers):
         return self._view(robust=robust)
 
     def _view(self, kind: type[MixedClassifier] | None = None, **changes: Any) -> MixedClassifier:
+        """Return a mixture of class `kind` with changed arguments. If the networks are the same, it keeps the card."""
         view = (kind or type(self))(**self._arguments() | changes)
         if [*map(id, view.children())] == [*map(id, self.children())]:
             view.card = {name: fact for name, fact in self.card.items() if name not in OPERATING_POINT_FACTS}
         return view
 
     def _arguments(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
         return {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
 
     def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
-        """Write a folder with the facts `card` (default: those of `self`), and with `hold` the base classifiers."""
+        """Write the mixture to a folder, which is returned.
+
+        Args:
+            hold: also write the base classifiers. Otherwise the folder has their names and sha256.
+            card: facts to store, such as recipe and figures; by default those that this mixture was loaded with.
+        """
         return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
 
     @classmethod
@@ -153,7 +160,11 @@ class MixedClassifier(BaseClassifiers):
         robust: nn.Module | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Return a stored mixture, by folder or by name. Pass the base classifiers that the folder cannot name."""
+        """Return a stored mixture, by folder or by name.
+
+        Args:
+            standard, robust: base classifiers that the folder does not name, such as your own modules.
+        """
         arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device)
         mixed = cls(**arguments).to(device)
         mixed.card = card
@@ -224,9 +235,10 @@ class GrayBoxMixture(MixedClassifier):
 
 
 class SmoothMixture(MixedClassifier):
-    """A mixture whose alpha has the gradient of the score of its `Mixer`, also where the sigmoid saturates.
+    """A mixture with the same values, whose alpha has the gradient of the score of its `Mixer`.
 
-    The values are the same. The slope of the sigmoid is left out, so that it does not drown the gradient of h.
+    The slope of the sigmoid is left out: it is zero where the sigmoid saturates, and elsewhere it may be so large that
+    it hides the gradient of h.
     """
 
     def _alpha_from_score(self, score: Tensor, images: Tensor) -> Tensor:
@@ -234,7 +246,7 @@ class SmoothMixture(MixedClassifier):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Returns `value` with the gradient of `score`."""
+    """The value `value` with the gradient of `score`."""
 
     @staticmethod
     def forward(ctx: Any, score: Tensor, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A mixer made from h: a copy of its last stage that is fine-tuned for the mixture."""
+"""The fine-tuned tail: a mixer made of a copy of the last stage of h that is fine-tuned for the mixture."""
 
 from __future__ import annotations
 
@@ -24,11 +24,17 @@ POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FineTunedTail(Mixer):
-    """A fine-tuned copy of the layers of h after `tap` (`tail`), and a network of width `hidden` that scores the image.
+    """A fine-tuned copy of the last layers of h, and a small network that computes a score from its outputs.
 
-    The copy starts with the weights of h. The mean of the logits of h and of the copy replaces the logits of h. The
-    score is computed from these logits and the last features of the copy. Neither depends on g. The `shape` of the
-    images is stored to find the tail again.
+    The copy starts with the weights of h. The mean of the logits of h and of the copy, times a learned factor, replaces
+    the logits of h. The score is computed from this mean and the last features of the copy. Neither depends on g.
+    `FineTunedTail.of(h)` makes the copy.
+
+    Args:
+        tail: the copy of the layers after `tap`.
+        tap: the layer of h whose output is the input of the copy.
+        hidden: the width of the network that computes the score.
+        shape: the shape of the images that the copy was made with. Loading needs it to make the copy again.
     """
 
     centre: Tensor
@@ -66,7 +72,7 @@ class FineTunedTail(Mixer):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the arguments of `of`, without h."""
+        """The arguments of `of`, without h."""
         return {"tap": self.robust_taps[0], "shape": self.shape, "hidden": self.hidden}
 
     def forward(self, base_outputs: BaseOutputs) -> MixerOutput:
@@ -74,7 +80,7 @@ class FineTunedTail(Mixer):
         return MixerOutput((score - self.centre) / self.spread, h * self.log_scale.exp())
 
     def standardize(self, base_outputs: BaseOutputs) -> None:
-        """Shift and scale the scores to mean 0 and variance 1 on these images."""
+        """Set the shift and the scale of the scores, so that they have mean 0 and variance 1 on these images."""
         scores, _ = self._raw_score_and_h(base_outputs)
         self.centre.copy_(scores.mean())
         spread = scores.std(correction=0)
@@ -89,7 +95,7 @@ class FineTunedTail(Mixer):
         return without_autocast(self.scorer, torch.cat(inputs, dim=1)).squeeze(1), h
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode, except for the tail, which keeps the batch-norm statistics of h."""
+        """Set the mode, except for the tail, which stays in eval mode with the batch-norm statistics of h."""
         super().train(mode)
         self.tail.eval()
         return self
@@ -114,7 +120,11 @@ class Tail(nn.Module):
 
 
 def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 32, 32)) -> Tail:
-    """Return a copy of the part of `model` after `layer`, checked against the logits of `model` on random images."""
+    """Return a copy of the part of `model` after `layer`, which has the same logits on random images.
+
+    First the layers are chained in the order in which the model registers them. If the logits differ with every
+    pooling, because the model calls functions or has branches, its code is traced.
+    """
     find_layer(model, layer)
     if not _layers_after(model, layer):
         raise ValueError(
@@ -135,20 +145,24 @@ def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 3
 
 
 def _layers_after(model: nn.Module, layer: str) -> list[nn.Module]:
-    """Return the layers after `layer`, in the order in which the model registers them, up to the last linear one."""
+    """Return the layers after `layer`, in the order in which the model registers them, up to the last linear one.
+
+    The list is empty if no linear layer follows.
+    """
     layers: list[nn.Module] = []
     path = layer.split(".")
     for depth in range(len(path), 0, -1):
         parent = model.get_submodule(".".join(path[: depth - 1]))
         names = [name for name, _ in parent.named_children()]
         layers += [getattr(parent, name) for name in names[names.index(path[depth - 1]) + 1 :]]
+    # A container at the end is replaced by its children; other layers after the last linear one are left out.
     while layers and not isinstance(layers[-1], nn.Linear):
         layers += layers.pop().children()
     return layers
 
 
 def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
-    """Return the code between `layer` and the last linear layer, and that layer, or [] if it cannot be traced."""
+    """Return a module of the code between `layer` and the last linear layer, and that layer; [] if tracing fails."""
 
     class Tracer(fx.Tracer):
         def is_leaf_module(self, module: nn.Module, name: str) -> bool:
@@ -178,6 +192,7 @@ def _traced_after(model: nn.Module, layer: str) -> list[nn.Module]:
 
 
 def _agrees(tail: Tail, features: Tensor, logits: Tensor) -> bool:
+    """Return whether the tail computes these logits from these features."""
     try:
         with torch.no_grad():
             found, _ = tail(features)

@@ -1,5 +1,7 @@
 """The mixing formulas of the paper, eqs. adap_sm_1 to adap_sm_4, as pure functions.
 
+`alpha_from_gamma` and `gamma_from_alpha` convert between the two parameters of the paper.
+
 Probabilities are mixed in the log domain: `log((1 - a) * softmax(g) + a * softmax(h))` as written gives infinite logits
 and NaN gradients on confident inputs, and a NaN gradient looks like robustness.
 """
@@ -12,9 +14,11 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-Mixed = Literal["probabilities", "logits"]
-Number = TypeVar("Number", float, Tensor)
+# The scores of g and h that are mixed.
+ScoreKind = Literal["probabilities", "logits"]
 Numbers = float | Tensor
+# The type of an argument that is also the type of the result.
+Same = TypeVar("Same", float, Tensor)
 
 
 def mix_logits(
@@ -71,14 +75,14 @@ def _leave(log_p: Tensor, log_q: Tensor, weight: Tensor) -> Tensor:
 def mix_with_certain_standard(h_logits: Tensor, alpha: Tensor, classes: Tensor) -> Tensor:
     """Return the logits of the mixture of h with a worst-case g, which is certain of `classes` [N].
 
-    No attack on a g can do more: a prediction that is correct for every such g is correct with any g.
+    No attack on g can do more: if the mixture is correct with each such g, it is correct with any g.
     """
     # -1e4 is the logarithm of a probability that is zero to the last bit.
     certain = torch.full_like(h_logits, -1e4, dtype=torch.float32).scatter(1, classes[:, None], 0.0)
     return mix_log_probabilities(certain, log_probabilities(h_logits), alpha)
 
 
-def alpha_from_gamma(gamma: Number) -> Number:
+def alpha_from_gamma(gamma: Same) -> Same:
     """Return alpha = gamma / (1 + gamma), the reparametrisation of eq. adap_sm_4; 1 at gamma = inf."""
     if isinstance(gamma, Tensor):
         # At infinity the quotient would be NaN; at the largest finite number it is 1.
@@ -89,7 +93,7 @@ def alpha_from_gamma(gamma: Number) -> Number:
     return 1.0 if gamma == math.inf else gamma / (1 + gamma)
 
 
-def gamma_from_alpha(alpha: Number) -> Number:
+def gamma_from_alpha(alpha: Same) -> Same:
     """Return gamma = alpha / (1 - alpha), the inverse of `alpha_from_gamma`; inf at alpha = 1."""
     if isinstance(alpha, Tensor):
         return alpha / (1 - alpha)
@@ -99,27 +103,27 @@ def gamma_from_alpha(alpha: Number) -> Number:
 
 
 def mix_normalised(
-    g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: Mixed = "probabilities"
+    g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: ScoreKind = "probabilities"
 ) -> Tensor:
     """Return (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, with R = `r` [N, C], as logits.
 
     Eq. adap_sm_2 is the case R_i = ||grad g_i||_{p*}. With `on="probabilities"` the logarithm is returned.
     """
     alpha = alpha_from_gamma(gamma * r)
-    if check_mixed(on) == "logits":
+    if check_score_kind(on) == "logits":
         return (1 - alpha) * g_logits + alpha * h_logits
     return mix_log_probabilities(log_probabilities(g_logits), log_probabilities(h_logits), alpha)
 
 
-def mix_sum(g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: Mixed = "probabilities") -> Tensor:
+def mix_sum(g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: ScoreKind = "probabilities") -> Tensor:
     """Return g_i + gamma R_i h_i, eq. adap_sm_1, with R = `r` [N, C]; in the paper R_i = ||grad g_i||_{p*}."""
-    if check_mixed(on) == "logits":
+    if check_score_kind(on) == "logits":
         return g_logits + gamma * r * h_logits
     return mix_normalised(g_logits, h_logits, gamma, r, on) + torch.log1p(gamma * r)
 
 
-def check_mixed(on: str) -> str:
+def check_score_kind(on: str) -> str:
     """Return `on`, or raise an error if it is not one of the two kinds of scores."""
-    if on not in get_args(Mixed):
-        raise ValueError(f"expected on to be one of {', '.join(get_args(Mixed))}, got {on!r}")
+    if on not in get_args(ScoreKind):
+        raise ValueError(f"expected on to be one of {', '.join(get_args(ScoreKind))}, got {on!r}")
     return on

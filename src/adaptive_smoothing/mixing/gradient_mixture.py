@@ -1,4 +1,4 @@
-"""The mixtures that the paper compares (fig:compare_R) before it chooses eq. adap_sm_4."""
+"""The mixtures with weights R_i(x) that the paper compares (fig:compare_R) before it chooses eq. adap_sm_4."""
 
 from __future__ import annotations
 
@@ -10,10 +10,60 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
-from adaptive_smoothing.mixing.formula import Mixed, check_mixed, log_probabilities, mix_normalised, mix_sum
+from adaptive_smoothing.mixing.formula import ScoreKind, check_score_kind, log_probabilities, mix_normalised, mix_sum
 from adaptive_smoothing.threat import Linf, Threat
 
+# A function from images to scores: of every class [N, C], or one per image [N].
 Scores = Callable[[Tensor], Tensor]
+FORMS: dict[str, Callable[..., Tensor]] = {"normalised": mix_normalised, "sum": mix_sum}
+
+
+class GradientMixedClassifier(BaseClassifiers):
+    """Logits of (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, or of its numerator, eq. adap_sm_1.
+
+    With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma).
+
+    Args:
+        r: the function of this module that computes R_i; "standard_gradient" gives eq. adap_sm_2.
+        on: the scores g_i and h_i.
+        form: "normalised" for eq. adap_sm_3, "sum" for eq. adap_sm_1.
+        norm: the threat whose dual norm measures gradients.
+    """
+
+    gamma: Tensor
+
+    def __init__(
+        self,
+        standard: nn.Module,
+        robust: nn.Module,
+        gamma: float | Tensor,
+        *,
+        r: Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"] = "one",
+        on: ScoreKind = "probabilities",
+        form: Literal["normalised", "sum"] = "normalised",
+        norm: type[Threat] | Threat = Linf,
+    ) -> None:
+        super().__init__(standard, robust)
+        self.register_buffer("gamma", self.as_tensor(gamma, "gamma"))
+        check_gamma(self.gamma)
+        check_score_kind(on)
+        for name, value, known in (("r", r, R_OPTIONS), ("form", form, FORMS)):
+            if value not in known:
+                raise ValueError(f"expected {name} to be one of {', '.join(known)}, got {value!r}")
+        self.r, self.on, self.form, self.norm = r, on, form, norm_of(norm)
+
+    def forward(self, images: Tensor) -> Tensor:
+        g, h = self.transformed(*self.base_outputs(images)[:2], images)
+        r = R_OPTIONS[self.r](self._scores(self.standard), self._scores(self.robust), images, self.norm)
+        return FORMS[self.form](g, h, self.gamma, r, self.on)
+
+    def extra_repr(self) -> str:
+        names = f"r={self.r!r}, on={self.on!r}, form={self.form!r}, norm={self.norm.__name__}"
+        return f"gamma={self.gamma.item():g}, {names}"
+
+    def _scores(self, model: nn.Module) -> Scores:
+        """Return the function from images to the scores that are mixed. R_i measures its gradients."""
+        return model if self.on == "logits" else lambda images: log_probabilities(model(images)).exp()
 
 
 def one(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
@@ -43,19 +93,9 @@ def gradient_ratio(standard: Scores, robust: Scores, images: Tensor, norm: type[
     return (g + tiny) / (h + tiny)
 
 
-def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
-    """Return the norm of a threat: its class."""
-    kind = norm if isinstance(norm, type) else type(norm)
-    if not issubclass(kind, Threat):
-        raise TypeError(f"expected norm as a threat, got {norm!r}: pass ads.Linf or ads.L2, the class itself")
-    return kind
-
-
-def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a score per image [N] and its gradient with respect to that image."""
-    # torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
-    value, pull_back, *_ = torch.func.vjp(score, images)
-    return value, pull_back(torch.ones_like(value))[0]
+R_OPTIONS: dict[str, Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]] = {
+    option.__name__: option for option in (one, standard_gradient, predicted_gradient, gradient_ratio)
+}
 
 
 def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
@@ -69,53 +109,19 @@ def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], cla
     return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, len(one_hots)))(one_hots)
 
 
-R_OPTIONS: dict[str, Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]] = {
-    option.__name__: option for option in (one, standard_gradient, predicted_gradient, gradient_ratio)
-}
-FORMS: dict[str, Callable[..., Tensor]] = {"normalised": mix_normalised, "sum": mix_sum}
+def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a score per image [N] and its gradient with respect to that image."""
+    # torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
+    value, pull_back, *_ = torch.func.vjp(score, images)
+    return value, pull_back(torch.ones_like(value))[0]
 
 
-class GradientMixedClassifier(BaseClassifiers):
-    """Logits of (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, or of its numerator, eq. adap_sm_1.
-
-    With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma). `r` is the function above
-    that computes R_i: "standard_gradient" gives eq. adap_sm_2. The dual norm of the threat `norm` measures gradients.
-    """
-
-    gamma: Tensor
-
-    def __init__(
-        self,
-        standard: nn.Module,
-        robust: nn.Module,
-        gamma: float | Tensor,
-        *,
-        r: Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"] = "one",
-        on: Mixed = "probabilities",
-        form: Literal["normalised", "sum"] = "normalised",
-        norm: type[Threat] | Threat = Linf,
-    ) -> None:
-        super().__init__(standard, robust)
-        self.register_buffer("gamma", self.as_tensor(gamma, "gamma"))
-        check_gamma(self.gamma)
-        check_mixed(on)
-        for name, value, known in (("r", r, R_OPTIONS), ("form", form, FORMS)):
-            if value not in known:
-                raise ValueError(f"expected {name} to be one of {', '.join(known)}, got {value!r}")
-        self.r, self.on, self.form, self.norm = r, on, form, norm_of(norm)
-
-    def forward(self, images: Tensor) -> Tensor:
-        g, h = self.transformed(*self.base_outputs(images)[:2], images)
-        r = R_OPTIONS[self.r](self._scores(self.standard), self._scores(self.robust), images, self.norm)
-        return FORMS[self.form](g, h, self.gamma, r, self.on)
-
-    def extra_repr(self) -> str:
-        names = f"r={self.r!r}, on={self.on!r}, form={self.form!r}, norm={self.norm.__name__}"
-        return f"gamma={self.gamma.item():g}, {names}"
-
-    def _scores(self, model: nn.Module) -> Scores:
-        """Return the scores g_i that are mixed, whose gradients R_i measures."""
-        return model if self.on == "logits" else lambda images: log_probabilities(model(images)).exp()
+def norm_of(norm: type[Threat] | Threat) -> type[Threat]:
+    """Return the norm of a threat: its class."""
+    kind = norm if isinstance(norm, type) else type(norm)
+    if not issubclass(kind, Threat):
+        raise TypeError(f"expected norm as a threat, got {norm!r}: pass ads.Linf or ads.L2, the class itself")
+    return kind
 
 
 def check_gamma(gamma: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Load the model that a command is about: a classifier, a stored mixture, or g and h with an alpha."""
+"""The model of a command: a classifier, a stored mixture, or a mixture of two classifiers with one alpha."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from adaptive_smoothing.models.zoo import model_facts, short_name
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model to evaluate, the classifiers in it, and facts about them for a result file."""
+    """A model to evaluate.
+
+    Args:
+        parts: the classifiers in it, by name.
+        facts: facts about the classifiers for a result file.
+        short: its name in a form that can be part of a folder's name.
+    """
 
     model: nn.Module
     parts: dict[str, nn.Module]

@@ -1,6 +1,7 @@
 """Locally biased smoothing of a binary classifier, eq. lbrs, the method that adaptive smoothing generalises.
 
-Anderson and Sojoudi, "Certified robustness via locally biased randomized smoothing".
+Anderson and Sojoudi, "Certified robustness via locally biased randomized smoothing". `NearestNeighbors` is a direction
+oracle for `LocallyBiasedSmoothing`.
 """
 
 from __future__ import annotations
@@ -13,39 +14,6 @@ from torch import Tensor, nn
 from adaptive_smoothing.mixing.gradient_mixture import check_gamma, norm_of, value_and_gradient
 from adaptive_smoothing.models.contract import check_eval, check_image_form, check_logit_form, guard_images
 from adaptive_smoothing.threat import Linf, Threat
-
-
-class NearestNeighbors(nn.Module):
-    """The direction oracle h(x): -1 or +1 if most of the `k` nearest images in the p-norm `norm` have label 0 or 1."""
-
-    images: Tensor
-    directions: Tensor
-
-    def __init__(
-        self, images: Tensor, labels: Tensor, k: int = 1, norm: float = 2, *, images_at_once: int = 256
-    ) -> None:
-        super().__init__()
-        check_image_form(images)
-        if k % 2 == 0 or not 1 <= k <= len(images):
-            raise ValueError(f"expected an odd k from 1 to {len(images)}, the number of images, got {k}")
-        if labels.shape != images.shape[:1] or not ((labels == 0) | (labels == 1)).all():
-            raise ValueError(
-                f"expected a label 0 or 1 for each of {len(images)} images, got shape {list(labels.shape)} "
-                f"with values {labels.unique().tolist()}; this oracle is for two classes"
-            )
-        self.register_buffer("images", images)
-        self.register_buffer("directions", (2 * labels - 1).to(images))
-        self.k, self.norm, self.images_at_once = k, float(norm), images_at_once
-        self.training = False
-
-    @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        # The matrix-product shortcut for Euclidean distances cancels badly between near duplicates.
-        exact, known, nearest = "donot_use_mm_for_euclid_dist", self.images.flatten(1), []
-        for batch in images.flatten(1).split(self.images_at_once):
-            distances = torch.cdist(batch, known, p=self.norm, compute_mode=exact)
-            nearest.append(distances.topk(self.k, largest=False).indices)
-        return self.directions[torch.cat(nearest)].sum(1).sign()
 
 
 class LocallyBiasedSmoothing(nn.Module):
@@ -94,3 +62,42 @@ class LocallyBiasedSmoothing(nn.Module):
             hint = "for more classes use GradientMixedClassifier"
             raise ValueError(f"expected a binary classifier with 2 logits, got {logits.shape[1]}; {hint}")
         return logits[:, 1] - logits[:, 0]
+
+
+class NearestNeighbors(nn.Module):
+    """A direction oracle h(x): -1 if most of the `k` nearest known images have label 0, +1 if most have label 1.
+
+    Args:
+        images, labels: the known images, and their labels 0 or 1.
+        norm: the p of the p-norm that measures distances between images.
+        images_at_once: images whose distances to all known images are in memory at the same time.
+    """
+
+    images: Tensor
+    directions: Tensor
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, k: int = 1, norm: float = 2, *, images_at_once: int = 256
+    ) -> None:
+        super().__init__()
+        check_image_form(images)
+        if k % 2 == 0 or not 1 <= k <= len(images):
+            raise ValueError(f"expected an odd k from 1 to {len(images)}, the number of images, got {k}")
+        if labels.shape != images.shape[:1] or not ((labels == 0) | (labels == 1)).all():
+            raise ValueError(
+                f"expected a label 0 or 1 for each of {len(images)} images, got shape {list(labels.shape)} "
+                f"with values {labels.unique().tolist()}; this oracle is for two classes"
+            )
+        self.register_buffer("images", images)
+        self.register_buffer("directions", (2 * labels - 1).to(images))
+        self.k, self.norm, self.images_at_once = k, float(norm), images_at_once
+        self.training = False
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        # The matrix-product shortcut for Euclidean distances cancels badly between near duplicates.
+        exact, known, nearest = "donot_use_mm_for_euclid_dist", self.images.flatten(1), []
+        for batch in images.flatten(1).split(self.images_at_once):
+            distances = torch.cdist(batch, known, p=self.norm, compute_mode=exact)
+            nearest.append(distances.topk(self.k, largest=False).indices)
+        return self.directions[torch.cat(nearest)].sum(1).sign()

@@ -17,7 +17,7 @@ from adaptive_smoothing.models.resnet import PreActBlock, initialize, without_au
 Taps = Sequence[str]
 
 STAGES = 3
-# Slow, so that the statistics of the score are those of thousands of images.
+# Of the running statistics of the score. It is small, so that they average over thousands of images.
 MOMENTUM = 0.01
 
 
@@ -89,7 +89,7 @@ class MixingNetwork(Mixer):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
+        """The arguments of the constructor."""
         return {name: getattr(self, name) for name in ("channels", "standard_taps", "robust_taps", "width", "depth")}
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
 """The alpha(x) of the paper's existence theorem (THM:ADA), with which the mixture is correct wherever g or h is.
 
-It reads the true labels, so it is not a defence: it shows how much of the trade-off alpha(x) alone could remove. The
-labels belong to one batch: attack it with a plain PGD on that batch, which keeps the images together.
+This alpha reads the true labels, so it is not a defence. It shows how much of the trade-off alpha(x) alone could
+remove. The labels belong to one batch: attack the mixture with `ads.PGD` on that batch, which keeps images together.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class OracleAlpha(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if self.labels.shape != images.shape[:1]:
-            found = f"expected {len(self.labels)} images, one for each label, got {len(images)}"
-            raise ValueError(f"{found}; for another batch use with_labels")
+            expected = f"expected {len(self.labels)} images, one for each label"
+            raise ValueError(f"{expected}, got {len(images)}: for another batch use with_labels")
         with torch.no_grad():
             predicted = self.standard(images).argmax(1)
         return (predicted != self.labels.to(predicted.device)).to(images.dtype)

@@ -1,13 +1,22 @@
-"""A mixed classifier as a folder: `mixture.json` describes the mixture, safetensors hold what was trained for it.
+"""Mixed classifiers as folders: save one, find it by path or name, and load it.
 
-The description names the base classifiers with the sha256 of their weights, or the folder holds them. A base classifier
-without a name (your own module, or one that was trained further) is identified by the sha256 of its parameters and
-buffers, and has to be passed again when the folder is loaded.
+A folder holds `mixture.json`, `mixture.md` (a card for people), `mixer.safetensors` if alpha is a mixer, and the
+weights of the base classifiers if it was saved with `hold`. The JSON object has these keys:
+
+- `format`: 1.
+- `standard`, `robust`: the base classifiers. Each is described in one of four ways:
+    - `{"name": ..., "sha256": ...}`: a model that `zoo.load` finds by name. Those of other libraries have no sha256.
+    - `{"held": FILE}`: a model whose weights are in this folder.
+    - `{"weights": ...}`: a module without a name, or one that was trained further, with the sha256 of its parameters
+      and buffers. The user passes it again when the folder is loaded.
+    - `{"transform": ..., "options": ..., "of": ...}`: a `LogitTransform` of one of these.
+- `alpha`: a number, or `{"kind": ..., "options": ..., "sha256": ...}` for a mixer.
+- `numbers`: the other arguments of `MixedClassifier`.
+- `card`: other facts, such as the recipe and the figures.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.mixing import mixture_card
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, without_transform
-from adaptive_smoothing.models import cards, zoo
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.cards import read_json_object
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.digest import weights_digest
-from adaptive_smoothing.results import write_json
+from adaptive_smoothing.models.weight_files import read_weights, write_weights
+from adaptive_smoothing.results import write_json, write_text
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 FORMAT = 1
@@ -30,16 +42,13 @@ ROLES = ("standard", "robust")
 # The numbers that mix two classifiers: arguments of `MixedClassifier`.
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
+# The kinds of mixers. `mixture_card.KINDS` describes them.
 NETWORK, TAIL = "network", "fine-tuned-tail"
 OLD_KINDS = {"second-ending": TAIL}
-KINDS = {
-    NETWORK: "a mixing network on features of both classifiers",
-    TAIL: "a fine-tuned copy of the last stage of the robust classifier, whose logits are averaged in",
-}
 
 
 def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str, Any], hold: bool) -> Path:
-    """Write the mixture of these arguments of `MixedClassifier`; with `hold` the base classifiers as well."""
+    """Write the mixture with these arguments of `MixedClassifier`; with `hold`, also its base classifiers."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description: dict[str, Any] = {"format": FORMAT}
@@ -48,16 +57,20 @@ def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str,
     description["alpha"] = _describe_alpha(arguments["alpha"], folder)
     description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
     description["card"] = dict(card)
-    text = markdown(folder.resolve().name, description, folder / WEIGHTS)
+    text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
-    (folder / FILE).with_suffix(".md").write_text(text)
+    write_text((folder / FILE).with_suffix(".md"), text)
     return folder
 
 
 def load(
     folder: Path | str, given: Mapping[str, nn.Module | None], device: torch.device | str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments and the card that `save` wrote. `given` are base classifiers that the folder cannot name."""
+    """Return the arguments of `MixedClassifier` and the card that `save` wrote.
+
+    Args:
+        given: base classifiers that the user passes, by role; the others are found by name or in the folder.
+    """
     folder = find(folder)
     description = read(folder)
     g, h = (_restore_base(role, description[role], given[role], folder, device) for role in ROLES)
@@ -75,32 +88,33 @@ def find(name: Path | str) -> Path:
 
 
 def exists(name: Path | str) -> bool:
+    """Return whether `find` finds a mixture."""
     return (Path(name) / FILE).is_file() or str(name) in names()
 
 
 def names() -> dict[str, Path]:
-    """Return the folders of the mixtures in the package and in the zoo, by name; those of the package come first."""
+    """Return the folders of the mixtures of the package and of the zoo, sorted by name.
+
+    If both have a mixture of the same name, the folder is that of the package.
+    """
     places = [place for place in (zoo.zoo_folder(), zoo.BUILTIN) if place is not None]
     found = {path.parent.name: path.parent for place in places for path in place.glob(f"*/{FILE}")}
     return dict(sorted(found.items()))
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the description of a mixture, with the present name of its kind of mixer."""
-    try:
-        description = json.loads((folder / FILE).read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"expected JSON in {folder / FILE}, got something else: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise ValueError(
-            f"expected a mixture of format {FORMAT} in {folder / FILE}, got another: it was written by another version"
-        )
+    """Return the content of `mixture.json`, with the present name of its kind of mixer."""
+    description = read_json_object(folder / FILE)
+    if (found := description.get("format")) != FORMAT:
+        hint = "it was written by another version"
+        raise ValueError(f"expected a mixture of format {FORMAT} in {folder / FILE}, got format {found!r}: {hint}")
     if isinstance(alpha := description.get("alpha"), dict):
         alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
     return description
 
 
 def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
+    """Return the description of a base classifier, whose weights are written to `hold_at` if that is given."""
     if isinstance(model, LogitTransform):
         kind = next(name for name, known in TRANSFORMS.items() if type(model) is known)
         return {"transform": kind, "options": model.options, "of": _describe_base(model.model, hold_at)}
@@ -133,29 +147,38 @@ def _restore_base(
         return given.to(device)
     if "held" in description:
         return zoo.load(folder / description["held"], device=device)
-    if "name" not in description:
-        raise ValueError(
-            f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only: "
-            f"pass {role}=... the module it was saved with"
-        )
+    if "name" in description:
+        _check_sha256(role, description)
+        return zoo.load(description["name"], device=device)
+    raise ValueError(
+        f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only: "
+        f"pass {role}=... the module it was saved with"
+    )
+
+
+def _is_same(given: nn.Module, description: Mapping[str, Any]) -> bool:
+    """Return whether a module has the described weights, or was loaded from a file with the described sha256.
+
+    A module is accepted if the description has neither.
+    """
+    if "weights" in description:
+        # Older files have a digest without the buffers that a state_dict leaves out.
+        return description["weights"] in (weights_digest(given), weights_digest(given, persistent_only=True))
+    return "sha256" not in description or _describe_base(given, None).get("sha256") == description["sha256"]
+
+
+def _check_sha256(role: str, description: Mapping[str, Any]) -> None:
+    """Raise an error if the model that now has the described name has another sha256."""
     name, expected, card = description["name"], description.get("sha256"), zoo.find_card(description["name"])
     if expected and card is not None and card.sha256 and card.sha256 != expected:
         raise ValueError(
             f"expected {name} with sha256 {expected[:12]} as the {role} classifier, got one with {card.sha256[:12]}: "
             "the mixture was made for other weights of that name"
         )
-    return zoo.load(name, device=device)
-
-
-def _is_same(given: nn.Module, description: Mapping[str, Any]) -> bool:
-    """Compare weights, or the file they came from. A base classifier of which neither is known is accepted."""
-    if "weights" in description:
-        # Older files have a digest without the buffers that a state_dict leaves out.
-        return description["weights"] in (weights_digest(given), weights_digest(given, persistent_only=True))
-    return "sha256" not in description or _describe_base(given, None) == description
 
 
 def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
+    """Return the description of alpha. The weights of a mixer are written to the folder."""
     if isinstance(alpha, Tensor):
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
@@ -165,7 +188,7 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str
             f"expected a number, a MixingNetwork or a FineTunedTail as alpha, got a {type(alpha).__name__}: "
             "save its weights yourself, and mix again"
         )
-    sha256, _ = zoo.write_weights(alpha, folder / WEIGHTS)
+    sha256, _ = write_weights(alpha, folder / WEIGHTS)
     kind = TAIL if isinstance(alpha, FineTunedTail) else NETWORK
     return {"kind": kind, "options": alpha.options, "sha256": sha256}
 
@@ -175,64 +198,10 @@ def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folde
         return float(description)
     options, tail = _tuples(description["options"]), description["kind"] == TAIL
     mixer = FineTunedTail.of(without_transform(robust), **options) if tail else MixingNetwork(**options)
-    mixer.load_state_dict(zoo.read_weights(folder / WEIGHTS, description["sha256"]))
+    mixer.load_state_dict(read_weights(folder / WEIGHTS, description["sha256"]))
     return freeze(mixer)
 
 
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with tuples in place of lists: JSON has lists only."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-
-
-def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
-    """Return the card of a mixture, made from its JSON description alone."""
-    facts, alpha, numbers = _known(description["card"]), description["alpha"], description["numbers"]
-    recipe, (low, high) = facts.get("recipe", {}), numbers["alpha_range"]
-    alphas, chosen, file = "all images share one alpha", "", {}
-    if isinstance(alpha, Mapping):
-        size = weights.stat().st_size / 1e6
-        file = {"file": f"`{weights.name}`, {size:.1f} MB, weights in fp16", "sha256": f"`{alpha['sha256']}`"}
-        mixer = KINDS[alpha["kind"]]
-        chosen = f"{low:g}, with {mixer}"
-        if low < high:
-            alphas, chosen = "each image has its own alpha", f"chosen by {mixer}"
-    transformed = ", and the robust one is transformed" if "transform" in description["robust"] else ""
-    purpose = f"A mixture of an accurate and a robust classifier in which {alphas}{transformed}."
-    rows = {
-        "standard classifier": _base_line(description["standard"]),
-        "robust classifier": _base_line(description["robust"]),
-        "alpha": chosen or f"{alpha:g}",
-        **file,
-        "numbers": ", ".join([f"alpha_range ({low:g}, {high:g})", *(f"{key} {numbers[key]:g}" for key in NUMBERS[1:])]),
-        "trained on": cards.trained_on(facts, recipe),
-        "recipe": cards.recipe_line(recipe),
-        "training": cards.training_line(facts),
-    }
-    lines = [f"# {name}", "", purpose, "", "| | |", "|---|---|"]
-    lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
-    return "\n".join([*lines, *cards.figures_table(facts.get("figures", {}))]) + "\n"
-
-
-def _known(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that `mix` writes. A card written by others may hold anything under the same names."""
-    known = {"seconds": int | float, "train_images": int, "device": str, "adaptive-smoothing": str}
-    facts = {name: card[name] for name, kind in known.items() if isinstance(card.get(name), kind)}
-    recipe, figures = card.get("recipe"), card.get("figures")
-    if isinstance(recipe, Mapping) and {"name", "seed", "data", "optimizer"} <= set(recipe):
-        facts["recipe"] = recipe
-    if isinstance(figures, Mapping) and all(isinstance(row, Mapping) and row for row in figures.values()):
-        facts["figures"] = figures
-    return facts
-
-
-def base_name(description: Mapping[str, Any]) -> str:
-    """Return the name of a base classifier."""
-    if "transform" in description:
-        return f"{description['transform']} of {base_name(description['of'])}"
-    return description.get("name") or description.get("held") or "a module without a name"
-
-
-def _base_line(description: Mapping[str, Any]) -> str:
-    network = description.get("of", description)
-    sha256 = network.get("sha256") or network.get("weights")
-    return f"{base_name(description)}, sha256 `{sha256}`" if sha256 else f"{base_name(description)}, in this folder"

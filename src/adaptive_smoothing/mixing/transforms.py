@@ -15,7 +15,7 @@ from adaptive_smoothing.models.contract import check_eval, check_logit_form, wit
 class LogitTransform(nn.Module, ABC):
     """A classifier whose logits are a function of those of `model`. `train()` leaves `model` in eval mode."""
 
-    OPTIONS: ClassVar[tuple[str, ...]]  # the arguments of the constructor, without the model
+    OPTIONS: ClassVar[tuple[str, ...]]  # names of the constructor's arguments, without the model
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -34,6 +34,7 @@ class LogitTransform(nn.Module, ABC):
 
     @property
     def options(self) -> dict[str, float]:
+        """The arguments of the constructor, without the model."""
         return {name: getattr(self, name) for name in self.OPTIONS}
 
     @abstractmethod

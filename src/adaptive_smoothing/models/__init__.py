@@ -1,1 +1,1 @@
-"""Classifiers: what one is, how to make or load one, how to smooth one, how to look inside one."""
+"""Classifiers: their contract, architectures, weights, smoothing, features and digests."""

@@ -1,6 +1,5 @@
 """Architectures by name, for recipes and model cards."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, TypedDict, Unpack
@@ -9,6 +8,7 @@ from torch import nn
 
 from adaptive_smoothing.models.lipschitz import LipschitzNet
 from adaptive_smoothing.models.resnet import PreActBlock, PreActBottleneck, PreActResNet
+from adaptive_smoothing.settings import suggestion
 
 
 class ResNetOptions(TypedDict, total=False):
@@ -61,8 +61,8 @@ def _resnet(
     return PreActResNet(blocks, [width * 2**i for i in range(4)], stem=width, block=block, **options)
 
 
-# Arguments of the networks that the functions above determine.
-FIXED = ("blocks", "widths", "stem", "block")
+# The arguments of `PreActResNet` and `LipschitzNet` that the functions above compute, so that a user cannot set them.
+COMPUTED = ("blocks", "widths", "stem", "block")
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     function.__name__: function
     for function in (preact_resnet18, preact_resnet34, preact_resnet50, wide_resnet, lipschitz_net)
@@ -73,12 +73,10 @@ def build(arch: str, **options: Any) -> nn.Module:
     """Return an untrained model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"expected an architecture among {sorted(ARCHITECTURES)}, got {arch!r}")
-    own = signature(ARCHITECTURES[arch])
-    passed_on = [name for name in signature(own.return_annotation).parameters if name not in FIXED]
-    known = [name for name in dict.fromkeys([*own.parameters, *passed_on]) if name != "options"]
+    function = signature(ARCHITECTURES[arch])
+    of_network = [name for name in signature(function.return_annotation).parameters if name not in COMPUTED]
+    known = [name for name in dict.fromkeys([*function.parameters, *of_network]) if name != "options"]
     for option in options:
         if option not in known:
-            nearest = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it takes {', '.join(known)}"
-            raise ValueError(f"expected an option of {arch}, got {option!r}: {hint}")
+            raise ValueError(f"expected an option of {arch}, got {option!r}: {suggestion(option, known)}")
     return ARCHITECTURES[arch](**options)

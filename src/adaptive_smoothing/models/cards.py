@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from adaptive_smoothing.settings import suggestion
+
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Card:
-    """Facts about a stored model, without its weights. `path` is the weights file."""
+    """Facts about a stored model, without its weights.
+
+    Args:
+        path: the weights file.
+        arch, options: the arguments of `architectures.build`.
+        sha256: the checksum of the weights file, or None if it is not known.
+        key: the entry of a `.pt` or `.pth` file that holds the weights, if several do.
+        card: other facts, such as the recipe and the figures.
+    """
 
     name: str
     path: Path
@@ -33,42 +42,41 @@ class Card:
         return f"{self.arch} ({words})" if words else self.arch
 
 
-def manifest_card(folder: Path, name: str, entry: object) -> Card:
-    """Return the card of a model in a folder, with the sha256 of the manifest."""
-    card = read_card(folder / f"{name}.safetensors")
-    if not isinstance(entry, Mapping) or "sha256" not in entry:
-        raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
-    return replace(card, sha256=entry["sha256"])
-
-
 def read_card(weights: Path) -> Card:
     """Return the card in the JSON file next to a weights file."""
     path = weights.with_suffix(".json")
     if not path.is_file():
         hint = 'write {"arch": ..., "options": {}} to it'
         raise FileNotFoundError(f"expected {path} next to the weights, got no file: {hint}")
-    content = _read_json(path)
+    content = read_json_object(path)
     if "arch" not in content:
         raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
     known = ("arch", "options", "num_classes", "sha256", "key", "card")
     if unknown := sorted(set(content) - set(known)):
-        nearest = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f": did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"unknown key {unknown[0]!r} in {path}{hint}")
+        raise ValueError(f"unknown key {unknown[0]!r} in {path}: {suggestion(unknown[0], known)}")
     if not isinstance(options := content.get("options", {}), dict):
         raise ValueError(f'expected "options" in {path} to be a table, got {options!r}: write {{"width": 64}} or {{}}')
     return Card(name=weights.stem, path=weights, **content)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the entries of `manifest.json` by model name."""
-    models = _read_json(folder / MANIFEST).get("models")
+    """Return the entries of the manifest in a folder, by model name."""
+    models = read_json_object(folder / MANIFEST).get("models")
     if not isinstance(models, dict):
         raise ValueError(f'expected {{"models": {{NAME: {{"sha256": ...}}}}}} in {folder / MANIFEST}')
     return models
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def manifest_card(folder: Path, name: str, entry: object) -> Card:
+    """Return the card of a model in a folder, with the sha256 in its entry of the manifest."""
+    card = read_card(folder / f"{name}.safetensors")
+    if not isinstance(entry, Mapping) or "sha256" not in entry:
+        raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
+    return replace(card, sha256=entry["sha256"])
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or raise an error for anything else."""
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -79,7 +87,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def markdown(card: Card, parameters: int, size: int) -> str:
-    """Return the model card, made from the JSON card alone."""
+    """Return the Markdown card of a model with this number of parameters, in a weights file of `size` bytes."""
     facts, recipe = card.card, card.card.get("recipe", {})
     rows = {
         "architecture": f"`{card.arch}` ({', '.join(f'{key} {value}' for key, value in card.options.items())})",
@@ -91,9 +99,14 @@ def markdown(card: Card, parameters: int, size: int) -> str:
         "recipe": recipe_line(recipe),
         "training": training_line(facts),
     }
-    lines = [f"# {card.name}", "", _purpose(recipe), "", "| | |", "|---|---|"]
+    return card_text(card.name, _purpose(recipe), rows, facts.get("figures", {}))
+
+
+def card_text(name: str, purpose: str, rows: Mapping[str, str], figures: Mapping[str, Any]) -> str:
+    """Return a Markdown card: a title, a sentence, a table of the rows that are not empty, and a table of figures."""
+    lines = [f"# {name}", "", purpose, "", "| | |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in rows.items() if value]
-    return "\n".join(lines + figures_table(facts.get("figures", {}))) + "\n"
+    return "\n".join(lines + _figures_table(figures)) + "\n"
 
 
 def _purpose(recipe: Mapping[str, Any]) -> str:
@@ -111,6 +124,7 @@ def _purpose(recipe: Mapping[str, Any]) -> str:
 
 
 def trained_on(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """Return the number and the source of the training images, or "" if they are not known."""
     if "train_images" not in facts:
         return ""
     name = recipe.get("data", {}).get("name", "?")
@@ -120,6 +134,7 @@ def trained_on(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
 
 
 def recipe_line(recipe: Mapping[str, Any]) -> str:
+    """Return the recipe in one line, or "" if there is none."""
     if not recipe:
         return ""
     optimizer = recipe["optimizer"]
@@ -129,23 +144,25 @@ def recipe_line(recipe: Mapping[str, Any]) -> str:
 
 
 def training_line(facts: Mapping[str, Any]) -> str:
+    """Return the duration of training, the device and the version of the code, or "" if they are not known."""
     if "seconds" not in facts:
         return ""
     code = facts.get("code", facts.get("adaptive-smoothing", "?"))
     return f"{facts['seconds'] / 60:.1f} minutes on {facts.get('device', '?')}, code {code}"
 
 
-def figures_table(figures: Mapping[str, Any]) -> list[str]:
+def _figures_table(figures: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a Markdown table with one row per split, or no lines if there are no figures."""
     if not figures:
         return []
     columns = list(dict.fromkeys(column for row in figures.values() for column in row))
-    rows = {split: " | ".join(_number(row.get(column)) for column in columns) for split, row in figures.items()}
+    rows = {split: " | ".join(_figure(row.get(column)) for column in columns) for split, row in figures.items()}
     head = ["", f"| split | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     return head + [f"| {split} | {row} |" for split, row in rows.items()]
 
 
-def _number(value: Any) -> str:
-    """Return counts unchanged and shares in percent."""
+def _figure(value: Any) -> str:
+    """Return a share (a float) in percent, and a count unchanged."""
     if value is None:
         return "–"
     if isinstance(value, float):

@@ -17,18 +17,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.data.datasets import looks_channels_last
+from adaptive_smoothing.data.datasets import is_integer, looks_channels_last
 
-# Resizing and colour conversion round; an image 1e-6 outside the box is not a normalised one.
+# Resizing and colour conversion round, so that values may leave [0, 1] by this much.
 SLACK = 1e-6
 
 Module = TypeVar("Module", bound=nn.Module)
 
+# Whether the images of the current forward pass need no check of values: see `trusted_images`.
 _TRUSTED: ContextVar[bool] = ContextVar("adaptive_smoothing_images_trusted", default=False)
 
 
 def check_images(images: Tensor) -> None:
-    """Check form and values of images: for entry points, once per batch."""
+    """Check the form and the values of images. Entry points of the library call this once per batch."""
     check_image_form(images)
     check_image_values(images)
 
@@ -70,8 +71,8 @@ def check_image_values(images: Tensor) -> None:
 def guard_images(images: Tensor) -> None:
     """Check images at the start of a forward pass: always the form, and the values if they can be read.
 
-    Values are not read of images that require a gradient: an attack checks its images when it starts and must not wait
-    for the device at every step. Compiled graphs, CUDA graphs, vmap and fake tensors have no values to read.
+    The values of images that require a gradient are not read: an attack checks its images when it starts, and must not
+    wait for the device at every step. Compiled graphs, CUDA graphs, vmap and fake tensors have no values to read.
     """
     check_image_form(images)
     if can_read_values(images):
@@ -108,10 +109,10 @@ def _trusted() -> Iterator[None]:
 
 
 def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None) -> None:
-    """Check for one integer label in [0, num_classes) per image, by default for labels >= 0. Waits for the device."""
+    """Check that each image has an integer label in [0, num_classes), or >= 0 by default. Waits for the device."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"expected labels as a tensor, got {type(labels).__name__}: pass torch.as_tensor(labels)")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    if not is_integer(labels):
         hint = "for one-hot rows pass labels.argmax(1)" if labels.dim() == 2 else "pass labels.long()"
         raise TypeError(f"expected labels as integers, got {labels.dtype}: {hint}")
     if labels.shape != images.shape[:1]:
@@ -130,7 +131,7 @@ def check_labels(labels: Tensor, images: Tensor, num_classes: int | None = None)
 
 
 def check_logits(logits: Tensor, images: Tensor) -> None:
-    """Check for one row of finite floats per image. Waits for the device."""
+    """Check that logits are one row of finite floats per image. Waits for the device."""
     check_logit_form(logits, images)
     finite = logits.detach().isfinite().all(1)
     if not finite.all():
@@ -141,7 +142,7 @@ def check_logits(logits: Tensor, images: Tensor) -> None:
 
 
 def check_logit_form(logits: Tensor, images: Tensor) -> None:
-    """Check for a floating-point tensor with one row per image, without reading values."""
+    """Check that logits are a floating-point tensor with one row per image, without reading values."""
     if not isinstance(logits, Tensor):
         raise TypeError(_structured_message(logits, images))
     if not logits.is_floating_point():
@@ -152,7 +153,39 @@ def check_logit_form(logits: Tensor, images: Tensor) -> None:
         raise ValueError(f"expected logits of {expected}, got {found}: {hint}")
 
 
+def _structured_message(output: object, images: Tensor) -> str:
+    """Return the error for a model whose output is not a tensor; it suggests the field that holds the logits."""
+    fields = output_fields(output)
+    found = f"expected logits as a tensor, got {type(output).__name__}"
+    if fields:
+        found += f" with {', '.join(f'{key}: {_describe(value)}' for key, value in fields.items())}"
+    likely = ["logits"] if "logits" in fields else [key for key, value in fields.items() if _has_rows(value, images)]
+    if not likely:
+        return f"{found}: pass output=<name, index or function that picks the logits> to ads.wrap"
+    return f"{found}: {likely[0]!r} probably holds the logits; pass output={likely[0]!r} to ads.wrap"
+
+
+def output_fields(output: object) -> dict[Any, object]:
+    """Return the fields of a structured output by name, or by position if it is a plain tuple or list."""
+    if isinstance(output, Mapping):
+        return dict(output)
+    if isinstance(output, tuple) and hasattr(output, "_asdict"):
+        return dict(output._asdict())
+    if isinstance(output, tuple | list):
+        return dict(enumerate(output))
+    return dict(getattr(output, "__dict__", {}))
+
+
+def _describe(value: object) -> str:
+    return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _has_rows(value: object, images: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and len(value) == len(images)
+
+
 def check_two_classes(logits: Tensor) -> None:
+    """Raise an error for logits of a single class."""
     if logits.shape[1] < 2:
         hint = "for a binary model pass ads.wrap output=lambda z: torch.cat([-z, z], 1) / 2"
         raise ValueError(f"expected at least two classes, got one logit per image: {hint}")
@@ -168,38 +201,9 @@ def check_not_probabilities(outputs: Tensor) -> None:
 
 
 def with_zero_gradient(logits: Tensor, images: Tensor) -> Tensor:
-    """Return the logits with a gradient of zero for the images: autograd raises an error where there is none."""
+    """Return the logits with a gradient of zero with respect to the images: without one, autograd raises an error."""
     anchor = images.flatten(1)[:, :1].to(logits.dtype)
     return torch.where(torch.ones_like(logits, dtype=torch.bool), logits, anchor)
-
-
-def _structured_message(output: object, images: Tensor) -> str:
-    fields = output_fields(output)
-    found = f"expected logits as a tensor, got {type(output).__name__}"
-    if fields:
-        found += f" with {', '.join(f'{key}: {_describe(value)}' for key, value in fields.items())}"
-    likely = ["logits"] if "logits" in fields else [key for key, value in fields.items() if _has_rows(value, images)]
-    if not likely:
-        return f"{found}: pass output=<name, index or function that picks the logits> to ads.wrap"
-    return f"{found}: {likely[0]!r} probably holds the logits; pass output={likely[0]!r} to ads.wrap"
-
-
-def _has_rows(value: object, images: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and len(value) == len(images)
-
-
-def output_fields(output: object) -> dict[Any, object]:
-    if isinstance(output, Mapping):
-        return dict(output)
-    if isinstance(output, tuple) and hasattr(output, "_asdict"):
-        return dict(output._asdict())
-    if isinstance(output, tuple | list):
-        return dict(enumerate(output))
-    return dict(getattr(output, "__dict__", {}))
-
-
-def _describe(value: object) -> str:
-    return f"tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def freeze(model: Module) -> Module:

@@ -1,8 +1,9 @@
-"""Digests of models and plain descriptions of attacks and options, equal in every process.
+"""Digests of models, and descriptions of attacks and options as plain data, which are equal in every process.
 
-A digest changes with the tensors, the settings and the source text of a model. Code of installed packages and of this
-package counts by name. Two changes are not detected: of a global variable that a function reads, and of code that has
-no source text, such as a class that was made by `type(...)`. Pass a `tag`, or set an attribute of the model, for those.
+A digest changes with the tensors, the attributes and the source text of a model. Code of installed packages and of this
+package counts by name only. Two changes are not detected: of a global variable that a function reads, and of code
+without source text, such as a class made by `type(...)`. After such a change, set an attribute of the model, such as
+`model.tag = "v2"`: all attributes are part of the digest, except those that a class names in `NOT_IN_DIGEST`.
 """
 
 from __future__ import annotations
@@ -33,22 +34,16 @@ TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 INSTALLED = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
-def model_digest(model: nn.Module, tag: str = "", *, seen: dict[int, object] | None = None) -> str:
-    """Return a sha256 of the tensors, the module tree, the settings and the source text of a model, and of `tag`."""
-    seen = {} if seen is None else seen
-    digest = hashlib.sha256(tag.encode())
-    for name, module in model.named_modules():
-        seen[id(module)] = module
-        skipped = TORCH_ATTRIBUTES | getattr(type(module), "NOT_IN_DIGEST", frozenset())
-        settings = {key: value for key, value in vars(module).items() if key not in skipped}
-        description = [name, _describe(type(module), seen), _describe(settings, seen)]
-        digest.update(json.dumps(description, sort_keys=True).encode())
-    digest.update(weights_digest(model).encode())
-    return digest.hexdigest()
+def model_digest(model: nn.Module) -> str:
+    """Return a sha256 of the tensors, the module tree, the attributes and the source text of a model."""
+    return _model_digest(model, {})
 
 
 def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
-    """Return a sha256 of all parameters and buffers, or only of those in the `state_dict` (without normalisation)."""
+    """Return a sha256 of all parameters and buffers, or only of those in the `state_dict`.
+
+    Normalisation is usually in buffers that the `state_dict` lacks.
+    """
     everything = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     tensors = dict(model.state_dict() if persistent_only else everything)
     digest = hashlib.sha256()
@@ -63,12 +58,24 @@ def describe(value: object) -> Any:
     return _describe(value, {})
 
 
+def _model_digest(model: nn.Module, seen: dict[int, object]) -> str:
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        seen[id(module)] = module
+        skipped = TORCH_ATTRIBUTES | getattr(type(module), "NOT_IN_DIGEST", frozenset())
+        settings = {key: value for key, value in vars(module).items() if key not in skipped}
+        description = [name, _describe(type(module), seen), _describe(settings, seen)]
+        digest.update(json.dumps(description, sort_keys=True).encode())
+    digest.update(weights_digest(model).encode())
+    return digest.hexdigest()
+
+
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _describe(value: object, seen: dict[int, object]) -> PlainData:
-    """Return plain data. An object that is in `seen` already counts by its place there, so that cycles end."""
+    """Return a value as plain data. An object that is in `seen` counts by its position there, so that cycles end."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -83,7 +90,7 @@ def _describe(value: object, seen: dict[int, object]) -> PlainData:
         return [_describe(pair, seen) for pair in value.items()]
     if isinstance(value, tuple | list):
         return [_describe(part, seen) for part in value]
-    if isinstance(value, set | frozenset):  # in no fixed order, so that no element may depend on another
+    if isinstance(value, set | frozenset):  # has no fixed order, so that elements must not share `seen`
         return sorted((_describe(part, dict(seen)) for part in value), key=json.dumps)
     if isinstance(value, Threat):
         return f"{value.norm}:{_describe(value.eps, seen)}"
@@ -98,7 +105,7 @@ def _describe(value: object, seen: dict[int, object]) -> PlainData:
 def _describe_object(value: object, seen: dict[int, object]) -> PlainData:
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     if isinstance(value, nn.Module):
-        return {"": name, "sha256": model_digest(value, seen=seen)}
+        return {"": name, "sha256": _model_digest(value, seen)}
     if isinstance(value, type):
         return {"": name, "source": _sources(value)}
     if isinstance(value, FunctionType):
@@ -109,7 +116,8 @@ def _describe_object(value: object, seen: dict[int, object]) -> PlainData:
     if isinstance(value, MethodType):
         return {"": name, "of": _describe([value.__func__, value.__self__], seen)}
     if not hasattr(value, "__dict__") and not is_dataclass(value):
-        text = repr(value)  # of a dtype, a device, a path; that of other objects has their place in memory
+        # The repr of a dtype, a device or a path has its value; that of other objects has their address in memory.
+        text = repr(value)
         return name if callable(value) or " at 0x" in text else f"{name} {text}"
     names = [field.name for field in fields(value)] if is_dataclass(value) else list(vars(value))
     settings = {key: _describe(getattr(value, key), seen) for key in names}
@@ -126,7 +134,7 @@ def _contents(cell: CellType) -> object:
 
 @lru_cache
 def _sources(value: type | FunctionType) -> list[PlainData]:
-    """Return sha256 sums of the source text of the user's own function, or class and base classes."""
+    """Return a sha256 of the source text of a function, or of a class and of each base class; none if installed."""
     return [found for part in getattr(value, "__mro__", (value,)) if (found := _source(part))]
 
 

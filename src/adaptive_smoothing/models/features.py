@@ -17,10 +17,11 @@ from adaptive_smoothing.noise import generator
 
 
 class FeatureTaps:
-    """`FeatureTaps(model, ["layer1", "layer2"])(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
+    """A function from images to logits and features: `taps(images)` -> `(logits, {"layer1": ..., "layer2": ...})`.
 
-    Names are those of `model.named_modules()`. If the layers are `stages` of the model, its `with_features` is called.
-    Otherwise hooks are registered during the call. Inside `attached()` they stay registered, for a compiled graph.
+    Names of layers are those of `model.named_modules()`. If all layers are `stages` of the model, its `with_features`
+    is called. Otherwise hooks are registered during the call. Inside `attached()` they stay registered, for a compiled
+    graph.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
@@ -77,8 +78,8 @@ class FeatureTaps:
         if len(outputs) != 1:
             found = f"{len(outputs)} times: tap the layer that calls it"
             if not outputs:
-                found = "never: tap one that the forward pass uses; if the model was compiled, attach the taps before "
-                found += "(FeatureTaps.attached)"
+                hint = "if the model was compiled, attach the taps before (FeatureTaps.attached)"
+                found = f"never: tap one that the forward pass uses; {hint}"
             raise ValueError(f"expected layer {name!r} to run once in a forward pass, it ran {found}")
         if not isinstance(outputs[0], Tensor):
             found = f"{type(outputs[0]).__name__}: tap a layer inside it"
@@ -94,16 +95,8 @@ def find_layer(model: nn.Module, name: str) -> nn.Module:
     names = [known for known in modules if known]
     inside = [known for known in names if known.endswith(f".{name}")]
     nearest = inside or difflib.get_close_matches(name, names, n=3) or names[:5]
-    hint = f"did you mean {', '.join(map(repr, nearest[:3]))}? list(dict(model.named_modules())) has all"
+    hint = f"did you mean {', '.join(map(repr, nearest[:3]))}? list(dict(model.named_modules())) lists all names"
     raise ValueError(f"expected the name of a layer of {type(model).__name__}, got {name!r}: {hint}")
-
-
-class _Output(NamedTuple):
-    """The output of one layer in a dry run."""
-
-    name: str
-    resolution: int
-    is_block: bool
 
 
 def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), count: int = 2) -> list[str]:
@@ -123,12 +116,23 @@ def suggest_taps(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32), co
 
 
 def suggest_branch(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> str:
-    """Return the end of the last stage but one, after which a tail starts; without stages, of the third quarter."""
+    """Return the layer after which a tail starts: the end of the last stage but one.
+
+    In a network without stages, it is the layer at three quarters of the depth.
+    """
     families = _families(_outputs(model, shape))
     if ends := next((ends for ends in _stage_ends(families) if len(ends) >= 2), None):
         return ends[-2]
     row = _longest_row(families, 2)
     return row[max(1, 3 * len(row) // 4) - 1].name
+
+
+class _Output(NamedTuple):
+    """The output of one layer in a dry run. A block is a layer with more than one convolution or linear map."""
+
+    name: str
+    resolution: int
+    is_block: bool
 
 
 def _stage_ends(families: list[list[_Output]]) -> tuple[list[str], list[str]]:
@@ -141,7 +145,10 @@ def _stage_ends(families: list[list[_Output]]) -> tuple[list[str], list[str]]:
 
 
 def _families(outputs: list[_Output]) -> list[list[_Output]]:
-    """Return the layers of each parent that holds at least half of the network; smaller parents are blocks."""
+    """Return lists of sibling layers, one for each parent that holds at least half of the network.
+
+    Smaller parents are blocks.
+    """
     families: dict[str, list[_Output]] = {}
     for output in outputs:
         families.setdefault(output.name.rpartition(".")[0], []).append(output)
@@ -150,7 +157,7 @@ def _families(outputs: list[_Output]) -> list[list[_Output]]:
 
 
 def _longest_row(families: list[list[_Output]], count: int) -> list[_Output]:
-    """Return the largest family, of blocks only if it has `count` of them."""
+    """Return the largest family of blocks, or of layers of any kind if no family has `count` blocks."""
     blocks = [[output for output in family if output.is_block] for family in families]
     largest = [max(kind, key=len, default=[]) for kind in (blocks, families)]
     chosen = next((family for family in largest if len(family) >= count), None)
@@ -175,7 +182,7 @@ def dry_run(run: Callable[[Tensor], Any], model: nn.Module, shape: tuple[int, in
 
 
 def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
-    """Return the layers that ran once and returned a feature map or tokens, in the order in which they finished."""
+    """Return the layers that run once and return a feature map or tokens, in the order in which they finish."""
     finished: list[tuple[str, list[nn.Parameter], Any]] = []
     handles = [
         module.register_forward_hook(lambda m, _, out, name=name: finished.append((name, list(m.parameters()), out)))
@@ -191,7 +198,7 @@ def _outputs(model: nn.Module, shape: tuple[int, int, int]) -> list[_Output]:
         for module, mode in modes.items():
             module.training = mode
     runs = Counter(name for name, _, _ in finished)
-    # Layers before the first weights resize and normalise. A block has more than one convolution or linear map.
+    # Layers before the first weights resize and normalise.
     return [
         _Output(name, resolution, sum(weight.dim() >= 2 for weight in weights) > 1)
         for name, weights, output in dropwhile(lambda layer: not layer[1], finished)

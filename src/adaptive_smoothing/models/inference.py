@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes
 
-# The largest number of images, and of pixel values, in one pass.
+# The largest number of images in one pass, and of pixel values.
 CHUNK, PIXELS = 512, 2048 * 3 * 32 * 32
 
 
@@ -36,7 +36,7 @@ def float32_as(kind: str) -> Iterator[None]:
 
 
 def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits of checked images in full precision, or raise an error if they are not finite logits."""
+    """Return the logits in full precision, or raise an error for invalid images or logits that are not finite."""
     check_images(images)
     try:
         with torch.no_grad(), full_precision(), torch.autocast(images.device.type, enabled=False):

@@ -14,7 +14,7 @@ from adaptive_smoothing.models.contract import check_image_form, guard_images
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU}
 
-# Determined once: inside a compiled network the call would break the graph (torch 2.11).
+# Determined once: a call inside a compiled network would break the graph (torch 2.11).
 AUTOCAST_DEVICES = tuple(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -36,7 +36,10 @@ class Normalize(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """Batch norm and activation before each convolution. A shortcut of another shape starts after the first two."""
+    """A block of two 3x3 convolutions, with batch norm and activation before each.
+
+    A shortcut that changes the shape starts after the first batch norm and activation.
+    """
 
     expansion = 1
 

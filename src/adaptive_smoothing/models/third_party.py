@@ -1,8 +1,7 @@
-"""Models of other libraries, by name. A library is imported only if one of its models is loaded."""
+"""Models of other libraries, by name, as classifiers. A library is imported only if one of its models is loaded."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.models.wrap import wrap
+from adaptive_smoothing.settings import suggestion
 
 
 def _load_timm(text: str) -> nn.Module:
@@ -50,7 +50,7 @@ def _load_hf(text: str) -> nn.Module:
 
 
 def _hf_size(processor: Any) -> tuple[int, int]:
-    """Return the size of the network's input: of the crop if there is one, else of the resized image."""
+    """Return the height and width of the network's input: of the crop if there is one, else of the resized image."""
     size = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
     if isinstance(size, int):
         return size, size
@@ -74,6 +74,7 @@ def _load_robustbench(text: str) -> nn.Module:
     return wrap(model, mean=0.0, std=1.0, shape=(3, edge, edge))
 
 
+# Functions that load the model `LIBRARY:NAME?key=value&key=value`, by library, from the text after the colon.
 SOURCES: dict[str, Callable[[str], nn.Module]] = {
     "timm": _load_timm,
     "torchvision": _load_torchvision,
@@ -83,14 +84,12 @@ SOURCES: dict[str, Callable[[str], nn.Module]] = {
 
 
 def _parse(text: str, defaults: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the name and the options in `NAME?key=value&key=value`, with defaults filled in."""
+    """Return the name and the options in `NAME?key=value&key=value`; `defaults` has every key that is allowed."""
     name, _, query = text.partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
     for key in given:
         if key not in defaults:
-            nearest = difflib.get_close_matches(key, defaults, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known ones are {', '.join(defaults)}"
-            raise ValueError(f"unknown option {key!r} in {text!r}: {hint}")
+            raise ValueError(f"unknown option {key!r} in {text!r}: {suggestion(key, defaults)}")
     if not name:
         raise ValueError(f"expected a name before the options, got {text!r}")
     return name, {**defaults, **given}

@@ -14,6 +14,7 @@ from adaptive_smoothing.models import contract
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.noise import generator
 
+# The number of images on which `wrap` tests a model.
 PROBES = 4
 
 Output = str | int | Callable[[Any], Tensor]
@@ -46,10 +47,7 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         contract.guard_images(images)
-        return self.logits(images)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Return the logits without checking the values of images, for images that leave [0, 1] on purpose."""
+        # Images are normalised here, so that a `Classifier` inside must not check their values.
         with contract.trusted_images():
             output = self.model(self.first(images))
         logits = pick_logits(output, self.output)
@@ -72,9 +70,9 @@ def wrap(
     The model is put in eval mode and frozen in place, then tested on `images` or on random ones of `shape`.
 
     Args:
-        mean, std: normalisation in the model's training, for images in [0, 1].
-        size: size of the images that the model accepts.
-        output: selects the logits of a structured output by name, index or function.
+        mean, std: the normalisation that the model was trained with, for images in [0, 1].
+        size: the size of the images that the model accepts; others are resized.
+        output: the name or index of the logits in a structured output, or a function that returns them.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module")
@@ -95,7 +93,7 @@ def wrap(
 
 
 def pick_logits(output: Any, choice: Output | None) -> Any:
-    """Return the logits of a structured output: the field `choice`, by default the field `logits`."""
+    """Return the logits of a model's output: the field `choice`, by default the field `logits` or the tensor itself."""
     if choice is None:
         return output if isinstance(output, Tensor) else contract.output_fields(output).get("logits", output)
     if callable(choice):

@@ -21,8 +21,8 @@ from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.digest import weights_digest
+from adaptive_smoothing.models.weight_files import compact_weights
 from adaptive_smoothing.training.averaging import WeightPerturbation, learns_statistics, measure_statistics, restored
 from adaptive_smoothing.training.loop import Loop, TrainingBatch
 from adaptive_smoothing.training.mixing.attacks import attack_through_robust, make_attack
@@ -255,7 +255,7 @@ class MixingTrainer(Loop):
     def finish(self) -> nn.Module:
         mixer = super().finish()
         # Weights are stored in half precision. Evaluation and tuning must use the stored weights.
-        mixer.load_state_dict(zoo.compact_weights(mixer))
+        mixer.load_state_dict(compact_weights(mixer))
         if isinstance(mixer, FineTunedTail) and self.operating_point is None:
             self._standardize(mixer)
         self.update_operating_point()
