@@ -13,7 +13,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.alarms import ADVICE, ATTACKED, STEPS, check_model, check_stages, more_steps
-from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.network import MixingNetwork
@@ -167,7 +167,7 @@ def test_a_saturated_alpha_is_flat_and_not_detached(small):
     data = datasets.from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
     for source, handled in {None: False, SmoothedSurrogate(): True}.items():
         attack = Cascade("one step", LINF, (Stage("pgd-1", PGD(LINF, steps=1), source),))
-        assert ("flat-alpha" in {alarm.name for alarm in evaluate_cascade(switch, data, attack).alarms}) != handled
+        assert ("flat-alpha" in {alarm.name for alarm in evaluate(switch, data, attack).alarms}) != handled
 
 
 def test_a_mixture_inside_another_module_raises_an_alarm(small):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,9 @@ from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
-from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, evaluate_cascade
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
+from adaptive_smoothing.evaluation.evaluate import evaluate as evaluate_model
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
 from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_tables, write_verdict
@@ -29,7 +31,7 @@ from adaptive_smoothing.settings import changed
 from adaptive_smoothing.threat import parse_threat
 
 BINARIZATION = "binarization"
-# Images of the binarization test; each takes some hundred passes.
+# Images of the binarization test, by type of device; each takes some hundred passes.
 BINARIZED = {"cuda": 64, "cpu": 8}
 
 
@@ -64,12 +66,12 @@ def evaluate(
     folder = resumable_folder(out or Path("runs") / f"evaluate-{loaded.short}-{name}", overwrite)
     console, start = screen(), time.perf_counter()
     with TimeBar(console) as bar:
-        verdict = evaluate_cascade(
+        verdict = evaluate_model(
             loaded.model,
             chosen,
             cascade,
             device=devices[0],
-            devices=devices if len(devices) > 1 else (),
+            devices=devices,
             journal=folder / JOURNAL,
             overwrite=overwrite,
             progress=RunProgressBar(bar),
@@ -108,7 +110,7 @@ def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: s
             f"random points in {100 * found.random_success:.0f} %."
         )
     console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {outcome}", markup=False)
-    return {"attack": attack, **found.__dict__, "passed": found.passed}
+    return {"attack": attack, **asdict(found), "passed": found.passed}
 
 
 def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], left_out: list[str], folder: Path) -> None:
