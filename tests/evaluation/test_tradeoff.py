@@ -9,18 +9,15 @@ import torch
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.datasets import from_tensors
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.sweep import attack_count, tradeoff
 from adaptive_smoothing.evaluation.tradeoff import (
     ALPHAS,
     MIX_ALPHAS,
     Tradeoff,
-    attack_count,
     has_tradeoff,
-    join,
     load_facts,
     load_tradeoff,
     save_tradeoff,
-    tradeoff,
-    tradeoff_parts,
 )
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.results import interval
@@ -74,13 +71,38 @@ def test_the_worst_case_is_the_union_of_the_attacks(run):
     assert run.summary()["curves"]["worst"]["alpha"] == list(MIX)
 
 
-def test_parts_join_to_the_whole_and_count_their_attacks(pair, data, run):
+def test_batches_join_to_the_whole(pair, data, run):
+    whole = tradeoff(*pair, data, ATTACK, mix_alphas=MIX)
+    assert run.images == whole.images == 80 and run.settings == whole.settings
+    for name, column in whole.rows.items():
+        assert np.allclose(run.rows[name], column, rtol=0, atol=1e-6 if column.dtype.kind == "f" else 0)
+
+
+def test_every_attack_on_a_batch_is_counted(pair, data):
     counts = []
-    parts = list(tradeoff_parts(*pair, data, ATTACK, mix_alphas=MIX, batch_size=30, progress=counts.append))
-    joined = join(parts)
-    assert [part.images for part in parts] == [30, 30, 20] and joined.settings == run.settings
-    assert all(np.array_equal(joined.rows[name], column) for name, column in run.rows.items())
+    tradeoff(*pair, data, ATTACK, mix_alphas=MIX, batch_size=30, progress=counts.append)
     assert sum(counts) == len(counts) == attack_count(80, 30, MIX) == 3 * 4
+
+
+def test_after_ctrl_c_the_finished_batches_are_kept_on_request(pair, data, run):
+    def stop_at(attack):
+        counts = []
+
+        def progress(more):
+            counts.append(more)
+            if len(counts) == attack:
+                raise KeyboardInterrupt
+
+        return progress
+
+    arguments = {"mix_alphas": MIX, "batch_size": 30}
+    part = tradeoff(*pair, data, ATTACK, **arguments, progress=stop_at(10), keep_on_interrupt=True)
+    assert part.images == 60 and part.settings == run.settings
+    assert all(np.array_equal(part.rows[name], column[..., :60]) for name, column in run.rows.items())
+    with pytest.raises(KeyboardInterrupt):  # nothing is finished
+        tradeoff(*pair, data, ATTACK, **arguments, progress=stop_at(3), keep_on_interrupt=True)
+    with pytest.raises(KeyboardInterrupt):
+        tradeoff(*pair, data, ATTACK, **arguments, progress=stop_at(10))
 
 
 def test_gaps_are_those_of_g_and_h_clean_and_attacked(pair, data, run):
@@ -96,7 +118,7 @@ def test_gaps_are_those_of_g_and_h_clean_and_attacked(pair, data, run):
 def test_alphas_outside_the_unit_interval_and_empty_data_are_refused(pair, data):
     with pytest.raises(ValueError, match=r"expected alphas in \[0, 1\], got -0.1 to 1"):
         tradeoff(*pair, data, ATTACK, mix_alphas=(-0.1, 0.5))
-    with pytest.raises(ValueError, match="expected a trade-off of at least one image"):
+    with pytest.raises(ValueError, match="expected at least one image, got an empty"):
         tradeoff(*pair, data.take(0), ATTACK)
 
 
