@@ -79,14 +79,14 @@ def _measure(
 ) -> dict[str, Tensor]:
     """Return the columns of a `Tradeoff` for one batch."""
     images, labels = batch.images, batch.labels
-    row, views = {"index": batch.index, "label": labels}, {"clean": images}
-    for view, model in zip(("std", "rob"), pair, strict=True):
-        views[view] = attack(model, images, labels)
+    columns, views = {"index": batch.index, "label": labels}, {"clean": images}
+    for name, model in zip(("std", "rob"), pair, strict=True):
+        views[name] = attack(model, images, labels)
         progress(1)
-    for view, seen in views.items():
-        row |= _transferred(view, pair, seen, labels, alphas)
+    for name, view in views.items():
+        columns |= _transferred(name, pair, view, labels, alphas)
     # At alpha 0 and 1 the mixture is g or h, which have been attacked end to end already.
-    known = {0: row["clean_g"] & row["std_g"], 1: row["clean_h"] & row["rob_h"]}
+    known = {0: columns["clean_g"] & columns["std_g"], 1: columns["clean_h"] & columns["rob_h"]}
     mix = []
     for alpha in mix_alphas:
         if alpha in known:
@@ -94,24 +94,29 @@ def _measure(
         else:
             mix.append(_robust(MixedClassifier(*pair, alpha), images, labels, attack))
             progress(1)
-    row["mix"] = torch.stack(mix) if mix else labels.new_empty((0, len(labels)), dtype=torch.bool)
-    return row
+    columns["mix"] = torch.stack(mix) if mix else labels.new_empty((0, len(labels)), dtype=torch.bool)
+    return columns
 
 
-def _transferred(view: str, pair: Pair, images: Tensor, labels: Tensor, alphas: Sequence[float]) -> dict[str, Tensor]:
-    """Return which of these images g, h and the mixture at every alpha classify correctly, and the gaps of g and h."""
+def _transferred(name: str, pair: Pair, images: Tensor, labels: Tensor, alphas: Sequence[float]) -> dict[str, Tensor]:
+    """Return which images g, h and the mixture at every alpha classify correctly, and the confidence gaps of g and h.
+
+    Args:
+        name: beginning of the names of the columns: clean, std or rob.
+    """
     g, h = (fp32_logits(model, images).log_softmax(1) for model in pair)
-    row = {view: torch.stack([mix_log_probabilities(g, h, alpha).argmax(1) == labels for alpha in alphas])}
-    for name, log_probabilities in (("g", g), ("h", h)):
-        row[f"{view}_{name}"] = log_probabilities.argmax(1) == labels
-        row[f"{view}_{name}_gap"] = confidence_gap(log_probabilities.exp())
-    return row
+    columns = {name: torch.stack([mix_log_probabilities(g, h, alpha).argmax(1) == labels for alpha in alphas])}
+    for letter, log_probabilities in (("g", g), ("h", h)):
+        columns[f"{name}_{letter}"] = log_probabilities.argmax(1) == labels
+        columns[f"{name}_{letter}_gap"] = confidence_gap(log_probabilities.exp())
+    return columns
 
 
 def _robust(mixed: MixedClassifier, images: Tensor, labels: Tensor, attack: PGD) -> Tensor:
-    """Return which images are correct before and after the attack, which stops at images that are fooled."""
+    """Return which images are classified correctly both before and after the attack."""
     robust = fp32_logits(mixed, images).argmax(1) == labels
     if robust.any():
+        # The attack may stop at images that are fooled, because it is not transferred to another model.
         adversarial = replace(attack, stop_when_fooled=True)(mixed, images[robust], labels[robust])
         robust[robust.clone()] = fp32_logits(mixed, adversarial).argmax(1) == labels[robust]
     return robust

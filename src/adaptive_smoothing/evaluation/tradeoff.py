@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def save_tradeoff(folder: str | Path, tradeoff: Tradeoff, facts: dict[str, Any])
 
 def load_tradeoff(folder: str | Path) -> Tradeoff:
     """Return the trade-off that `save_tradeoff` wrote; gaps are stored in half precision."""
-    result, columns = _read(folder, RESULT, read_json), _read(folder, ROWS, read_rows)
+    result, columns = read_json(_existing(folder, RESULT)), read_rows(_existing(folder, ROWS))
     try:
         alphas, mix_alphas = columns.pop("alphas"), columns.pop("mix_alphas")
         images = len(columns["label"])
@@ -107,7 +106,7 @@ def load_tradeoff(folder: str | Path) -> Tradeoff:
 
 def load_facts(folder: str | Path) -> dict[str, Any]:
     """Return the facts about the run of a stored trade-off."""
-    return _read(folder, RESULT, read_json).get("facts", {})
+    return read_json(_existing(folder, RESULT)).get("facts", {})
 
 
 def has_tradeoff(folder: str | Path) -> bool:
@@ -115,13 +114,14 @@ def has_tradeoff(folder: str | Path) -> bool:
     return all((Path(folder) / name).is_file() for name in (RESULT, ROWS))
 
 
-def _read(folder: str | Path, name: str, reader: Callable[[Path], Any]) -> Any:
+def _existing(folder: str | Path, name: str) -> Path:
+    """Return the path of a file of a run folder, or raise an error if there is no such file."""
     path = Path(folder) / name
     if not path.is_file():
         raise FileNotFoundError(
             f"expected a run folder with {RESULT} and {ROWS}, found no {path}: `adaptive-smoothing sweep` writes one"
         )
-    return reader(path)
+    return path
 
 
 def _compact(name: str, column: np.ndarray) -> dict[str, np.ndarray]:
