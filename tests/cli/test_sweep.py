@@ -1,3 +1,5 @@
+"""The verb `sweep`: its files, the choice of alpha, an interruption, its errors."""
+
 import json
 from collections.abc import Callable
 from dataclasses import replace
