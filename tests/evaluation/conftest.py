@@ -55,10 +55,8 @@ class Toys:
     @staticmethod
     def run(model: nn.Module, data: ads.ImageData, cascade: Cascade | None = None, **arguments: Any) -> Verdict:
         """Evaluate in shards of six images without alarms; other options are keywords like those of `evaluate`."""
-        options = {"shard_size": 6, "alarms": False}
-        options |= {
-            field.name: arguments.pop(field.name) for field in fields(EvaluationOptions) if field.name in arguments
-        }
+        given = {field.name for field in fields(EvaluationOptions)} & arguments.keys()
+        options = {"shard_size": 6, "alarms": False} | {name: arguments.pop(name) for name in given}
         return ads.evaluate(model, data, cascade or make_cascade(), **arguments, options=EvaluationOptions(**options))
 
     @staticmethod
