@@ -66,6 +66,7 @@ class Shard:
     def _attack(
         self, number: int, engine: Engine, inputs: AttackInput, state: CascadeState, progress: ShardProgress
     ) -> None:
+        """Run one stage, and report how much of the work on the shard is done."""
         stage, left = self.stages[number], len(state.left())
         costs = [stage.cost for stage in self.stages]
 
