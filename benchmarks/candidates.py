@@ -23,7 +23,7 @@ from torch import nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.tradeoff import tradeoff
+from adaptive_smoothing.evaluation.sweep import tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import model_facts

@@ -16,7 +16,8 @@ from typing import Any
 
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, evaluate_cascade
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import model_facts
@@ -56,7 +57,7 @@ def main() -> None:
     first: Verdict | None = None
     for name, (options, devices) in ARRANGEMENTS.items():
         began = time.perf_counter()
-        verdict = evaluate_cascade(model, data, cascade, device="cpu", devices=devices, options=options)
+        verdict = evaluate(model, data, cascade, device="cpu", devices=devices, options=options)
         first = first or verdict
         rows[name] = {"robust accuracy": verdict.robust, "seconds": round(time.perf_counter() - began, 1)}
         rows[name] |= difference(verdict, first)

@@ -44,7 +44,8 @@ from adaptive_smoothing.attacks.views import (
 )
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, evaluate_cascade
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
+from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel
@@ -149,7 +150,7 @@ def measure(
             continue
         threat = stage.attack.threat  # type: ignore[union-attr]
         began = time.perf_counter()
-        verdict = evaluate_cascade(
+        verdict = evaluate(
             model, data, Cascade(name, threat, (stage, full_precision_stage(threat, 0))), device=device, options=QUIET
         )
         robust[name], seconds[name] = verdict.robust_correct.numpy(), round(time.perf_counter() - began, 1)

@@ -14,7 +14,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.data.datasets import load as load_data
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.tradeoff import tradeoff
+from adaptive_smoothing.evaluation.sweep import tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier

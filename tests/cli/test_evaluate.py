@@ -1,3 +1,5 @@
+"""The verb `evaluate`: its files, an interruption, its errors, its progress."""
+
 import json
 import re
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""The verb `sweep`: its files, the choice of alpha, an interruption, its errors."""
+
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,7 +116,7 @@ def test_alphas_are_checked() -> None:
     assert parse_alphas(None) == list(MIX_ALPHAS)
     assert parse_alphas("1, 0.5,1/4,0.5") == [0.25, 0.5, 1]
     for wrong in ("", "a", "1/0", "0.5,1.5", "-0.1"):
-        with pytest.raises(ValueError, match="expected alphas"):
+        with pytest.raises(ValueError, match="expected --alphas"):
             parse_alphas(wrong)
 
 

@@ -1,8 +1,7 @@
 """A small network, its data, and a short cascade that misses some adversarial examples."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -48,38 +47,21 @@ def make_cascade(threat: Threat | None = None, seed: int = 0, **audit: Any) -> C
 
 
 class Toys:
-    """Functions that the tests share; `content` returns what a verdict writes to result.json and rows.npz."""
+    """Functions that the tests share."""
 
     network = staticmethod(make_network)
     cascade = staticmethod(make_cascade)
 
     @staticmethod
-    def run(
-        model: nn.Module,
-        data: ads.ImageData,
-        cascade: Cascade | None = None,
-        *,
-        journal: Path | None = None,
-        devices: tuple[str, ...] = (),
-        device: str | None = None,
-        overwrite: bool = False,
-        progress: Callable | None = None,
-        **options: Any,
-    ) -> Verdict:
-        return ads.evaluate(
-            model,
-            data,
-            cascade or make_cascade(),
-            journal=journal,
-            devices=devices,
-            device=device,
-            overwrite=overwrite,
-            progress=progress,
-            options=EvaluationOptions(**{"shard_size": 6, "alarms": False} | options),
-        )
+    def run(model: nn.Module, data: ads.ImageData, cascade: Cascade | None = None, **arguments: Any) -> Verdict:
+        """Evaluate in shards of six images without alarms; other options are keywords like those of `evaluate`."""
+        given = {field.name for field in fields(EvaluationOptions)} & arguments.keys()
+        options = {"shard_size": 6, "alarms": False} | {name: arguments.pop(name) for name in given}
+        return ads.evaluate(model, data, cascade or make_cascade(), **arguments, options=EvaluationOptions(**options))
 
     @staticmethod
     def content(verdict: Verdict) -> tuple[str, dict[str, list]]:
+        """Return what a verdict writes to result.json and rows.npz."""
         return json.dumps(verdict.summary()), {name: column.tolist() for name, column in verdict.rows().items()}
 
 

@@ -14,7 +14,8 @@ from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.alarms import ADVICE, ATTACKED, STEPS, check_model, check_stages, more_steps
-from adaptive_smoothing.evaluation.cascade_run import evaluate_cascade
+from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.gradient_probe import GradientProbe
 from adaptive_smoothing.mixing.base_classifiers import MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.network import MixingNetwork
@@ -168,7 +169,7 @@ def test_a_saturated_alpha_is_flat_and_not_detached(small):
     data = from_tensors((small.x * 255).round().byte(), switch(small.x).argmax(1))
     for source, handled in {None: False, SmoothedSurrogate(): True}.items():
         attack = Cascade("one step", LINF, (Stage("pgd-1", PGD(LINF, steps=1), source),))
-        assert ("flat-alpha" in {alarm.name for alarm in evaluate_cascade(switch, data, attack).alarms}) != handled
+        assert ("flat-alpha" in {alarm.name for alarm in evaluate(switch, data, attack).alarms}) != handled
 
 
 def test_a_mixture_inside_another_module_raises_an_alarm(small):
@@ -224,7 +225,7 @@ def test_the_cost_is_below_150_passes(small):
 def test_misclassified_images_are_left_out(small):
     wrong = (small.h(small.x).argmax(1) + 1) % 10
     assert names(Around(PLANTED["flat-steps"](small.h)), small.x, labels=wrong) == set()
-    assert more_steps(small.h, small.x, wrong, LINF) == []
+    assert more_steps(GradientProbe(small.h, small.x, wrong, LINF)) is None
 
 
 def test_a_radius_of_zero_raises_no_alarm(small):
@@ -242,7 +243,7 @@ def test_weights_and_the_random_state_are_unchanged(small):
 def test_more_steps_are_tried_on_few_images(small):
     seen = []
     model = Around(lambda x: (seen.append(len(x)), small.h(x))[1])
-    more_steps(model, small.x, small.h(small.x).argmax(1), LINF)
+    more_steps(GradientProbe(model, small.x, small.h(small.x).argmax(1), LINF))
     assert sum(seen) <= len(small.x) + ATTACKED * (sum(STEPS) + 2 * len(STEPS))
 
 

@@ -272,6 +272,20 @@ def test_all_processes_use_the_same_shards(model, data, toys, monkeypatch, tmp_p
     assert [replace(part, device=torch.device("cuda")).images_per_shard for part in sent] == [32]
 
 
+def test_the_model_returns_to_its_device_if_no_process_starts(model, data, toys, monkeypatch):
+    """An attack that cannot be pickled is an example. The model is moved to the CPU to be sent to the processes."""
+    moves = []
+
+    def fail(*arguments, **options):
+        raise AttributeError("can't pickle this")
+
+    monkeypatch.setattr(sharded.multiprocessing, "start_processes", fail)
+    monkeypatch.setattr(model, "to", moves.append)
+    with pytest.raises(AttributeError, match="can't pickle this"):
+        toys.run(model, data, devices=("cpu", "cpu"))
+    assert moves == [torch.device("cpu")]
+
+
 # --- logits that cannot be trusted ----------------------------------------------------------------------
 
 

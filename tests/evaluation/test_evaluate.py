@@ -135,6 +135,8 @@ def test_arguments_of_another_kind_are_refused(model, data, toys):
         ads.evaluate(model, data, cascade, Linf(0.1))
     with pytest.raises(TypeError, match=r"expected threat, devices, journal .* with PGD at Linf 0.1: leave them out"):
         ads.evaluate(model, data, PGD(Linf(0.1)), journal="somewhere")
+    with pytest.raises(TypeError, match="got one of them with no attack: leave them out"):
+        ads.evaluate(model, data, journal="somewhere")
     for attack in (cascade, None):
         with pytest.raises(ValueError, match="expected a batch_size of at least 1, got 0"):
             ads.evaluate(model, data, attack, options=EvaluationOptions(batch_size=0))

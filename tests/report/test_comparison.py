@@ -84,7 +84,7 @@ def test_further_attacks_are_added_to_the_same_mixtures(folder):
     other_dial = replace(further[0], clean_correct=~first.points[1].clean_correct)
     with pytest.raises(ValueError, match="expected the same predictions of fixed in both runs"):
         first.with_attacks_of(replace(first, points=(other_dial,)))
-    with pytest.raises(ValueError, match=r"of the same, got .*test.* and .*val"):
+    with pytest.raises(ValueError, match=r"differ in their preset only, got .*test.* and .*val"):
         first.with_attacks_of(replace(first, facts=first.facts | {"settings": {"split": "val"}}))
 
 

@@ -19,7 +19,8 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.tradeoff import Tradeoff, attack_count, join, tradeoff_parts
+from adaptive_smoothing.evaluation.sweep import attack_count, tradeoff
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.report.sentences import Report, sentences
 from adaptive_smoothing.report.tables import Table, rich_table, tables
@@ -146,20 +147,14 @@ def measure_tradeoff(
     console: Console,
 ) -> tuple[Tradeoff, bool]:
     """Return the trade-off of the images that were measured, and whether Ctrl-C ended the measurement."""
-    done: list[Tradeoff] = []
     with TimeBar(console) as bar:
         count = Count(bar, attack_count(len(data), batch_size, mix_alphas), "attacks on batches of images")
-        parts = tradeoff_parts(g, h, data, attack, mix_alphas=mix_alphas, batch_size=batch_size, progress=count)
-        try:
-            for part in parts:
-                done.append(part)
-        except KeyboardInterrupt:
-            if not done:
-                raise
-            run = join(done)
+        run = tradeoff(
+            g, h, data, attack, mix_alphas=mix_alphas, batch_size=batch_size, progress=count, keep_on_interrupt=True
+        )
+        if interrupted := run.images < len(data):
             console.print(f"[yellow]stopped[/]: the result is for the {run.images:,} images that were finished")
-            return run, True
-    return join(done), False
+    return run, interrupted
 
 
 def measure_clean_accuracy(

@@ -60,17 +60,18 @@ def sweep(
 ) -> None:
     """Measure the mixture of two models at every alpha, clean and under three attacks."""
     options, mix_alphas, where = changed(SweepOptions(), changes), parse_alphas(alphas), opt.pick_device(device)
-    attack, target = PGD(parse_threat(threat), steps=options.steps), None if wanted is None else as_share(wanted)
-    if wanted is not None and split != "test":
+    attack = PGD(parse_threat(threat), steps=options.steps)
+    target = None if wanted is None else as_share(wanted)
+    if target is not None and split != "test":
         raise ValueError(
-            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and reported on test"
+            f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and measured on test"
         )
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     models = {"g": model_facts(standard), "h": model_facts(robust)}
     everything = datasets.load(data, split, root=data_root, download=download)
     check_classes({standard: g, robust: h}, everything)
-    out = out or Path("runs") / f"sweep-{short_name(standard)}-{short_name(robust)}"
-    folder = make_folder(out, overwrite=overwrite)
+    default_out = Path("runs") / f"sweep-{short_name(standard)}-{short_name(robust)}"
+    folder = make_folder(out or default_out, overwrite=overwrite)
     chosen = everything.take(slice(images))
     size = options.batch_size or (50 if where == "cpu" else 1000)
     console, start, choice = screen(), time.perf_counter(), None
@@ -88,13 +89,13 @@ def sweep(
 
 
 def parse_alphas(text: str | None) -> list[float]:
-    """Return the alphas of a list such as `0,0.5,0.9,1`, sorted, each once."""
+    """Return the alphas in a list such as `0,0.5,0.9,1`, sorted and without repetitions; by default `MIX_ALPHAS`."""
     if text is None:
         return list(MIX_ALPHAS)
     try:
         found = sorted({parse_number(part) for part in text.split(",")})
     except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"expected alphas such as 0,0.5,0.9,1, got {text!r}") from error
+        raise ValueError(f"expected --alphas such as 0,0.5,0.9,1, got {text!r}") from error
     if not 0 <= found[0] <= found[-1] <= 1:
-        raise ValueError(f"expected alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
+        raise ValueError(f"expected --alphas in [0, 1] (0 is G, 1 is H), got {text!r}")
     return found

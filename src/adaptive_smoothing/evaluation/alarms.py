@@ -2,7 +2,7 @@
 
 Most broken defences masked gradients (Athalye et al. 2018; Carlini et al. 2019). A few images show the common symptoms:
 no gradient or an incorrect one, randomness in the output, an attack that gains nothing from more steps or from a larger
-radius. An alarm is not a proof. A network without such a defence raises none.
+radius. An alarm is not a proof. A plain network raises none.
 """
 
 from __future__ import annotations
@@ -25,28 +25,32 @@ from adaptive_smoothing.models.contract import check_eval, check_images, check_l
 from adaptive_smoothing.models.inference import fp32_logits, full_precision
 from adaptive_smoothing.threat import Linf, Threat
 
-# Two passes over the same images may differ by rounding, by about 1e-6 of the largest logit.
+# Difference of two passes over the same images, relative to the largest logit. Rounding explains about 1e-6.
 RANDOM_OUTPUT = 1e-4
-# Share of images whose gradient is exactly zero, from which on that is no coincidence.
+# Share of images whose gradient is exactly zero. A larger share is no coincidence.
 ZERO_GRADIENT = 0.1
-# Standard CIFAR networks reach logit margins of 15 to 25; from about 90 on the gradient of cross-entropy is zero.
+# Median logit margin. Standard CIFAR networks reach 15 to 25; from about 90 on the gradient of cross-entropy is zero.
 SATURATED = 50.0
+# Share of images that have to show a symptom.
 MOST = 0.5
+# Change of alpha between images. A smaller one is rounding.
 SAME_ALPHA = 1e-6
-# The numbers of steps that are compared, and the images attacked: more expensive than all other checks together.
+# Numbers of steps that are compared, and images that are attacked. This check takes longer than all others together.
 STEPS, ATTACKED = (1, 10, 50), 8
-# More steps need not gain anything, as one is enough against a linear model; they must keep this share of the gain.
+# Share of the gain that an attack with more steps must keep. It need not gain more: against a linear model one step is
+# enough.
 KEPT_GAIN = 0.9
+# Steps of the attack without limits.
 UNBOUNDED_STEPS = 30
-# Alarm: what the keys of its stages begin with; the largest share of all images that they may fool after the gradient
-# attacks have missed them (attacks on a smoothed mixture are needed wherever alpha saturates); observation.
+# For each alarm: how the keys of its stages begin; the share of all images that these may fool after the gradient
+# attacks have missed them; the observation. Surrogates may fool more, because they are needed wherever alpha saturates.
 LATE_STAGES = {
     "fab-breaks": (("fab-t",), 0.002, "FAB, which looks for the nearest boundary, fooled the model on"),
     "square-breaks": (("square",), 0.002, "Square, which needs no gradient, fooled the model on"),
     "transfer-breaks": (("transfer",), 0.002, "attacks that were made on another model fooled this one on"),
     "surrogate-breaks": (("smooth", "plain"), 0.01, "attacks on a smoother mixture fooled this one on"),
 }
-# One image alone raises no alarm.
+# Late stages have to fool at least so many images.
 FEW = 2
 
 ADVICE = {
@@ -60,7 +64,7 @@ ADVICE = {
     "flat-alpha": "use --preset fast or adaptive, which also attack a mixture with a smooth alpha",
     "more-steps-do-not-help": "attack from many starts and without gradients: the gradients seem to be uninformative",
     "unbounded-attack": "the attack fails, the model is not robust: see the other alarms, then try a better attack",
-    "fab-breaks": "the losses before it are not enough: try others (for a mixture --preset adaptive, which flips g)",
+    "fab-breaks": "the earlier losses are not enough: try others (for a mixture --preset adaptive, which flips g)",
     "square-breaks": "gradients are masked: find out where, and attack with more starts and a smooth surrogate",
     "surrogate-breaks": "the gradient of the model misses many examples: attack several different surrogates",
     "transfer-breaks": "the white-box attack is stuck: start it from the transferred images, or use more starts",
@@ -69,43 +73,43 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Alarm:
-    """A name, the observation in numbers, and what to try."""
+    """A sign that a robust accuracy is too high: its name, the observation in numbers, and what to try."""
 
     name: str
     observation: str
     advice: str
 
     def summary(self) -> dict[str, str]:
+        """Return the entry of `result.json`."""
         return {"name": self.name, "saw": self.observation, "advice": self.advice}
 
 
-def _alarm(name: str, observation: str) -> Alarm:
-    return Alarm(name, observation, ADVICE[name])
-
-
 def check_model(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, seed: int = 0) -> list[Alarm]:
-    """Return the alarms about a model, from about 32 images most of which it classifies correctly."""
+    """Return the alarms about a model. A dozen images are enough, if it classifies most of them correctly."""
     check_eval(model)
     check_images(images)
     check_labels(labels, images, getattr(model, "num_classes", None))
     with full_precision(), torch.autocast(images.device.type, enabled=False):
-        probe = GradientProbe(model, images, labels, fp32_logits(model, images), threat, seed)
+        probe = GradientProbe(model, images, labels, threat, seed)
         alarms = _raised(probe, hidden_mixture, random_output, probabilities)
         correct = (probe.logits.argmax(1) == labels).nonzero().squeeze(1)
         # The other checks compare outputs, and would measure nothing but the randomness.
         if not len(correct) or any(alarm.name == "random-output" for alarm in alarms):
             return alarms
-        # Logits are computed again, because they may differ in the last bit in a batch of another size.
-        images, labels, threat = images[correct], labels[correct], threat.take(correct)
-        probe = GradientProbe(model, images, labels, fp32_logits(model, images), threat, seed)
+        probe = probe.take(correct)
         alarms += _raised(probe, saturated_logits, zero_gradient, flat_steps, detached_alpha)
         if probe.gradient(margin_loss) is None:  # there is nothing that an attack could follow
             return alarms
-        return alarms + more_steps(model, images, labels, threat) + _raised(probe, unbounded)
+        return alarms + _raised(probe, more_steps, unbounded)
 
 
 def _raised(probe: GradientProbe, *checks: Callable[[GradientProbe], Alarm | None]) -> list[Alarm]:
+    """Return the alarms of these checks, in order."""
     return [alarm for check in checks if (alarm := check(probe)) is not None]
+
+
+def _alarm(name: str, observation: str) -> Alarm:
+    return Alarm(name, observation, ADVICE[name])
 
 
 def hidden_mixture(probe: GradientProbe) -> Alarm | None:
@@ -179,21 +183,20 @@ def _alpha_gradient(mixed: MixedClassifier, images: Tensor) -> Tensor | None:
     return gradient_of(lambda images: mixed.mix(images).alpha, images)
 
 
-def more_steps(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat) -> list[Alarm]:
+def more_steps(probe: GradientProbe) -> Alarm | None:
     """Check that an attack raises the margin, and does not raise it less when it is given more steps."""
-    probe = GradientProbe(model, images, labels, fp32_logits(model, images), threat)
-    correct = (logit_margin(probe.logits, labels) < 0).nonzero().squeeze(1)[:ATTACKED]
-    if not len(correct) or not (torch.as_tensor(threat.eps) > 0).any():
-        return []
+    correct = (logit_margin(probe.logits, probe.labels) < 0).nonzero().squeeze(1)[:ATTACKED]
+    if not len(correct) or not (torch.as_tensor(probe.threat.eps) > 0).any():
+        return None
     gains = [probe.gain(correct, steps) for steps in STEPS]
     if gains[-1] > probe.rounding() and all(later >= KEPT_GAIN * earlier for earlier, later in pairwise(gains)):
-        return []
+        return None
     found = ", ".join(f"{gain:.2g} with {steps}" for gain, steps in zip(gains, STEPS, strict=True))
-    return [_alarm("more-steps-do-not-help", f"an attack raises the median margin by {found} steps")]
+    return _alarm("more-steps-do-not-help", f"an attack raises the median margin by {found} steps")
 
 
 def unbounded(probe: GradientProbe) -> Alarm | None:
-    """Check that an attack succeeds in a ball that contains every image: a copy of another image would do."""
+    """Check that an attack succeeds in a ball that contains every image, where a copy of another image is a success."""
     radius = 1.0 if isinstance(probe.threat, Linf) else math.sqrt(probe.images[0].numel())
     attack = PGD(probe.threat.with_eps(radius), UNBOUNDED_STEPS, stop_when_fooled=True, seed=probe.seed)
     left = torch.arange(len(probe.labels), device=probe.labels.device)
@@ -210,7 +213,8 @@ def check_stages(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> l
 
     Args:
         stages: keys of the stages in order.
-        fooled_by: the stage that fooled each correctly classified image, or -1.
+        fooled_by: number of the stage that fooled each correctly classified image, or -1.
+        images: number of images in the run, or in its audit.
     """
     numbered, found = list(enumerate(stages)), []
     # Only stages after one that uses the gradient of the model itself are late.

@@ -1,9 +1,10 @@
 """The binarization test of an attack (Zimmermann, Brendel, Tramer and Carlini 2022).
 
-An attack may fail because the model is robust or because the attack is weak. The test tells them apart with a task that
-has a solution. For each image it replaces the last layer by a linear readout with two classes: random points in the
-ball around the image belong to its class, a planted point on the surface to the other. An adversarial example exists,
-and a good attack nearly always finds one. If random points find one as well, the task was too easy.
+An attack may fail because the model is robust or because the attack is weak. The test tells the two cases apart with a
+task that has a solution. For each image it replaces the last layer of the model by a linear readout with two classes.
+Random points in the ball around the image belong to the first class, a planted point on its surface to the second. So
+an adversarial example exists, and a good attack nearly always finds one. If random points find one as well, the task
+was too easy.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat
 
-# Inner points keep away from the surface, where the planted point is.
+# Radius of the ball of inner points, as a share of eps; the planted point is on the surface of the whole ball.
 INNER_RADIUS = 0.95
-# The threshold lies this far on the way from the inner points to the planted one: an attack has to come close to it.
+# Position of the decision boundary between the inner points (0) and the planted point (1).
 THRESHOLD = 0.9
+# Share of images on which a good attack succeeds.
 PASSED = 0.95
-# The default attack; as many random points per image are tried.
+# Steps and restarts of the default attack. Random points are tried STEPS * RESTARTS times.
 STEPS, RESTARTS = 50, 4
 CHUNK = 64  # points per batch
 AnyAttack = PlainAttack | StepAttack | Cascade
@@ -70,9 +72,9 @@ def binarization_test(
 
     Args:
         attack: by default PGD on the margin.
-        inner: random points around an image that belong to its class.
-        boundary: planted points.
-        restarts: how many copies of an image are attacked at once.
+        inner: number of points that belong to the class of the image: the image itself and random points around it.
+        boundary: number of planted points.
+        restarts: number of copies of an image that are attacked.
     """
     check_eval(model)
     check_images(images)
@@ -103,15 +105,15 @@ class Ball:
     noise: torch.Generator
 
     def inside(self, count: int) -> Tensor:
-        """Return the image, random points in a smaller ball and, as many, on the surface of that ball."""
-        # Without the latter a readout could recognise the planted point by its distance alone.
+        """Return the image and random points, half of them in a smaller ball, the others on its surface."""
+        # Without points on a surface the readout could recognise the planted point by its distance alone.
         smaller = replace(self, threat=self.threat.with_eps(INNER_RADIUS * self.threat.eps))
         delta = smaller.threat.random_delta(self.image.expand(count // 2, -1, -1, -1).cpu(), self.noise)
         anywhere = (self.image + delta.to(self.image)).clamp(0, 1)
         return torch.cat([self.image[None], anywhere, smaller.surface(count - count // 2 - 1)])
 
     def surface(self, count: int) -> Tensor:
-        """Return random points on the surface (for Linf: corners), drawn on the CPU, the same for every device."""
+        """Return random points on the surface (for Linf: corners); they are the same on every device."""
         normal = torch.randn(count, *self.image.shape, generator=self.noise)
         return (self.image + (self.threat.steepest(normal) * self.threat.eps).to(self.image)).clamp(0, 1)
 
@@ -119,7 +121,7 @@ class Ball:
 class Features(nn.Module):
     """The inputs of all linear layers with one output per class, concatenated; a mixture has two such layers.
 
-    Of a model without such a layer, or one that calls it more than once, the features are the logits.
+    If the model has no such layer, or calls it more than once, the features are the logits.
     """
 
     def __init__(self, model: nn.Module, image: Tensor, classes: int) -> None:
@@ -170,19 +172,19 @@ class Binary(nn.Module):
         return torch.stack([-score, score], 1)
 
     def score(self, features: Tensor) -> Tensor:
-        """Return the signed distance from the plane; with a point instead of a bias, which rounds less."""
+        """Return the signed distance from the plane, computed from one of its points: a bias would round more."""
         return (features.float() - self.point) @ self.normal
 
 
 def _binary(features: Features, ball: Ball, inner: int, boundary: int) -> Binary | None:
-    """Return the model with a readout that separates the points, or None if there is none."""
+    """Return a classifier that separates the inner points from the planted ones, or None if no plane does."""
     found = [_in_chunks(features, points) for points in (ball.inside(inner), ball.surface(boundary))]
     low, high = (part.cpu().double().numpy() for part in found)
     if (normal := _widest_gap(low, high)) is None:
         return None
     start, end = (low @ normal).max(), (high @ normal).min()
     point = low[0] + (start + THRESHOLD * (end - start) - low[0] @ normal) * normal / (normal @ normal)
-    # The scores of the image and of the planted point are 1 apart, of the size of a classifier's logits.
+    # The scores of the image and of the planted point differ by 1, which is of the size of a classifier's logits.
     plane = [torch.from_numpy(part).to(ball.image) for part in (point, normal / (end - low[0] @ normal))]
     binary = Binary(features, *plane)
     below, above = (binary.score(part) for part in found)
@@ -201,14 +203,14 @@ def _widest_gap(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
     columns = np.vstack([differences.T / scale, np.ones(len(differences))])
     try:
         weights, _ = nnls(columns, np.append(np.zeros(low.shape[1]), 1.0), maxiter=10 * columns.shape[1])
-    except RuntimeError:  # it did not converge
+    except RuntimeError:  # no convergence
         return None
     normal = -(weights @ differences) / weights.sum()
     return normal if (low @ normal).max() < (high @ normal).min() else None
 
 
 def _fooled(binary: Binary, attack: AnyAttack, images: Tensor, threat: Threat, which: Tensor) -> bool:
-    """Return whether the attack fools one of the copies of an image; stages on a view of the model are left out."""
+    """Return whether the attack fools one of the copies of an image; stages on a view of the model are skipped."""
     # PGD may have a radius for each image of the data.
     attack = attack.take(which) if isinstance(attack, PGD) else attack
     stages = attack.for_model(binary).stages if isinstance(attack, Cascade) else (Stage("attack", attack),)
@@ -222,4 +224,5 @@ def _fooled(binary: Binary, attack: AnyAttack, images: Tensor, threat: Threat, w
 
 
 def _in_chunks(function: nn.Module, points: Tensor) -> Tensor:
+    """Return the outputs for many points, computed in small batches."""
     return torch.cat([fp32_logits(function, part) for part in points.split(CHUNK)])

@@ -1,4 +1,4 @@
-"""Several mixtures of one pair at the same clean accuracies, as measured by benchmarks/mixtures.py."""
+"""Several mixtures of one pair of classifiers at the same clean accuracies, measured by benchmarks/mixtures.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from adaptive_smoothing.results import read_json, read_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS
 
-# Two runs of one mixture may differ in this share of their predictions, because of rounding.
-SAME = 0.001
+# Because of rounding, two runs of one mixture may differ in this share of their predictions.
+ROUNDING_SHARE = 0.001
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Point:
     """One mixture at one operating point: which images are correct without an attack and under all attacks."""
 
     mixture: str
-    wanted: float | None  # the clean accuracy that it was tuned to on validation images
+    wanted: float | None  # the clean accuracy that the mixture was tuned to on validation images
     clean_correct: np.ndarray
     robust_correct: np.ndarray
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # figures and settings, as plain data
 
     @property
     def accuracy(self) -> float:
@@ -36,25 +36,25 @@ class Point:
         return float(self.robust_correct.mean())
 
     def under_attacks_of(self, other: Self | None) -> Self:
-        """Return this point under its own attacks and those of another measurement of it."""
+        """Return this point under its own attacks and under those of another measurement of the same mixture."""
         if other is None:
             return self
         shared = min(len(self.clean_correct), len(other.clean_correct))
-        if (self.clean_correct[:shared] != other.clean_correct[:shared]).mean() > SAME:
+        if (self.clean_correct[:shared] != other.clean_correct[:shared]).mean() > ROUNDING_SHARE:
             raise ValueError(
-                f"expected the same predictions of {self.mixture} in both runs, got different ones: was it at another "
-                "operating point?"
+                f"expected the same predictions of {self.mixture} in both runs, got different ones: measure it again "
+                "at the same operating point"
             )
         images = min(len(self.robust_correct), len(other.robust_correct))
         correct = self.robust_correct[:images] & other.robust_correct[:images]
-        # Attacks of this point come first, as columns of tables, and keep their own figures.
+        # In tables, the attacks of this point come first. Where both have an attack, the figures of this point count.
         attacks = self.facts["attacks"] | other.facts["attacks"] | self.facts["attacks"]
         return replace(self, robust_correct=correct, facts=self.facts | {"attacks": attacks})
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All points of a run of benchmarks/mixtures.py, in the order they were measured."""
+    """All points of a run of benchmarks/mixtures.py, in the order in which they were measured."""
 
     points: tuple[Point, ...]
     facts: dict[str, Any]
@@ -85,19 +85,19 @@ class Comparison:
 
     def with_attacks_of(self, other: Self) -> Self:
         """Return these points, also under the attacks of another comparison where it has the same point."""
-        # The models, the images and the threat have to be the same, the attacks need not.
-        subjects = [{"models": run.facts["models"], **run.facts["settings"]} for run in (self, other)]
-        for subject in subjects:
-            subject.pop("preset", None)
-        if subjects[0] != subjects[1]:
-            raise ValueError(f"expected two comparisons of the same, got {subjects[0]} and {subjects[1]}")
-        theirs = {(point.mixture, point.wanted): point for point in other.points}
-        points = (point.under_attacks_of(theirs.get((point.mixture, point.wanted))) for point in self.points)
+        mine, theirs = ({"models": run.facts["models"], **run.facts["settings"]} for run in (self, other))
+        if mine | {"preset": None} != theirs | {"preset": None}:
+            raise ValueError(f"expected two comparisons that differ in their preset only, got {mine} and {theirs}")
+        others = {(point.mixture, point.wanted): point for point in other.points}
+        points = (point.under_attacks_of(others.get((point.mixture, point.wanted))) for point in self.points)
         return replace(self, points=tuple(points))
 
     def robust_at(self, mixture: str, accuracy: float) -> np.ndarray | None:
-        """Return how likely each image is robust at this clean accuracy, or None if the points do not reach it."""
-        # For each image one of the two neighbouring points is chosen at random, with the clean accuracy as given.
+        """Return the probability that each image is robust at a clean accuracy between two points of a mixture.
+
+        One of the two points is chosen at random for each image, so that the expected clean accuracy is the given one.
+        None if there are no such points.
+        """
         for low, high in pairwise(self.mixtures[mixture]):
             if low.accuracy <= accuracy <= high.accuracy:
                 share = (accuracy - low.accuracy) / max(high.accuracy - low.accuracy, 1e-12)
@@ -107,7 +107,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class LearnedAlphaResult:
-    """A stored comparison that starts with a fixed alpha and ends with a learned one, and a new measurement of it."""
+    """A stored comparison whose first mixture has a fixed alpha and whose last has a learned one.
+
+    Args:
+        measured: a new measurement of the learned alpha.
+    """
 
     comparison: Comparison
     measured: Point | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
@@ -12,21 +12,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from adaptive_smoothing.models.contract import trusted_images
 
-# Images of CIFAR's size in a timed batch, by type of device, and batches that are timed.
+# Images of CIFAR's size in a timed batch, by type of device; number of batches that are timed.
 BATCH = {"cuda": 512, "cpu": 16}
 ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs are those of one image; a multiplication with an addition counts as two."""
+    """Parameters, FLOPs for one image (a multiplication with an addition counts as two), and speed."""
 
     parameters: int
     flops: int
     images_per_second: float
 
     def summary(self) -> dict[str, int | float]:
-        return {**self.__dict__, "images_per_second": round(self.images_per_second, 1)}
+        return {**asdict(self), "images_per_second": round(self.images_per_second, 1)}
 
 
 def measure_cost(model: nn.Module, shape: tuple[int, ...], device: torch.device | str) -> Cost:

@@ -1,10 +1,11 @@
-"""Measurements on a model and a few images, from which the alarms are raised."""
+"""Measurements on a model and a few images, on which the alarms are based."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -18,42 +19,57 @@ from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, per_image
 
-# Far below a level of 1/255, far above the rounding of float32.
+# Size of a step: far below a level of 1/255, far above the rounding of float32.
 TINY_STEP = 1e-4
-# For plain networks autograd is off by 1 to 5 % in the median and by at most 20 %; for a step function by 100 %.
+# Relative error of a gradient from which on it is incorrect. Plain networks have 1 to 5 % in the median and at most
+# 20 %; a step function has 100 %.
 INCORRECT_GRADIENT = 0.5
 
 
 @dataclass(frozen=True)
 class GradientProbe:
-    """A model, and images with their labels and logits."""
+    """A model, images with their labels, and the threat."""
 
     model: nn.Module
     images: Tensor
     labels: Tensor
-    logits: Tensor
     threat: Threat
     seed: int = 0
+
+    @cached_property
+    def logits(self) -> Tensor:
+        return fp32_logits(self.model, self.images)
+
+    def take(self, which: Tensor) -> GradientProbe:
+        """Return the probe of a selection of the images.
+
+        Its logits are computed again, because they may differ in the last bit in a batch of another size.
+        """
+        return replace(self, images=self.images[which], labels=self.labels[which], threat=self.threat.take(which))
 
     def rounding(self) -> float:
         """Return a change of the logits that may be due to rounding."""
         return 64 * torch.finfo(torch.float32).eps * self.logits.abs().max().item()
 
     def gradient(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+        """Return the gradient of a loss, or None if the logits are not connected to the images."""
         return gradient_of(lambda images: loss(self.model(images), self.labels), self.images)
 
     def flat(self) -> Tensor:
-        """Return which images have the same logits after a tiny step, up or down, but not after one of size eps."""
+        """Return which images have the same logits after a tiny step, up or down, but not after a step of size eps."""
         normal = self._normal("flat", self.images.shape)
-        # Images lie on levels of 1/255: a model that rounds down changes at once on the way down, but not up.
+        # Images lie on levels of 1/255. A model that rounds down to levels changes after any step down, not up.
         up = TINY_STEP * normal.abs().clamp_max(1)
         same = [(self._logits(self.images + step) == self.logits).all(1) for step in (up, -up)]
         return (same[0] | same[1]) & (self._logits(self._step_of_eps(normal)) != self.logits).any(1)
 
     def incorrect_gradient(self) -> list[Tensor]:
-        """Return which images have a gradient far from finite differences: along itself, and in random directions."""
+        """Return which images have a gradient far from finite differences.
+
+        The result has two parts: along the gradient itself, and in random directions. It is empty without a gradient.
+        """
         centre = self.images.clamp(TINY_STEP, 1 - TINY_STEP)
-        # With one fixed rival class, because the margin has kinks where the strongest rival changes.
+        # The rival class is fixed, because the margin has kinks where the strongest rival changes.
         rivals = most_likely_targets(self.logits, self.labels, 1).squeeze(1)
         gradient = gradient_of(lambda images: targeted_margin_loss(self.model(images), self.labels, rivals), centre)
         if gradient is None:
@@ -70,12 +86,12 @@ class GradientProbe:
         return torch.maximum((moved - alpha).abs(), (replaced - alpha).abs()).max().item()
 
     def gain(self, which: Tensor, steps: int) -> float:
-        """Return by how much an attack with so many steps raises the median margin."""
+        """Return the increase of the median margin by an attack with so many steps on some of the images."""
         before = logit_margin(self.logits, self.labels)[which]
         return (self.margins_after(PGD(self.threat.take(which), steps), which) - before).median().item()
 
     def margins_after(self, attack: PGD, which: Tensor) -> Tensor:
-        """Return the margins after an attack on the margin, without a warning if the gradient is zero."""
+        """Return the margins of some images after an attack on the margin, without a warning if gradients are zero."""
         labels = self.labels[which]
         with warnings.catch_warnings(action="ignore", category=MaskedGradientWarning):
             adversarial = replace(attack, objective=margin)(self.model, self.images[which], labels)
@@ -91,26 +107,29 @@ class GradientProbe:
         return torch.randn(*shape, generator=generator(self.seed, "alarms", name)).to(self.images)
 
     def _random_signs(self) -> list[Tensor]:
-        """Return fine and coarse directions, as a detached part may respond to only one kind."""
+        """Return fine and coarse random directions: a detached part of the model may respond to one kind only."""
         count, channels, *size = self.images.shape
         coarse = [self._normal(f"coarse {k}", (count, channels, *(-(-side // 4) for side in size))) for k in range(2)]
         fine = [self._normal(f"fine {k}", self.images.shape) for k in range(2)]
         return [direction.sign() for direction in (*fine, *(F.interpolate(noise, size=size) for noise in coarse))]
 
     def _disagrees(self, centre: Tensor, rivals: Tensor, gradient: Tensor, signs: list[Tensor]) -> Tensor:
-        """Compare over all directions together, because a directional derivative may be near zero by chance."""
+        """Return for which images a gradient disagrees with finite differences in these directions.
 
-        def lead(images: Tensor) -> Tensor:
+        All directions are compared together, because a directional derivative may be near zero by chance.
+        """
+
+        def loss(images: Tensor) -> Tensor:
             return targeted_margin_loss(self._logits(images), self.labels, rivals)
 
-        real = torch.stack([lead(centre + TINY_STEP * sign) - lead(centre - TINY_STEP * sign) for sign in signs])
+        real = torch.stack([loss(centre + TINY_STEP * sign) - loss(centre - TINY_STEP * sign) for sign in signs])
         predicted = torch.stack([2 * TINY_STEP * (gradient * sign).flatten(1).sum(1) for sign in signs])
         error, size = (real - predicted).norm(dim=0), torch.maximum(real.norm(dim=0), predicted.norm(dim=0))
         return (error > INCORRECT_GRADIENT * size) & (error > self.rounding())
 
 
 def gradient_of(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor | None:
-    """Return the gradient of the sum of a function, or None if it is not connected to the images."""
+    """Return the gradient of the sum of a function's values, or None if they are not connected to the images."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         values = function(images)
@@ -118,6 +137,7 @@ def gradient_of(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor 
 
 
 def share(which: Tensor) -> float:
+    """Return the share of True."""
     return which.float().mean().item()
 
 

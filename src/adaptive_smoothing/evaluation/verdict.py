@@ -1,4 +1,4 @@
-"""The results of an evaluation, image by image: predictions, attacks that succeeded, margins, confidence gaps."""
+"""The result of an evaluation, image by image: `Evaluation` under one attack or none, `Verdict` under a cascade."""
 
 from __future__ import annotations
 
@@ -14,29 +14,18 @@ from adaptive_smoothing.threat import Threat
 
 # In `fooled_by`: misclassified without an attack, and not fooled by any attack.
 MISCLASSIFIED, ROBUST = -2, -1
-# Accuracy, and mean and median gap of correct and of incorrect predictions; None where there are none.
+# Accuracy, and the mean and median gap of correct and of incorrect predictions; None if there are no such predictions.
 GapStatistics = dict[str, float | None]
-
-
-def confidence_gap(probabilities: Tensor) -> Tensor:
-    """Return the largest minus the second-largest probability of each row."""
-    first, second = probabilities.topk(2).values.unbind(1)
-    return first - second
-
-
-def gap_statistics(correct: np.ndarray, gap: np.ndarray) -> GapStatistics:
-    """Return the accuracy and the mean and median gap; means are taken in the precision of `gap`."""
-    found: GapStatistics = {"accuracy": float(correct.mean())}
-    for name, which in (("right", correct), ("wrong", ~correct)):
-        values = gap[which]
-        found[f"{name}_mean"] = float(np.mean(values)) if len(values) else None
-        found[f"{name}_median"] = float(np.median(values)) if len(values) else None
-    return found
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Predictions for every image, before and, if there was an attack, after it. `attack` is its title."""
+    """Predictions for every image, before an attack and after it.
+
+    Args:
+        attacked_predictions: None without an attack.
+        attack: title of the attack; empty without one.
+    """
 
     index: Tensor
     labels: Tensor
@@ -87,34 +76,6 @@ def _percent(accuracy: float, bounds: tuple[float, float]) -> str:
     return f"{100 * accuracy:.2f} % ({100 * bounds[0]:.1f} to {100 * bounds[1]:.1f})"
 
 
-@dataclass(frozen=True)
-class Audit:
-    """Result of the full attacks on a sample of the images that survived a shorter cascade."""
-
-    survivors: int
-    random: int
-    random_fooled: int
-    closest: int
-    closest_fooled: int
-
-    @property
-    def unseen(self) -> int:
-        """Survivors that were not audited."""
-        return self.survivors - self.random - self.closest
-
-    @property
-    def missed_share(self) -> float:
-        """Upper bound, at 95 %, of the share of the unseen that would be fooled: Clopper-Pearson, random sample."""
-        if not self.random or not self.unseen:
-            return float(self.unseen > 0)
-        return interval(self.random_fooled, self.random, confidence=0.90)[1]
-
-    def summary(self) -> dict[str, int | float]:
-        # Stored results say "fell" for "fooled".
-        counts = {name.replace("fooled", "fell"): count for name, count in asdict(self).items()}
-        return {**counts, "unseen": self.unseen, "missed_share_at_most": self.missed_share}
-
-
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Verdict(Evaluation):
     """An evaluation by a cascade of attacks.
@@ -122,7 +83,9 @@ class Verdict(Evaluation):
     Args:
         fooled_by: for each image the number of the stage that fooled it, or `ROBUST` or `MISCLASSIFIED`.
         margin: largest incorrect logit minus the correct one, of the worst version of each image that was found.
-        alarms: None if they were off.
+        queries: number of times the attacks ran the model on each image.
+        stages: keys of the stages, those of the audit included if there was one.
+        alarms: None if the checks were off.
     """
 
     # The columns of `rows.npz`, and the fields that hold them.
@@ -154,9 +117,9 @@ class Verdict(Evaluation):
         left = int(self.clean_correct.sum())
         rows = [("clean", len(self.labels) - left, left / len(self.labels))]
         for number, name in enumerate(self.stages):
-            took = int((self.fooled_by == number).sum())
-            left -= took
-            rows.append((name, took, left / len(self.labels)))
+            fooled = int((self.fooled_by == number).sum())
+            left -= fooled
+            rows.append((name, fooled, left / len(self.labels)))
         return rows
 
     def gaps(self) -> dict[str, GapStatistics]:
@@ -166,7 +129,7 @@ class Verdict(Evaluation):
 
     def rows(self) -> dict[str, np.ndarray]:
         """Return the columns of `rows.npz`: one entry per image in each."""
-        return {column: getattr(self, field).numpy() for column, field in self.COLUMNS.items()}
+        return {column: getattr(self, name).numpy() for column, name in self.COLUMNS.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return the content of `result.json`, which is the same for every run with the same settings."""
@@ -188,8 +151,61 @@ class Verdict(Evaluation):
         return f"{super().__repr__()}, {len(self.alarms) or 'no'} alarm{'s' * (len(self.alarms) != 1)}"
 
 
+@dataclass(frozen=True)
+class Audit:
+    """Result of the full attacks on a sample of the images that survived a shorter cascade.
+
+    Args:
+        random: survivors that were audited because they were drawn at random.
+        closest: survivors that were audited because they were the closest to being fooled.
+    """
+
+    survivors: int
+    random: int
+    random_fooled: int
+    closest: int
+    closest_fooled: int
+
+    @property
+    def audited(self) -> int:
+        return self.random + self.closest
+
+    @property
+    def unseen(self) -> int:
+        """Survivors that were not audited."""
+        return self.survivors - self.audited
+
+    @property
+    def missed_share(self) -> float:
+        """Upper bound on the share of the unseen that the full attacks would fool: Clopper-Pearson, at 95 %."""
+        if not self.random or not self.unseen:
+            return float(self.unseen > 0)
+        return interval(self.random_fooled, self.random, confidence=0.90)[1]
+
+    def summary(self) -> dict[str, int | float]:
+        """Return the figures for `result.json`, where "fell" means "fooled"."""
+        counts = {name.replace("fooled", "fell"): count for name, count in asdict(self).items()}
+        return {**counts, "unseen": self.unseen, "missed_share_at_most": self.missed_share}
+
+
+def confidence_gap(probabilities: Tensor) -> Tensor:
+    """Return the largest minus the second-largest probability of each row."""
+    first, second = probabilities.topk(2).values.unbind(1)
+    return first - second
+
+
+def gap_statistics(correct: np.ndarray, gap: np.ndarray) -> GapStatistics:
+    """Return the accuracy and the mean and median gap; means are taken in the precision of `gap`."""
+    found: GapStatistics = {"accuracy": float(correct.mean())}
+    for name, which in (("right", correct), ("wrong", ~correct)):
+        values = gap[which]
+        found[f"{name}_mean"] = float(np.mean(values)) if len(values) else None
+        found[f"{name}_median"] = float(np.median(values)) if len(values) else None
+    return found
+
+
 def attack_title(attack: object) -> str:
-    """Return the name and the threat of a cascade or of any other attack: "fast at Linf 0.03137"; empty for None."""
+    """Return the name and the threat of any attack, for example "fast at Linf 0.03137"; empty for None."""
     if attack is None:
         return ""
     name = getattr(attack, "name", None) or getattr(attack, "__name__", type(attack).__name__)

@@ -1,4 +1,4 @@
-"""The folder of a run: a result, one row per image, a journal while the run is unfinished; and where it was made."""
+"""The folder of a run: a result, one row per image, a journal while the run is unfinished; facts about the machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
     """Make the folder of a run and check that it can be written to, before any work is done."""
     if not overwrite and (folder / RESULT).exists():
         raise FileExistsError(
-            f"expected a folder without a run, got {folder}, which holds one: choose another --out, or replace it "
-            "with --overwrite"
+            f"expected a folder without a run, got {folder}, which holds one: choose another --out, or replace it with "
+            "--overwrite"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # The old result must not be taken for that of the new, unfinished run.
+        # Nobody should take the old result for that of the new run while it is unfinished.
         (folder / RESULT).unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -38,7 +38,7 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
 
 
 def resumable_folder(folder: Path, overwrite: bool) -> Path:
-    """Return the folder of an unfinished run, which still has its journal, or make a new one."""
+    """Return the folder of an unfinished run, which still has its journal, or make the folder of a new run."""
     unfinished = (folder / JOURNAL / BINDING).is_file()
     return folder if unfinished and not overwrite else make_folder(folder, overwrite=overwrite)
 

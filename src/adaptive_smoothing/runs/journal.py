@@ -1,8 +1,8 @@
 """A journal of finished work, from which an interrupted run continues.
 
-Each entry is one file: a sha256 of its name, of the journal's binding and of its content, followed by compressed
-columns. An entry that does not match its checksum is ignored. The binding names what the entries belong to: model,
-data, settings, code.
+Each entry is one file: compressed columns after a sha256 of the entry's name, the journal's binding and the columns. An
+entry that does not match its checksum is ignored. The binding states what the entries belong to: model, data, settings
+and code.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ Columns = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Journal:
-    """Entries by name in a folder; without a folder nothing is kept. `overwrite` replaces those of a different run."""
+    """Named entries in a folder.
+
+    Args:
+        folder: None to keep nothing.
+        overwrite: replace the entries of a different run.
+    """
 
     folder: Path | None = None
     overwrite: bool = False
 
     def bind(self, facts: Mapping[str, Any]) -> None:
-        """Write what the entries belong to, or check that the folder's entries belong to the same."""
+        """Write what the entries belong to; if the folder has entries, check that they belong to the same run."""
         if self.folder is None:
             return
         path = self.folder / BINDING
@@ -54,7 +59,7 @@ class Journal:
             write_json(path, dict(facts))
 
     def read(self, name: str) -> Columns | None:
-        """Return the columns of an entry, or None if there is none."""
+        """Return the columns of an entry, or None if it is missing or damaged."""
         if self.folder is None or not (path := self.folder / f"{name}.entry").is_file():
             return None
         content = path.read_bytes()
@@ -65,6 +70,7 @@ class Journal:
             return dict(columns)
 
     def write(self, name: str, columns: Columns) -> None:
+        """Write an entry in one step: it is complete or missing, also after a crash."""
         if self.folder is None:
             return
         packed = io.BytesIO()
@@ -76,7 +82,7 @@ class Journal:
             os.fsync(file.fileno())
 
     def clear(self) -> None:
-        """Remove the entries of a run that is finished or begins again; files of other origin are kept."""
+        """Remove the entries of a run that is finished or begins again; other files are kept."""
         if self.folder is None or not self.folder.is_dir():
             return
         for path in [*self.folder.glob("*.entry"), *self.folder.glob("*.tmp"), self.folder / BINDING]:
@@ -91,7 +97,7 @@ class Journal:
 
 
 def _difference(path: Path, facts: Mapping[str, Any]) -> str:
-    """Return what the stored binding has instead, in words; empty if it is the same."""
+    """Return in words how the stored binding differs from the facts; empty if it does not."""
     try:
         theirs = read_json(path)
     except ValueError:
@@ -102,7 +108,10 @@ def _difference(path: Path, facts: Mapping[str, Any]) -> str:
 
 @contextmanager
 def journal_at(folder: str | Path | None, overwrite: bool, devices: Sequence[str]) -> Iterator[Journal]:
-    """Yield the journal in a folder; without one, an empty journal, or a temporary one for several devices."""
+    """Yield the journal in a folder.
+
+    Without a folder, nothing is kept; several devices share a temporary journal.
+    """
     if folder is None and len(devices) > 1:
         with tempfile.TemporaryDirectory() as temporary:
             yield Journal(Path(temporary))
@@ -112,11 +121,11 @@ def journal_at(folder: str | Path | None, overwrite: bool, devices: Sequence[str
 
 @contextmanager
 def room_for(folder: Path) -> Iterator[None]:
-    """Explain the error of a full disk."""
+    """Explain the error of a full disk, and raise any other error unchanged."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        kept = "finished parts of the run are kept; free some space and run the same command again"
-        raise OSError(error.errno, f"no space is left for {folder}: {kept}") from error
+        advice = "finished parts of the run are kept; free some space and run the same command again"
+        raise OSError(error.errno, f"no space is left for {folder}: {advice}") from error

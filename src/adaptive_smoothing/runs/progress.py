@@ -1,4 +1,4 @@
-"""Progress callbacks of long runs."""
+"""The progress of a long run, and the functions it is reported to."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """How much of a run is done.
 
     Args:
+        images: number of images of the run.
         finished: work done, in images; a shard in progress counts in part.
         seen: images that have a result, final or preliminary.
-        correct: how many of those are robust, or certified and correct.
+        correct: how many of these are robust, or certified and correct.
         stage: what is being done; empty for a shard that is finished or was read from the journal.
     """
 
@@ -25,10 +26,11 @@ class Progress:
 
     @property
     def accuracy(self) -> float | None:
+        """Share of the images seen that are correct; None before the first."""
         return self.correct / self.seen if self.seen else None
 
     def during(self, stage: str, share: float, images: int, correct: int) -> Progress:
-        """Return the progress when a share of the work on one more shard is done."""
+        """Return the progress when a share of the work on one more shard is done; see `ShardProgress`."""
         return Progress(self.images, self.finished + share * images, self.seen + images, self.correct + correct, stage)
 
 

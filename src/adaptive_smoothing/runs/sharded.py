@@ -1,6 +1,6 @@
 """Work on a data set shard by shard, in one process or several, with the same result after an interruption.
 
-Only one shard at a time is converted to floats on the device. The result of a shard does not depend on the others.
+The result of a shard does not depend on the others. One shard at a time is on the device, as floats.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from multiprocessing.queues import Queue
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,13 +26,14 @@ from adaptive_smoothing.version import code_version
 
 
 def check_size(name: str, size: int | None) -> None:
+    """Raise an error if the size of a batch or a shard is less than 1; None is the default for the device."""
     if size is not None and size < 1:
         raise ValueError(f"expected a {name} of at least 1, got {size}: leave it out for one that suits the device")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedRun(ABC):
-    """A model, data, a device and the journal of finished shards. Subclasses do a shard."""
+    """A model, data, a device, and the journal of finished shards. Subclasses process a shard."""
 
     # Images that are processed and journalled together, by type of device.
     SHARD: ClassVar[dict[str, int]] = {"cuda": 1000, "cpu": 32}
@@ -48,7 +50,7 @@ class ShardedRun(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Everything the result depends on, apart from model, data and code."""
+        """Everything that the result depends on, apart from the model, the data and the code."""
 
     @abstractmethod
     def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
@@ -63,21 +65,20 @@ class ShardedRun(ABC):
         if len(devices) > 1:
             _spread(self, devices, progress)
             progress = ignore_progress  # the processes have reported these shards already
-        parts = [part for _, part in self.shards(progress)]
+        parts = list(self.shards(progress))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if parts[0][name].ndim}
 
-    def shards(self, progress: RunProgress, *, every: int = 1, first: int = 0) -> Iterator[tuple[int, Columns]]:
-        """Yield the numbers and columns of the shards first, first + every, first + 2 every, ..."""
+    def shards(self, progress: RunProgress, *, every: int = 1, first: int = 0) -> Iterator[Columns]:
+        """Yield the columns of the shards first, first + every, first + 2 every, ..."""
         so_far = Progress(len(self.data), 0, 0, 0, "")
         for number, start in enumerate(range(0, len(self.data), self.images_per_shard)):
             if number % every != first:
                 continue
             rows = slice(start, start + self.images_per_shard)
-            report = lambda *now, so_far=so_far: progress(so_far.during(*now))  # noqa: E731
-            columns = self.shard(f"shard-{number:06}", rows, report)
+            columns = self.shard(f"shard-{number:06}", rows, lambda *now, so_far=so_far: progress(so_far.during(*now)))
             so_far = so_far.during("", 1.0, len(columns["label"]), self.count_correct(columns))
             progress(so_far)
-            yield number, columns
+            yield columns
 
     @property
     def images_per_shard(self) -> int:
@@ -86,11 +87,11 @@ class ShardedRun(ABC):
     def batch(self, rows: slice | np.ndarray) -> Batch:
         """Return some images as floats on the device."""
         data = self.data.take(rows)
-        return next(iter(batches(data, len(data), device=self.device)))
+        return next(batches(data, len(data), device=self.device))
 
     @cached_property
     def binding(self) -> dict[str, Any]:
-        """Everything the result depends on; cached, because hashing a large model takes a while."""
+        """Everything that the result depends on; cached, because hashing a large model takes a while."""
         return {
             "model": model_digest(self.model),
             "data": self.data.fingerprint(),
@@ -102,19 +103,34 @@ class ShardedRun(ABC):
 
 
 def _spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> None:
-    """Do shard k on device k modulo their count, for all k, and report the sum of the progress of all processes."""
+    """Process all shards, with one process per device, and report the sum of their progress.
+
+    Shard k is processed on device k modulo the number of devices. The results are in the journal.
+    """
     threads = max(1, torch.get_num_threads() // len(devices))
     # The size of the shards is fixed here, because its default differs between types of device.
     size = run.images_per_shard
     portable = replace(run, model=run.model.cpu(), data=run.data.to("cpu"), shard_size=size)
     reports = multiprocessing.get_context("spawn").Queue()
     arguments = (portable, list(devices), threads, reports)
-    context = multiprocessing.start_processes(_work, arguments, nprocs=len(devices), join=False, start_method="spawn")
+    try:
+        processes = multiprocessing.start_processes(
+            _work, arguments, nprocs=len(devices), join=False, start_method="spawn"
+        )
+        _wait(processes, reports, progress)
+    finally:
+        run.model.to(run.device)
+
+
+def _wait(
+    processes: multiprocessing.ProcessContext, reports: Queue[tuple[int, Progress]], progress: RunProgress
+) -> None:
+    """Wait for the processes, which report their rank and progress, and report the sum."""
     latest: dict[int, Progress] = {}
     sums, done = ("finished", "seen", "correct"), False
     try:
         while not done:
-            done = context.join(timeout=0.5)
+            done = processes.join(timeout=0.5)
             while not reports.empty():
                 rank, now = reports.get()
                 latest[rank] = now
@@ -124,16 +140,17 @@ def _spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> N
         raise RuntimeError(str(error).strip().splitlines()[-1]) from error
     except multiprocessing.ProcessExitedException as error:
         raise RuntimeError(
-            f"a process ended before its work was done ({error}): the same command continues from there"
+            f"expected every process to finish its shards, got one that ended early ({error}): run the same command "
+            "again to continue"
         ) from error
     finally:
-        # After Ctrl-C some may still be running, and Python would wait for them.
-        for process in context.processes:
+        # After Ctrl-C some processes may still be running, and Python would wait for them.
+        for process in processes.processes:
             process.terminate()
-        run.model.to(run.device)
 
 
-def _work(rank: int, run: ShardedRun, devices: list[str], threads: int, reports: Any) -> None:
+def _work(rank: int, run: ShardedRun, devices: list[str], threads: int, reports: Queue[tuple[int, Progress]]) -> None:
+    """Process the shards of one device, and put the progress into the queue."""
     device = torch.device(devices[rank])
     if device.type == "cpu":
         torch.set_num_threads(threads)

@@ -1,0 +1,122 @@
+"""`tradeoff`: accuracy as a function of a fixed alpha, clean and under three attacks (the paper's figure STD+ROB).
+
+STD and ROB attack g and h, and the result is transferred to the mixture; MIX attacks the mixture end to end. Apart from
+MIX, everything follows from the probabilities of g and h on three sets of images (clean, STD, ROB). They are computed
+once and mixed at every alpha. MIX at alpha 0 and 1 is the attack on g and on h. The curves are samples on a grid of
+alphas; `tuning.curves` has the exact clean accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.data.batches import Batch, batches
+from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
+from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
+from adaptive_smoothing.evaluation.verdict import confidence_gap
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.formula import mix_log_probabilities
+from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.runs.progress import ignore_progress
+
+# Called with the number of attacks on batches that were finished since the last call.
+CountCallback = Callable[[int], None]
+Pair = tuple[nn.Module, nn.Module]
+
+
+def tradeoff(
+    standard: nn.Module,
+    robust: nn.Module,
+    data: ImageData,
+    attack: PGD,
+    *,
+    alphas: Sequence[float] = ALPHAS,
+    mix_alphas: Sequence[float] = MIX_ALPHAS,
+    batch_size: int = 1000,
+    progress: CountCallback = ignore_progress,
+    keep_on_interrupt: bool = False,
+) -> Tradeoff:
+    """Measure the mixture of `standard` and `robust` at every alpha, clean and under the STD, ROB and MIX attacks.
+
+    Args:
+        alphas: the grid of the clean, STD and ROB curves; `mix_alphas` are added to it.
+        mix_alphas: where the mixture is attacked end to end.
+        progress: called with 1 after each attack on a batch; `attack_count` returns their number.
+        keep_on_interrupt: after Ctrl-C, return the trade-off of the batches that are finished, if there are any.
+    """
+    check_data(data)
+    alphas = sorted({*alphas, *mix_alphas})
+    if not 0 <= alphas[0] <= alphas[-1] <= 1:
+        raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")
+    threat = attack.threat
+    settings = {"data": data.name, "fingerprint": data.fingerprint(), "norm": threat.norm, "eps": threat.eps}
+    settings |= {name: getattr(attack, name) for name in ("steps", "random_start", "step_size")}
+    finished: list[dict[str, np.ndarray]] = []
+    try:
+        for batch in batches(data, batch_size, device=device_of(robust, data)):
+            measured = _measure((standard, robust), batch, attack, alphas, mix_alphas, progress)
+            finished.append({name: column.cpu().numpy() for name, column in measured.items()})
+    except KeyboardInterrupt:
+        if not keep_on_interrupt or not finished:
+            raise
+    rows = {name: np.concatenate([part[name] for part in finished], axis=-1) for name in finished[0]}
+    return Tradeoff(np.asarray(alphas, float), np.asarray(mix_alphas, float), rows, settings)
+
+
+def attack_count(images: int, batch_size: int, mix_alphas: Sequence[float]) -> int:
+    """Return the number of attacks on batches in a run: STD, ROB, and MIX at each alpha between 0 and 1."""
+    return -(-images // batch_size) * (2 + sum(alpha not in (0, 1) for alpha in mix_alphas))
+
+
+def _measure(
+    pair: Pair, batch: Batch, attack: PGD, alphas: Sequence[float], mix_alphas: Sequence[float], progress: CountCallback
+) -> dict[str, Tensor]:
+    """Return the columns of a `Tradeoff` for one batch."""
+    images, labels = batch.images, batch.labels
+    columns, views = {"index": batch.index, "label": labels}, {"clean": images}
+    for name, model in zip(("std", "rob"), pair, strict=True):
+        views[name] = attack(model, images, labels)
+        progress(1)
+    for name, view in views.items():
+        columns |= _transferred(name, pair, view, labels, alphas)
+    # At alpha 0 and 1 the mixture is g or h, which have been attacked end to end already.
+    known = {0: columns["clean_g"] & columns["std_g"], 1: columns["clean_h"] & columns["rob_h"]}
+    mix = []
+    for alpha in mix_alphas:
+        if alpha in known:
+            mix.append(known[int(alpha)])
+        else:
+            mix.append(_robust(MixedClassifier(*pair, alpha), images, labels, attack))
+            progress(1)
+    columns["mix"] = torch.stack(mix) if mix else labels.new_empty((0, len(labels)), dtype=torch.bool)
+    return columns
+
+
+def _transferred(name: str, pair: Pair, images: Tensor, labels: Tensor, alphas: Sequence[float]) -> dict[str, Tensor]:
+    """Return which images g, h and the mixture at every alpha classify correctly, and the confidence gaps of g and h.
+
+    Args:
+        name: beginning of the names of the columns: clean, std or rob.
+    """
+    g, h = (fp32_logits(model, images).log_softmax(1) for model in pair)
+    columns = {name: torch.stack([mix_log_probabilities(g, h, alpha).argmax(1) == labels for alpha in alphas])}
+    for letter, log_probabilities in (("g", g), ("h", h)):
+        columns[f"{name}_{letter}"] = log_probabilities.argmax(1) == labels
+        columns[f"{name}_{letter}_gap"] = confidence_gap(log_probabilities.exp())
+    return columns
+
+
+def _robust(mixed: MixedClassifier, images: Tensor, labels: Tensor, attack: PGD) -> Tensor:
+    """Return which images are classified correctly both before and after the attack."""
+    robust = fp32_logits(mixed, images).argmax(1) == labels
+    if robust.any():
+        # The attack may stop at images that are fooled, because it is not transferred to another model.
+        adversarial = replace(attack, stop_when_fooled=True)(mixed, images[robust], labels[robust])
+        robust[robust.clone()] = fp32_logits(mixed, adversarial).argmax(1) == labels[robust]
+    return robust
