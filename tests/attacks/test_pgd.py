@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,21 @@ def test_stopping_early_with_a_radius_per_image(linear):
     radius = torch.linspace(0, 0.05, 64)
     adversarial = PGD(Linf(radius), steps=10, stop_when_fooled=True)(linear, x, y)
     assert (Linf(0).distance(adversarial, x) <= radius + 1e-6).all()
+
+
+def test_stopping_early_with_a_step_size_per_image(linear):
+    """A step size of zero leaves its image in place, also after fooled images are dropped."""
+    x = images()
+    y = linear(x).argmax(1)
+    moves = torch.arange(64) % 3 > 0
+    attack = PGD(Linf(0.008), steps=10, step_size=torch.where(moves, 0.002, 0.0), stop_when_fooled=True)
+    which = torch.arange(7, 50)
+    with pytest.warns(MaskedGradientWarning):
+        adversarial, part = attack(linear, x, y), attack.take(which)(linear, x[which], y[which])
+    assert torch.equal((adversarial != x).flatten(1).any(1), moves)
+    fooled = linear(adversarial).argmax(1) != y
+    assert 5 < fooled.sum() < moves.sum()
+    torch.testing.assert_close(part, adversarial[which])
 
 
 def test_the_worst_iterate_is_kept():
@@ -207,6 +223,17 @@ def test_a_zero_gradient_gives_a_warning(linear):
         PGD(Linf(0.05), steps=3)(linear, x, y)
         PGD(Linf(0.0), steps=3)(linear, x, y)
     assert (linear(adversarial).argmax(1) != y).any()
+
+
+def test_a_model_without_a_gradient_gives_a_warning(linear):
+    class Detached(nn.Module):
+        def forward(self, x):
+            return linear(x.detach())
+
+    x = images()
+    with pytest.warns(MaskedGradientWarning, match="the gradient was zero for 64 of 64 images"):
+        adversarial = PGD(Linf(0.05), steps=3)(Detached().eval(), x, linear(x).argmax(1))
+    assert torch.equal(adversarial, x)
 
 
 def test_evaluate_gives_each_image_its_radius(linear):

@@ -44,7 +44,7 @@ class PGD:
 
     threat: Threat
     steps: int = 20
-    step_size: float | Tensor | None = None  # None: the paper's, STEP_FACTOR * eps / steps
+    step_size: float | Tensor | None = None  # one, or one per image; None: the paper's, STEP_FACTOR * eps / steps
     random_start: bool = False
     objective: Objective = cross_entropy
     stop_when_fooled: bool = False
@@ -83,8 +83,8 @@ class PGD:
         return self.threat.project(images + self.threat.random_delta(images, noise), images)
 
     def take(self, which: Tensor | slice) -> PGD:
-        """Return the attack for a selection of the images, with their radii."""
-        return replace(self, threat=self.threat.take(which))
+        """Return the attack for a selection of the images, with their radii and step sizes."""
+        return replace(self, threat=self.threat.take(which), step_size=_take(self.step_size, which))
 
 
 def ascend(
@@ -110,7 +110,8 @@ def ascend(
         ball = threat.take(active)
         loss, logits, gradient = loss_and_gradient(objective, model, iterate, labels[active])
         with torch.no_grad():
-            size = STEP_FACTOR / steps * ball.eps if step_size is None else step_size
+            size = _take(step_size, active)
+            size = STEP_FACTOR / steps * ball.eps if size is None else size
             following = pgd_step(ball, iterate, gradient, size, images[active])
             keep = None if observe is None else observe(active, iterate, loss, logits)
         if keep is not None:
@@ -122,6 +123,11 @@ def ascend(
         with torch.no_grad():
             observe(active, iterate, *objective(model, iterate, labels[active]))
     return iterate
+
+
+def _take(step_size: float | Tensor | None, which: Active) -> float | Tensor | None:
+    """Return the step sizes of a selection of the images; one step size for all images is returned unchanged."""
+    return step_size[which] if isinstance(step_size, Tensor) and step_size.dim() else step_size
 
 
 def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:
