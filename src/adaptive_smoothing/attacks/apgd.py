@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, cross_entropy
-from adaptive_smoothing.attacks.pgd import momentum_step
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, keep_worst, random_start
+from adaptive_smoothing.attacks.step_attack import (
+    Answer,
+    State,
+    StepAttack,
+    choose,
+    keep_worst,
+    momentum_step,
+    random_start,
+)
 from adaptive_smoothing.threat import Threat
 
 # Progress has stalled in a window if at most this share of its steps increased the loss.
@@ -53,16 +60,9 @@ class APGD(StepAttack):
 
     def query(self, state: State) -> Tensor:
         """Return the start at step 0, then a step with momentum."""
-        moved = momentum_step(
-            self.threat.with_eps(state["eps"]),
-            state["iterate"],
-            state["previous"],
-            state["gradient"],
-            state["step_size"],
-            state["clean"],
-            without_momentum=state["step"] == 1,
-        )
-        return choose(state["step"] == 0, state["iterate"], moved)
+        iterate, first = state["iterate"], state["step"] == 1
+        moved = momentum_step(self.threat, state, iterate, state["gradient"], state["step_size"], first)
+        return choose(state["step"] == 0, iterate, moved)
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         _, loss, gradient = answer

@@ -75,10 +75,6 @@ class Stage:
     precise: bool = False  # attack in full precision, and only images that survive by less than the rounding error
 
     @property
-    def title(self) -> str:
-        return stage_title(self.key)
-
-    @property
     def widest_margin(self) -> bool:
         return isinstance(self.attack, StepAttack) and self.attack.widest_margin
 

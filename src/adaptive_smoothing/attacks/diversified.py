@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import LossLogits, Model, Objective, margin
-from adaptive_smoothing.attacks.pgd import momentum_step
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst, random_start
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst, momentum_step, random_start
 from adaptive_smoothing.noise import fold, uniform
 from adaptive_smoothing.threat import Threat
 
@@ -57,15 +56,8 @@ class DiversifiedPGD(StepAttack):
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None
-        following = momentum_step(
-            self.threat.with_eps(state["eps"]),
-            images,
-            state["previous"],
-            answer.gradient,
-            self._step_size(state["step"]) * state["eps"],
-            state["clean"],
-            without_momentum=state["step"] <= self.diversify,
-        )
+        size, first = self._step_size(state["step"]) * state["eps"], state["step"] <= self.diversify
+        following = momentum_step(self.threat, state, images, answer.gradient, size, first)
         return keep_worst(state, images, answer.logits) | {"iterate": following, "previous": images}
 
     def _step_size(self, step: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Projected gradient descent (Madry et al. 2018), for any norm and any objective.
 
-`PGD` is the attack. `ascend` is its loop, which the local Lipschitz estimate uses as well. `pgd_step` and
-`momentum_step` are the steps of every PGD variant in the package.
+`PGD` is the attack. `ascend` is its loop, which the local Lipschitz estimate uses as well. `pgd_step` is the step of
+every PGD variant in the package.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from adaptive_smoothing.threat import Threat, column, per_image
 SAFE_MARGIN = 0.01
 # The paper's step size in units of eps / steps: 20 steps of 0.0027 at eps = 8/255.
 STEP_FACTOR = 0.0027 * 20 / (8 / 255)
-# Share of the last move in a step with momentum (Croce and Hein 2020).
-MOMENTUM = 0.25
 
 # Which images of a batch are still attacked: their positions, or a slice for all of them.
 Active = Tensor | slice
@@ -72,19 +70,20 @@ class PGD:
         observe: Observer | None = None,
     ) -> Tensor:
         """Return the last iterates, for adversarial training: nothing is checked, nothing waits for the device."""
-        start = self.start(images, noise)
+        start = self._start(images, noise)
         return ascend(self.objective, model, images, labels, self.threat, self.steps, start, self.step_size, observe)
 
-    def start(self, images: Tensor, noise: torch.Generator | None = None) -> Tensor:
+    def take(self, which: Tensor | slice) -> PGD:
+        """Return the attack for a selection of the images, with their radii and step sizes."""
+        step_size = None if self.step_size is None else _take(self.step_size, which)
+        return replace(self, threat=self.threat.take(which), step_size=step_size)
+
+    def _start(self, images: Tensor, noise: torch.Generator | None = None) -> Tensor:
         """Return the first iterates: the images, or random points of their balls."""
         if not self.random_start:
             return images
         noise = noise or generator(self.seed, "pgd start", device=images.device)
         return self.threat.project(images + self.threat.random_delta(images, noise), images)
-
-    def take(self, which: Tensor | slice) -> PGD:
-        """Return the attack for a selection of the images, with their radii and step sizes."""
-        return replace(self, threat=self.threat.take(which), step_size=_take(self.step_size, which))
 
 
 def ascend(
@@ -104,15 +103,14 @@ def ascend(
         step_size: by default the paper's, STEP_FACTOR * eps / steps.
         observe: is called with every iterate, from `start` to the last one, and can drop images.
     """
+    step_size = STEP_FACTOR / steps * threat.eps if step_size is None else step_size
     active: Active = slice(None)
     iterate = start.detach()
     for _ in range(steps):
-        ball = threat.take(active)
         loss, logits, gradient = loss_and_gradient(objective, model, iterate, labels[active])
         with torch.no_grad():
             size = _take(step_size, active)
-            size = STEP_FACTOR / steps * ball.eps if size is None else size
-            following = pgd_step(ball, iterate, gradient, size, images[active])
+            following = pgd_step(threat.take(active), iterate, gradient, size, images[active])
             keep = None if observe is None else observe(active, iterate, loss, logits)
         if keep is not None:
             active, following = torch.arange(len(images), device=images.device)[active][keep], following[keep]
@@ -125,7 +123,7 @@ def ascend(
     return iterate
 
 
-def _take(step_size: float | Tensor | None, which: Active) -> float | Tensor | None:
+def _take(step_size: float | Tensor, which: Active) -> float | Tensor:
     """Return the step sizes of a selection of the images; one step size for all images is returned unchanged."""
     return step_size[which] if isinstance(step_size, Tensor) and step_size.dim() else step_size
 
@@ -133,21 +131,6 @@ def _take(step_size: float | Tensor | None, which: Active) -> float | Tensor | N
 def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:
     """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box."""
     return threat.project(iterate + per_image(step_size, iterate) * threat.steepest(gradient), clean)
-
-
-def momentum_step(
-    threat: Threat,
-    iterate: Tensor,
-    previous: Tensor,
-    gradient: Tensor,
-    step_size: Tensor,
-    clean: Tensor,
-    without_momentum: Tensor,
-) -> Tensor:
-    """Return the next iterate of PGD with momentum; `without_momentum` marks the images that have no last move yet."""
-    ahead = pgd_step(threat, iterate, gradient, step_size, clean)
-    momentum = column(torch.where(without_momentum, 0.0, MOMENTUM), iterate)
-    return threat.project(iterate + (1 - momentum) * (ahead - iterate) + momentum * (iterate - previous), clean)
 
 
 class MaskedGradientWarning(UserWarning):

@@ -16,16 +16,6 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.views import (
-    AtAlpha,
-    Base,
-    GrayBox,
-    Predicate,
-    SmoothedSurrogate,
-    View,
-    WithoutTransforms,
-    lacks,
-)
 from adaptive_smoothing.threat import Threat
 
 # The number of most likely wrong classes that a targeted attack tries, as in the reference.
@@ -68,15 +58,15 @@ def fast_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     flip, worst_case = diverse(objectives.flip_standard, 4), diverse(objectives.worst_case_standard, 4)
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, objective=objectives.margin, seed=seed)),
-        Stage("diverse-pgd", diverse(objectives.targeted_margin), needs=lacks(views.mixes_probabilities)),
+        Stage("diverse-pgd", diverse(objectives.targeted_margin), needs=views.lacks(views.mixes_probabilities)),
         Stage("turning-pgd", flip, needs=views.has_differentiable_standard),
         Stage("hostile-pgd", worst_case, needs=views.learns_alpha),
-        Stage("smooth-hostile-pgd", worst_case, SmoothedSurrogate(), views.has_hardmax_or_learned_alpha),
-        Stage("plain-turning-pgd", flip, WithoutTransforms(), views.has_transformed_robust),
-        Stage("plain-hostile-pgd", worst_case, WithoutTransforms(), views.learns_alpha_with_transformed_robust),
+        Stage("smooth-hostile-pgd", worst_case, views.SmoothedSurrogate(), views.has_hardmax_or_learned_alpha),
+        Stage("plain-turning-pgd", flip, views.WithoutTransforms(), views.has_transformed_robust),
+        Stage("plain-hostile-pgd", worst_case, views.WithoutTransforms(), views.learns_alpha_with_transformed_robust),
         Stage("diverse-pgd-p", diverse(objectives.targeted_probability), needs=views.mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, objective=objectives.targeted_dlr, target_classes=2, seed=seed)),
-        Stage("fab-short", short_fab, needs=lacks(views.has_differentiable_standard)),
+        Stage("fab-short", short_fab, needs=views.lacks(views.has_differentiable_standard)),
         full_precision_stage(threat, seed, steps=50),
     )
     return Cascade("fast", threat, stages, audit=fab_and_square(threat, seed))
@@ -93,7 +83,7 @@ def adaptive_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     flip_margin = targeted_apgd(threat, objective=objectives.flip_standard_margin, seed=seed)
     worst_case = targeted_apgd(threat, objective=objectives.worst_case_standard, seed=seed)
     lower_alpha = lower_alpha_stages(threat, PAPER_WEIGHT, seed)
-    smooth, plain = SmoothedSurrogate(), WithoutTransforms()
+    smooth, plain = views.SmoothedSurrogate(), views.WithoutTransforms()
     learned_and_transformed = views.learns_alpha_with_transformed_robust
     stages = (
         ce,
@@ -107,11 +97,11 @@ def adaptive_attack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("smooth-hostile-t", worst_case, smooth, views.has_hardmax_or_learned_alpha),
         Stage("plain-turning-t", flip, plain, views.has_transformed_robust),
         Stage("plain-hostile-t", worst_case, plain, learned_and_transformed),
-        Stage("plain-h-t", flip_margin, WithoutTransforms(alpha=1.0), views.has_transformed_robust),
+        Stage("plain-h-t", flip_margin, views.WithoutTransforms(alpha=1.0), views.has_transformed_robust),
         *(Stage(f"plain-{stage.key}", stage.attack, plain, learned_and_transformed) for stage in lower_alpha),
         *(Stage(f"smooth-{stage.key}", stage.attack, smooth, views.learns_alpha) for stage in lower_alpha),
-        Stage("gray-ce", ce.attack, GrayBox(), views.learns_alpha),
-        Stage("gray-t", targeted.attack, GrayBox(), views.learns_alpha),
+        Stage("gray-ce", ce.attack, views.GrayBox(), views.learns_alpha),
+        Stage("gray-t", targeted.attack, views.GrayBox(), views.learns_alpha),
         fab,
         square,
         *transfer_stages(threat, seed),
@@ -130,12 +120,12 @@ def margin_attack(threat: Threat, *, seed: int = 0) -> Cascade:
 def adaptive_auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     """Return the paper's setting D: AutoAttack whose APGD attacks also lower alpha, if alpha is learned."""
     ce, targeted, *others = auto_attack(threat, seed=seed).stages
-    without_alpha = (replace(stage, needs=lacks(views.learns_alpha)) for stage in (ce, targeted))
+    without_alpha = (replace(stage, needs=views.lacks(views.learns_alpha)) for stage in (ce, targeted))
     return Cascade("D", threat, (*lower_alpha_stages(threat, PAPER_WEIGHT, seed), *without_alpha, *others))
 
 
 def pgd_20(
-    name: str, threat: Threat, *, seed: int = 0, source: View | None = None, needs: Predicate | None = None
+    name: str, threat: Threat, *, seed: int = 0, source: views.View | None = None, needs: views.Predicate | None = None
 ) -> Cascade:
     """Return PGD-20 with the paper's step size, on the model or on a view of it. Nothing is random, whatever `seed`."""
     return Cascade(name, threat, (Stage("pgd-20", PGD(threat, steps=20), source, needs),))
@@ -167,10 +157,10 @@ def transfer_stages(threat: Threat, seed: int) -> tuple[Stage, ...]:
     untargeted = APGD(threat, objective=objectives.cross_entropy, seed=seed)
     targeted = APGD(threat, objective=objectives.targeted_margin, target_classes=3, seed=seed)
     return (
-        Stage("transfer-g", untargeted, Base("standard"), views.is_mixture),
-        Stage("transfer-h", targeted, Base("robust"), views.is_mixture),
+        Stage("transfer-g", untargeted, views.Base("standard"), views.is_mixture),
+        Stage("transfer-h", targeted, views.Base("robust"), views.is_mixture),
         *(
-            Stage(f"transfer-alpha-{alpha:g}", targeted, AtAlpha(alpha), views.mixes_probabilities)
+            Stage(f"transfer-alpha-{alpha:g}", targeted, views.AtAlpha(alpha), views.mixes_probabilities)
             for alpha in OTHER_ALPHAS
         ),
     )
@@ -181,12 +171,12 @@ PRESETS: dict[str, Callable[..., Cascade]] = {
     "standard": auto_attack,
     "adaptive": adaptive_attack,
     "margin": margin_attack,
-    "A": partial(pgd_20, "A", source=GrayBox()),
+    "A": partial(pgd_20, "A", source=views.GrayBox()),
     "B": partial(pgd_20, "B"),
     "C": auto_attack,
     "D": adaptive_auto_attack,
-    "STD": partial(pgd_20, "STD", source=Base("standard"), needs=views.is_mixture),
-    "ROB": partial(pgd_20, "ROB", source=Base("robust"), needs=views.is_mixture),
+    "STD": partial(pgd_20, "STD", source=views.Base("standard"), needs=views.is_mixture),
+    "ROB": partial(pgd_20, "ROB", source=views.Base("robust"), needs=views.is_mixture),
     "MIX": partial(pgd_20, "MIX"),
 }
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, logit_margin
+from adaptive_smoothing.attacks.pgd import pgd_step
 from adaptive_smoothing.noise import uniform
 from adaptive_smoothing.threat import Threat, column
 
@@ -35,6 +36,8 @@ State = dict[str, Tensor]
 
 # Steps between two checks by the host. A check stops the device; without one, finished jobs keep their rows.
 CHECK_INTERVALS = range(5, 9)
+# Share of the last move in a step with momentum (Croce and Hein 2020).
+MOMENTUM = 0.25
 
 
 class Answer(NamedTuple):
@@ -104,6 +107,17 @@ def random_start(threat: Threat, state: State) -> Tensor:
     clean, threat = state["clean"], threat.with_eps(state["eps"])
     noise = uniform(state["key"], clean[0].numel()).view_as(clean)
     return threat.project(clean + threat.surface_delta(noise), clean)
+
+
+def momentum_step(
+    threat: Threat, state: State, iterate: Tensor, gradient: Tensor, step_size: Tensor, without_momentum: Tensor
+) -> Tensor:
+    """Return the next iterate of PGD with momentum; the mask `without_momentum` switches it off job by job."""
+    clean, threat = state["clean"], threat.with_eps(state["eps"])
+    ahead = pgd_step(threat, iterate, gradient, step_size, clean)
+    momentum = column(torch.where(without_momentum, 0.0, MOMENTUM), iterate)
+    moved = iterate + (1 - momentum) * (ahead - iterate) + momentum * (iterate - state["previous"])
+    return threat.project(moved, clean)
 
 
 def keep_worst(state: State, images: Tensor, logits: Tensor, inside: Tensor | None = None) -> State:

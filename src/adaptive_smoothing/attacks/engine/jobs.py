@@ -178,12 +178,7 @@ class Jobs:
         state["threshold"][which] = computed.clamp_min(0)
         self.engine.passes.add(len(rows), gradient=False)
         attempt, image = np.divmod(job[rows], self.image_count)
-        # On each image the earliest success counts, or the one with the widest margin.
-        rank, best = attempt, self.success
-        if self.attack.widest_margin:
-            rank, best = -margin.cpu().numpy(), -outcome.margin.where(outcome.fooled, -torch.inf).cpu().numpy()
-        new = _first_of_each_image(np.flatnonzero((margin > 0).cpu().numpy()), rank, image)
-        new = new[rank[new] < best[image[new]]]
+        new = self._counted(margin, attempt, image)
         self.success[image[new]] = attempt[new]
         if not self.attack.widest_margin:
             steps = np.minimum(step[rows[new]], self.attack.evaluations)
@@ -191,6 +186,15 @@ class Jobs:
         at, chosen = self._on_device(image[new]), self._on_device(new)
         outcome.fooled[at] = True
         outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[chosen], margin[chosen], logits[chosen]
+
+    def _counted(self, margin: Tensor, attempt: np.ndarray, image: np.ndarray) -> np.ndarray:
+        """Return which successes count: on each image the earliest attempt, or the one with the widest margin."""
+        rank, best = attempt, self.success
+        if self.attack.widest_margin:
+            fooled_margin = self.outcome.margin.where(self.outcome.fooled, -torch.inf)
+            rank, best = -margin.cpu().numpy(), -fooled_margin.cpu().numpy()
+        new = _first_of_each_image(np.flatnonzero((margin > 0).cpu().numpy()), rank, image)
+        return new[rank[new] < best[image[new]]]
 
     def _keep_closest(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
         """Keep the widest margin of the finished jobs of images that are not fooled."""
