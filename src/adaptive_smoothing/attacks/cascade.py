@@ -76,6 +76,7 @@ class Stage:
 
     @property
     def widest_margin(self) -> bool:
+        """Whether the attack also runs on fooled images, to find their widest margin."""
         return isinstance(self.attack, StepAttack) and self.attack.widest_margin
 
     @property
@@ -131,9 +132,9 @@ class Cascade:
 
 @dataclass
 class CascadeState:
-    """The result so far for each image; the other fields are those of an `AttackOutcome`."""
+    """The result so far for each image: the stage that fooled it, and fields of `AttackOutcome`."""
 
-    fooled_by: Tensor  # the number of the stage; -1: none
+    fooled_by: Tensor  # the number of a stage; -1: none
     worst: Tensor
     margin: Tensor
     logits: Tensor
@@ -192,7 +193,7 @@ def run_stage(
             engine, stage.key, attack, part, source=stage.source, precise=stage.precise, progress=report
         )
     else:
-        outcome = engine.retry(part, stage.source, lambda view: run_plain_attack(engine, attack, part, view))
+        outcome = engine.run_with_retries(part, stage.source, lambda view: run_plain_attack(engine, attack, part, view))
     state.add(number, which, outcome)
 
 

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class StepAttack(ABC):
-    """An attack that the engine can run. Only `update` has no default."""
+    """An attack that the engine can run. A subclass defines `update`, and either `query` or an `iterate` in `begin`."""
 
     threat: Threat
     seed: int

@@ -1,7 +1,7 @@
-"""Views: models that an attack takes gradients from instead of the model itself; and predicates on models.
+"""Views of a mixed classifier, from which attacks take gradients, and predicates on models.
 
-A view is made by a function of the model, such as `GrayBox()`. Successes are confirmed on the model itself. A predicate
-says whether an attack applies to a model.
+A view is made by a function of the model, such as `GrayBox()`. Successes are confirmed on the model itself. Predicates
+decide which attacks apply to a model.
 """
 
 from __future__ import annotations

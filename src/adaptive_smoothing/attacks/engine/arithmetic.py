@@ -54,6 +54,7 @@ class Arithmetic:
         return (found - logits).abs().amax(1)
 
 
+# DEFAULT_FLOAT32 uses torch's present setting of float32, which is full precision on a CPU.
 FULL_PRECISION = Arithmetic("full precision", float32="ieee", tolerance=2.0**-16)
 DEFAULT_FLOAT32 = Arithmetic("float32", tolerance=2.0**-16)
 TF32 = Arithmetic("TF32", float32="tf32")

@@ -80,7 +80,7 @@ class Engine:
                 warnings.warn(message, stacklevel=5)
         return self._arithmetic
 
-    def retry(
+    def run_with_retries(
         self, inputs: AttackInput, source: View | None, work: Callable[[nn.Module | None], AttackOutcome]
     ) -> AttackOutcome:
         """Return work(view of the model); repeat it with smaller batches if memory runs out.

@@ -69,7 +69,7 @@ class JobBatch:
             self.state[name][rows] = value
 
     def advance(self, steps: int) -> None:
-        """Make some steps."""
+        """Make `steps` steps of all jobs."""
         if self.recordable and self.graph is None:
             self._record()
         for _ in range(steps):

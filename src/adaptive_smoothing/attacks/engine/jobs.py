@@ -51,7 +51,7 @@ def run_attack(
             warnings.warn(f"the gradient overflows in {arithmetic.name}; {key} uses float32", stacklevel=4)
             return Jobs(engine, key, attack, inputs, view, FULL_PRECISION, progress).run()
 
-    return engine.retry(inputs, source, work)
+    return engine.run_with_retries(inputs, source, work)
 
 
 @dataclass
