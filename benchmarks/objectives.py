@@ -39,7 +39,7 @@ from adaptive_smoothing.attacks.views import (
     SmoothedSurrogate,
     WithoutTransforms,
     has_transformed_robust,
-    lacks_learned_alpha,
+    lacks,
     learns_alpha,
 )
 from adaptive_smoothing.data import datasets
@@ -115,7 +115,7 @@ def attacks(threat: Threat) -> dict[str, Stage]:
         "APGD-T, targeted probability": targeted(targeted_probability),
         "APGD-T, flip g": targeted(flip_standard),
         f"APGD-T, flip g, {RESTARTS} restarts": targeted(
-            flip_standard, needs=lacks_learned_alpha, restarts=RESTARTS, seed=1
+            flip_standard, needs=lacks(learns_alpha), restarts=RESTARTS, seed=1
         ),
         worst_case: targeted(worst_case_standard, needs=learns_alpha),
         f"{worst_case}, smoothed alpha": targeted(worst_case_standard, SmoothedSurrogate(), learns_alpha),

@@ -8,7 +8,7 @@ from torch import nn
 from toys import CPU, Planes, make_images, make_input, mixed
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, Stage, run_stage
+from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, Stage, run_stage, stage_title
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.objectives import cross_entropy, logit_margin, targeted_margin
@@ -192,9 +192,9 @@ def test_the_audit_takes_an_eighth_of_few_survivors_and_64_of_many():
     assert cascade.audit_sizes(0) == (0, 0)
 
 
-def test_a_stage_has_a_title():
+def test_stages_have_titles_and_an_unknown_key_is_its_own_title():
     keys = ("apgd-ce", "smooth-hostile-t", "plain-apgd-t-alpha-0.5", "transfer-alpha-0.9", "mine")
-    assert [Stage(key, PGD(LINF)).title for key in keys] == [
+    assert [stage_title(key) for key in keys] == [
         "APGD, cross-entropy",
         "APGD, worst-case g (smoothed surrogate)",
         "APGD, targeted DLR, lower alpha, weight 0.5 (without transforms)",

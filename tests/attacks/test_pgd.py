@@ -1,58 +1,49 @@
+"""PGD on linear models, whose optimal perturbation is known; its options, its errors and its warnings."""
+
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from toys import Planes, make_images
 
-from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, kl_divergence, logit_margin, margin
-from adaptive_smoothing.attacks.pgd import PGD, STEP_FACTOR, MaskedGradientWarning, ascend, pgd_step
+from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, logit_margin, margin
+from adaptive_smoothing.attacks.pgd import PGD, MaskedGradientWarning, ascend, pgd_step
 from adaptive_smoothing.data.conversion import from_tensors
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.threat import L2, Linf
 
 
-class Linear(nn.Module):
-    """Two classes, logits (-s, s) / 2 with s = w . x + b: its optimal perturbation is known."""
-
-    def __init__(self, weight, bias):
-        super().__init__()
-        self.weight, self.bias = weight, bias
-
-    def forward(self, images):
-        score = images.flatten(1) @ self.weight + self.bias
-        return torch.stack([-score, score], 1) / 2
-
-
 @pytest.fixture
 def linear():
-    weight = torch.randn(48, generator=torch.Generator().manual_seed(0))
-    return Linear(weight, -weight.sum() / 2).eval()
+    """Return a model whose optimal perturbation is known."""
+    return Planes(classes=2)
 
 
-def images(count=64):
-    return 0.4 + 0.2 * torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+def labelled(model):
+    """Return 64 images and the classes that the model predicts."""
+    images = make_images()
+    return images, model(images).argmax(1)
 
 
 @pytest.mark.parametrize("threat", [Linf(0.05), L2(0.1), Linf(torch.linspace(0.01, 0.05, 64))])
 @pytest.mark.parametrize("objective", [cross_entropy, margin])
 @pytest.mark.parametrize("random_start", [False, True])
 def test_pgd_reaches_the_optimum_of_a_linear_model(linear, threat, objective, random_start):
-    x = images()
-    y = linear(x).argmax(1)
+    x, y = labelled(linear)
     # The optimum can be farther from a random start than the default steps reach.
-    step = torch.as_tensor(threat.eps).max().item() / 5 if random_start else None
+    step = torch.as_tensor(threat.eps).max().item() / 4 if random_start else None
     attack = PGD(threat, steps=20, step_size=step, objective=objective, random_start=random_start)
     adversarial = attack(linear, x, y)
     gain = (logit_margin(linear(adversarial), y) - logit_margin(linear(x), y)).double()
-    best = torch.as_tensor(threat.eps) * threat.dual_norm(linear.weight[None])
+    best = torch.as_tensor(threat.eps) * threat.dual_norm(linear.weight[:1] - linear.weight[1:])
     assert torch.allclose(gain, best.double().expand(64), rtol=2e-3)
     assert (threat.distance(adversarial, x) <= torch.as_tensor(threat.eps) + 1e-6).all()
 
 
 def test_stopping_early_fools_the_same_images(linear):
-    x = images()
-    y = linear(x).argmax(1)
+    x, y = labelled(linear)
     full, early = (PGD(Linf(0.02), steps=10, stop_when_fooled=flag)(linear, x, y) for flag in (False, True))
     robust = [linear(adversarial).argmax(1) == y for adversarial in (full, early)]
     assert torch.equal(*robust)
@@ -60,11 +51,24 @@ def test_stopping_early_fools_the_same_images(linear):
 
 
 def test_stopping_early_with_a_radius_per_image(linear):
-    x = images()
-    y = linear(x).argmax(1)
+    x, y = labelled(linear)
     radius = torch.linspace(0, 0.05, 64)
     adversarial = PGD(Linf(radius), steps=10, stop_when_fooled=True)(linear, x, y)
     assert (Linf(0).distance(adversarial, x) <= radius + 1e-6).all()
+
+
+def test_stopping_early_with_a_step_size_per_image(linear):
+    """A step size of zero leaves its image in place, also after fooled images are dropped."""
+    x, y = labelled(linear)
+    moves = torch.arange(64) % 3 > 0
+    attack = PGD(Linf(0.008), steps=10, step_size=torch.where(moves, 0.002, 0.0), stop_when_fooled=True)
+    which = torch.arange(7, 50)
+    with pytest.warns(MaskedGradientWarning):
+        adversarial, part = attack(linear, x, y), attack.take(which)(linear, x[which], y[which])
+    assert torch.equal((adversarial != x).flatten(1).any(1), moves)
+    fooled = linear(adversarial).argmax(1) != y
+    assert 5 < fooled.sum() < moves.sum()
+    torch.testing.assert_close(part, adversarial[which])
 
 
 def test_the_worst_iterate_is_kept():
@@ -84,20 +88,23 @@ def test_the_worst_iterate_is_kept():
     assert (model(last).argmax(1) == 0).all()
 
 
-def test_the_default_step_size_is_that_of_the_paper():
-    assert pytest.approx(0.0027) == STEP_FACTOR / 20 * 8 / 255
+def test_the_default_step_size_is_that_of_the_paper(linear):
+    iterates = []
+    observe = lambda active, iterate, loss, logits: iterates.append(iterate)  # noqa: E731
+    PGD(Linf(8 / 255), steps=20).last_iterate(linear, *labelled(linear), observe=observe)
+    assert len(iterates) == 21
+    moved = (iterates[1] - iterates[0]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.0027), rtol=0, atol=1e-6)
 
 
 def test_the_same_seed_gives_the_same_images(linear):
-    x = images()
-    y = linear(x).argmax(1)
+    x, y = labelled(linear)
     one, two, other = (PGD(Linf(0.05), steps=1, random_start=True, seed=s)(linear, x, y) for s in (0, 0, 1))
     assert torch.equal(one, two) and not torch.equal(one, other)
 
 
 def test_pgd_works_inside_no_grad_and_leaves_no_gradients(linear):
-    linear.weight = nn.Parameter(linear.weight)
-    x = images()
+    x = make_images()
     with torch.no_grad():
         adversarial = PGD(Linf(0.05), steps=2)(linear, x, linear(x).argmax(1))
     assert not adversarial.requires_grad and linear.weight.grad is None
@@ -111,20 +118,36 @@ def test_zero_steps_are_an_error():
 def test_a_model_in_train_mode_is_an_error():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 2)).train()
     with pytest.raises(ValueError, match="eval"):
-        PGD(Linf(0.1))(model, images(), torch.zeros(64, dtype=torch.long))
+        PGD(Linf(0.1))(model, make_images(), torch.zeros(64, dtype=torch.long))
 
 
 def test_images_outside_the_box_are_an_error(linear):
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
-        PGD(Linf(0.1))(linear, images() * 3, torch.zeros(64, dtype=torch.long))
+        PGD(Linf(0.1))(linear, make_images() * 3, torch.zeros(64, dtype=torch.long))
 
 
-def test_kl_is_zero_at_the_reference_and_matches_the_formula_elsewhere():
-    p, q = torch.tensor([[0.8, 0.2]]), torch.tensor([[0.5, 0.5]])
-    expected = (p * (p / q).log()).sum()
-    assert kl_divergence(p.log() + 3, q.log()).item() == pytest.approx(expected.item())
-    loss, _ = KLDivergence(p.log())(lambda x: p.log(), torch.zeros(1), torch.zeros(1))
-    assert loss.item() == pytest.approx(0, abs=1e-7)
+def test_the_step_is_steepest_ascent_followed_by_a_projection():
+    """Along the first pixel the ball binds, along the second the box, along the third neither."""
+    clean = torch.tensor([0.5, 0.95, 0.5]).view(1, 3, 1, 1).repeat(2, 1, 1, 1)
+    iterate, gradient = clean + torch.tensor([0.08, 0.0, -0.05]).view(1, 3, 1, 1), torch.tensor([2.0, 1.0, 0.5])
+    found = pgd_step(Linf(0.1), iterate, gradient.view(1, 3, 1, 1).repeat(2, 1, 1, 1), torch.tensor([0.07, 0.0]), clean)
+    assert found[0].flatten().tolist() == pytest.approx([0.6, 1.0, 0.52])
+    torch.testing.assert_close(found[1], iterate[1])
+
+
+def test_ascend_observes_every_iterate_and_drops_images(linear):
+    x, seen = make_images(4), []
+    y = linear(x).argmax(1)
+
+    def observe(active, iterate, loss, logits):
+        seen.append((active, len(iterate)))
+        torch.testing.assert_close(logits, linear(iterate))
+        return torch.arange(len(iterate)) > 0
+
+    last = ascend(margin, linear, x, y, Linf(0.05), steps=3, start=x, observe=observe)
+    assert seen[0] == (slice(None), 4) and [part.tolist() for part, _ in seen[1:]] == [[1, 2, 3], [2, 3], [3]]
+    expected = PGD(Linf(0.05), steps=3, objective=margin).last_iterate(linear, x, y, torch.Generator())
+    assert torch.equal(last, expected[3:])
 
 
 class NotANumber(nn.Module):
@@ -143,35 +166,11 @@ class NotANumber(nn.Module):
         return self.linear(x) + nan
 
 
-def test_the_step_is_steepest_ascent_followed_by_a_projection():
-    """Along the first pixel the ball binds, along the second the box, along the third neither."""
-    clean = torch.tensor([0.5, 0.95, 0.5]).view(1, 3, 1, 1).repeat(2, 1, 1, 1)
-    iterate, gradient = clean + torch.tensor([0.08, 0.0, -0.05]).view(1, 3, 1, 1), torch.tensor([2.0, 1.0, 0.5])
-    found = pgd_step(Linf(0.1), iterate, gradient.view(1, 3, 1, 1).repeat(2, 1, 1, 1), torch.tensor([0.07, 0.0]), clean)
-    assert found[0].flatten().tolist() == pytest.approx([0.6, 1.0, 0.52])
-    torch.testing.assert_close(found[1], iterate[1])
-
-
-def test_ascend_observes_every_iterate_and_drops_images(linear):
-    x, seen = images(4), []
-    y = linear(x).argmax(1)
-
-    def observe(active, iterate, loss, logits):
-        seen.append((active, len(iterate)))
-        torch.testing.assert_close(logits, linear(iterate))
-        return torch.arange(len(iterate)) > 0
-
-    last = ascend(margin, linear, x, y, Linf(0.05), steps=3, start=x, observe=observe)
-    assert seen[0] == (slice(None), 4) and [part.tolist() for part, _ in seen[1:]] == [[1, 2, 3], [2, 3], [3]]
-    expected = PGD(Linf(0.05), steps=3, objective=margin).last_iterate(linear, x, y, torch.Generator())
-    assert torch.equal(last, expected[3:])
-
-
 @pytest.mark.parametrize("where", ["logits", "gradient"])
 @pytest.mark.parametrize("threat", [Linf(0.05), L2(1.0)])
 @pytest.mark.parametrize("stop", [False, True])
 def test_nan_never_counts_as_robust(linear, where, threat, stop):
-    x = (images() * 255).round() / 255
+    x = (make_images() * 255).round() / 255
     y = linear(x).argmax(1)
     data = from_tensors((x * 255).round().to(torch.uint8), y)
     attack = PGD(threat, steps=3, stop_when_fooled=stop)
@@ -180,8 +179,7 @@ def test_nan_never_counts_as_robust(linear, where, threat, stop):
 
 
 def test_the_kl_objective_needs_all_images_of_its_reference(linear):
-    x = images()
-    y = linear(x).argmax(1)
+    x, y = labelled(linear)
     attack = PGD(Linf(0.05), steps=5, objective=KLDivergence(linear(x)), stop_when_fooled=True, random_start=True)
     with pytest.raises(ValueError, match="stop_when_fooled off"):
         attack(linear, x, y)
@@ -197,8 +195,7 @@ def test_a_zero_gradient_gives_a_warning(linear):
         def forward(self, x):
             return 1e4 * linear(x)
 
-    x = images()
-    y = linear(x).argmax(1)
+    x, y = labelled(linear)
     with pytest.warns(MaskedGradientWarning, match="does not show that they are robust"):
         PGD(Linf(0.05), steps=3)(Saturated().eval(), x, y)
     with warnings.catch_warnings():
@@ -209,8 +206,19 @@ def test_a_zero_gradient_gives_a_warning(linear):
     assert (linear(adversarial).argmax(1) != y).any()
 
 
+def test_a_model_without_a_gradient_gives_a_warning(linear):
+    class Detached(nn.Module):
+        def forward(self, x):
+            return linear(x.detach())
+
+    x, y = labelled(linear)
+    with pytest.warns(MaskedGradientWarning, match="the gradient was zero for 64 of 64 images"):
+        adversarial = PGD(Linf(0.05), steps=3)(Detached().eval(), x, y)
+    assert torch.equal(adversarial, x)
+
+
 def test_evaluate_gives_each_image_its_radius(linear):
-    x = (images() * 255).round() / 255
+    x = (make_images() * 255).round() / 255
     y = linear(x).argmax(1)
     y[::2] = 1 - y[::2]  # every second image is misclassified and not attacked
     radius = torch.where(torch.arange(64) % 4 == 1, 1.0, 0.0)

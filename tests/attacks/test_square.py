@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch import nn
-from toys import CPU, Planes, make_images, make_input, median_threat, run, small_network, within
+from toys import CPU, Planes, make_images, make_input, median_threat, run, within
 
 from adaptive_smoothing.attacks import square as square_module
 from adaptive_smoothing.attacks.engine.arithmetic import fast_arithmetics
@@ -39,8 +39,8 @@ def test_squares_lie_inside_the_image_up_to_its_last_pixel(ends):
 
 
 @pytest.mark.parametrize(("kind", "lookahead"), [(Linf, 4), (L2, 8)])
-def test_the_lookahead_does_not_change_the_outcome(kind, lookahead, monkeypatch):
-    eps, network = 0.02 if kind is Linf else 0.3, small_network()
+def test_the_lookahead_does_not_change_the_outcome(network, kind, lookahead, monkeypatch):
+    eps = 0.02 if kind is Linf else 0.3
     inputs = make_input(network, make_images(12, (3, 8, 8), 0, 1), kind(eps))
     attack, outcomes = Square(inputs.threat, queries=40), []
     for capacity in (1, 7 * lookahead):

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from toys import BAND, Planes, assert_inside, make_images, make_input, median_threat, run, small_network, within
+from toys import BAND, Planes, assert_inside, make_images, make_input, median_threat, run, within
 
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
@@ -106,11 +106,6 @@ def test_the_box_limits_attacks_on_black_and_white_pixels(name):
 
 
 # --- budgets --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def network():
-    return small_network()
 
 
 class Wavy(nn.Module):

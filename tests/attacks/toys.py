@@ -18,6 +18,8 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import Threat
 
 CPU = torch.device("cpu")
+# An image whose distance to the boundary is this close to the radius, relatively, may be fooled or not.
+BAND = 0.01
 # One attack of each kind, for tests of the engine.
 ATTACKS = {
     "apgd": partial(APGD, steps=10, objective=targeted_dlr, target_classes=2, restarts=2),
@@ -111,10 +113,6 @@ def assert_inside(outcome: AttackOutcome, inputs: AttackInput) -> None:
     """Assert that the worst versions are in the ball and in the box."""
     assert (inputs.threat.distance(outcome.worst, inputs.images) <= inputs.eps + 1e-6).all()
     assert outcome.worst.min() >= 0 and outcome.worst.max() <= 1
-
-
-# An image whose distance to the boundary is this close to the radius, relatively, may be fooled or not.
-BAND = 0.01
 
 
 def median_threat(model: Planes, kind: type[Threat], images: Tensor) -> tuple[Threat, Tensor]:

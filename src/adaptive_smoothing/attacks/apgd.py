@@ -8,20 +8,26 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import Objective, cross_entropy
-from adaptive_smoothing.attacks.pgd import pgd_step
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, keep_worst, random_start
-from adaptive_smoothing.threat import Threat, column
+from adaptive_smoothing.attacks.step_attack import (
+    Answer,
+    State,
+    StepAttack,
+    choose,
+    keep_worst,
+    momentum_step,
+    random_start,
+)
+from adaptive_smoothing.threat import Threat
 
-MOMENTUM = 0.25
 # Progress has stalled in a window if at most this share of its steps increased the loss.
 RISING = 0.75
-# Lengths of the windows, as shares of the steps: the first, the decrease from one to the next, the shortest.
+# Lengths of windows as shares of the steps: of the first, the decrease from one to the next, of the shortest.
 FIRST, DECREASE, SHORTEST = 0.22, 0.03, 0.06
 
 
 @dataclass(frozen=True)
 class APGD(StepAttack):
-    """APGD on any objective."""
+    """APGD on any objective, untargeted or with the most likely wrong classes as targets."""
 
     threat: Threat
     steps: int = 100
@@ -45,21 +51,18 @@ class APGD(StepAttack):
             "best_gradient": torch.zeros_like(start),
             "best_loss": low,
             "last_loss": low.clone(),
-            "checked_loss": low.clone(),
+            "checked_loss": low.clone(),  # the best loss at the end of the last window
             "window": torch.full_like(state["step"], self._length(FIRST)),
             "window_end": torch.full_like(state["step"], self._length(FIRST)),
-            "rises": torch.zeros_like(low),
-            "reduced": torch.ones_like(low, dtype=torch.bool),
+            "rises": torch.zeros_like(low),  # the steps of the window that increased the loss
+            "reduced": torch.ones_like(low, dtype=torch.bool),  # whether the last window halved the step size
         }
 
     def query(self, state: State) -> Tensor:
         """Return the start at step 0, then a step with momentum."""
-        x, clean, threat = state["iterate"], state["clean"], self.threat.with_eps(state["eps"])
-        ahead = pgd_step(threat, x, state["gradient"], state["step_size"], clean)
-        # There is no momentum before the second step.
-        momentum = column(torch.where(state["step"] == 1, 0.0, MOMENTUM), x)
-        moved = threat.project(x + (1 - momentum) * (ahead - x) + momentum * (x - state["previous"]), clean)
-        return choose(state["step"] == 0, x, moved)
+        iterate, first = state["iterate"], state["step"] == 1
+        moved = momentum_step(self.threat, state, iterate, state["gradient"], state["step_size"], first)
+        return choose(state["step"] == 0, iterate, moved)
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         _, loss, gradient = answer

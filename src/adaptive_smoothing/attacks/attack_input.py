@@ -1,4 +1,4 @@
-"""The input of an attack, its outcome, and the confirmation of its successes in full precision."""
+"""What an attack gets, what it returns, and the confirmation of its successes in full precision."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.threat import Threat
 
-# A float32 pixel that is moved by eps and back has a rounding error. That of an L2 norm is relative and grows with the
-# number of pixels: some millionths for an ImageNet image.
+# How far outside the ball an image may be because of rounding. The error of one float32 pixel is absolute. That of an
+# L2 norm is relative and grows with the number of pixels, to some millionths for an ImageNet image.
 PIXEL_ROUNDING, NORM_ROUNDING = 1e-6, 1e-5
 
 
 @dataclass(frozen=True)
 class AttackInput:
-    """Images, with their indices in the data set and the worst versions that earlier attacks have found."""
+    """The images to attack, and what is known about them."""
 
     images: Tensor
     labels: Tensor
-    index: Tensor
-    logits: Tensor
+    index: Tensor  # positions in the data set, from which random numbers are derived
+    logits: Tensor  # of the clean images, in full precision
     threat: Threat
-    worst: Tensor | None = None
+    worst: Tensor | None = None  # the worst versions that earlier attacks have found
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,10 +44,10 @@ class AttackInput:
 
 @dataclass
 class AttackOutcome:
-    """The result of an attack for each image: whether it is fooled, its worst version and margin, the queries made.
+    """The result of an attack for each image: whether it fools the model, its worst version, the queries made.
 
     The margin and the logits of a fooled image are those that confirmed it in full precision. For other images the
-    margin is the one the attack computed, and the logits are unknown.
+    margin is the one the attack computed, and the logits have no meaning.
     """
 
     fooled: Tensor
@@ -58,7 +58,7 @@ class AttackOutcome:
 
     @classmethod
     def before(cls, inputs: AttackInput) -> AttackOutcome:
-        """Return the state before any attack."""
+        """Return the outcome before the first query: no image is fooled, and every margin is -inf."""
         none_fooled, no_queries = torch.zeros_like(inputs.labels, dtype=torch.bool), torch.zeros_like(inputs.labels)
         low = torch.full(inputs.labels.shape, -torch.inf, device=inputs.images.device)
         return cls(none_fooled, inputs.images.clone(), low, torch.zeros_like(inputs.logits), no_queries)
@@ -67,12 +67,15 @@ class AttackOutcome:
 def confirm(
     model: nn.Module, adversarial: Tensor, images: Tensor, labels: Tensor, threat: Threat
 ) -> tuple[Tensor, Tensor]:
-    """Return the margin of each image, positive if it fools the model, and its logits; -inf outside the ball."""
+    """Return the margins and the logits in full precision; a margin is positive if the image fools the model.
+
+    Outside the ball the margin is -inf.
+    """
     if adversarial.isnan().any():
         raise NotFiniteError
     logits = fp32_logits_chunked(model, adversarial)
     margin = logit_margin(logits, labels)
-    # Of two classes with equal logits the model predicts one; if it is not the label, the image is misclassified.
+    # Where the label ties with another class, the prediction may be the other one, although the margin is 0.
     margin = margin.where(logits.argmax(1) == labels, margin.clamp_min(torch.finfo(margin.dtype).tiny))
     eps = torch.as_tensor(threat.eps, device=images.device)
     inside = threat.distance(adversarial, images) <= eps * (1 + NORM_ROUNDING) + PIXEL_ROUNDING

@@ -1,4 +1,7 @@
-"""A cascade: attacks one after the other, each on the images that survived so far. The result is their worst case."""
+"""A cascade: stages one after the other, each an attack on the images that have survived so far.
+
+The result is the worst case over all stages. A survivor is an image that no stage has fooled.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome, confirm
-from adaptive_smoothing.attacks.engine.engine import Engine, View
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.engine.jobs import AttackProgress, run_attack
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
+from adaptive_smoothing.attacks.views import Predicate, View
 from adaptive_smoothing.threat import Threat
 
 # The interface of attack libraries: attack(model, images, labels) returns adversarial images.
 PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
-Needs = Callable[[nn.Module], bool]
 
-# g is the standard classifier, h the robust one. "targeted": one run per likely wrong class.
+# Titles of stages by key; g is the standard classifier, h the robust one. A prefix of VIEWS may precede the key.
 TITLES = {
     "apgd-ce": "APGD, cross-entropy",
     "apgd-t": "APGD, targeted DLR",
@@ -65,23 +68,20 @@ def stage_title(key: str) -> str:
 class Stage:
     """One attack of a cascade."""
 
-    key: str  # names the stage in result files; random numbers are derived from it
+    key: str  # names the stage in result files, and seeds its random numbers
     attack: StepAttack | PlainAttack
-    source: View | None = None  # returns the view of the model that is attacked, if it is not the model itself
-    needs: Needs | None = None  # says whether the stage applies to a model; None: it always does
+    source: View | None = None  # makes the view of the model that gradients come from; None: the model itself
+    needs: Predicate | None = None  # whether the stage applies to a model; None: it always does
     precise: bool = False  # attack in full precision, and only images that survive by less than the rounding error
 
     @property
-    def title(self) -> str:
-        return stage_title(self.key)
-
-    @property
     def widest_margin(self) -> bool:
+        """Whether the attack also runs on fooled images, to find their widest margin."""
         return isinstance(self.attack, StepAttack) and self.attack.widest_margin
 
     @property
     def cost(self) -> float:
-        """Roughly the number of forward passes per surviving image, to estimate the time left."""
+        """The approximate number of forward passes per survivor, from which the time left is estimated."""
         if self.precise:  # few images
             return 1.0
         if not isinstance(self.attack, StepAttack):
@@ -92,16 +92,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Stages in order. `audit` is run on a sample of the survivors, to estimate how many the stages have missed."""
+    """Stages in order, and the stages of an audit.
+
+    The audit attacks a sample of the survivors, to estimate how many the stages have missed.
+    """
 
     name: str
     threat: Threat
     stages: tuple[Stage, ...]
     audit: tuple[Stage, ...] = ()
-    audit_random: int = 48
-    audit_closest: int = 16
-    # The largest share of the survivors to audit, so that the audit of a few images costs less than the stages.
-    audit_share: float = 1 / 8
+    audit_random: int = 48  # survivors drawn at random
+    audit_closest: int = 16  # survivors that are closest to being fooled
+    audit_share: float = 1 / 8  # the largest share of the survivors to audit, so that a short run has a short audit
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
@@ -112,26 +114,27 @@ class Cascade:
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
         if not stages:
             raise ValueError(
-                f"expected a model that {self.name} has an attack for, got a {type(model).__name__}: its attacks are "
-                "on parts of other mixtures; mix two models (G H --alpha), or choose a preset such as standard"
+                f"expected a model that {self.name} has an attack for, got a {type(model).__name__}, to which none of "
+                "its stages applies: mix two models (G H --alpha), or choose a preset such as standard"
             )
         return replace(self, stages=stages)
 
     def audit_sizes(self, survivors: int) -> tuple[int, int]:
-        """Return how many survivors to audit at random, and how many of those with the smallest margin."""
+        """Return how many survivors to audit at random, and how many of those that are closest to being fooled."""
         share = self.audit_share * survivors
         return min(self.audit_random, round(0.75 * share)), min(self.audit_closest, round(0.25 * share))
 
     @property
     def stage_keys(self) -> tuple[str, ...]:
+        """The keys of all stages, followed by those of the audit."""
         return tuple(stage.key for stage in (*self.stages, *self.audit))
 
 
 @dataclass
 class CascadeState:
-    """The result so far for each image: the stage that fooled it (-1: none), and the rest as in an `AttackOutcome`."""
+    """The result so far for each image: the stage that fooled it, and fields of `AttackOutcome`."""
 
-    fooled_by: Tensor
+    fooled_by: Tensor  # the number of a stage; -1: none
     worst: Tensor
     margin: Tensor
     logits: Tensor
@@ -150,9 +153,11 @@ class CascadeState:
     def add(self, number: int, which: Tensor, outcome: AttackOutcome) -> None:
         """Add the outcome of stage `number` on a selection of the images."""
         newly_fooled = outcome.fooled & (self.fooled_by[which] < 0)
-        worse = newly_fooled | (outcome.margin > self.margin[which])
-        for mine, theirs in ((self.worst, outcome.worst), (self.margin, outcome.margin), (self.logits, outcome.logits)):
-            mine[which[worse]] = theirs[worse]
+        replaced = newly_fooled | (outcome.margin > self.margin[which])
+        at = which[replaced]
+        self.worst[at] = outcome.worst[replaced]
+        self.margin[at] = outcome.margin[replaced]
+        self.logits[at] = outcome.logits[replaced]
         self.fooled_by[which[newly_fooled]] = number
         self.queries[which] += outcome.queries
 
@@ -165,7 +170,10 @@ def run_stage(
     state: CascadeState,
     progress: AttackProgress | None = None,
 ) -> None:
-    """Run a stage on the images it is for, and add its outcome to `state`."""
+    """Run a stage on the survivors and add its outcome to `state`.
+
+    A `precise` stage attacks only near misses, and a stage for the widest margin attacks all images.
+    """
     which = state.left()
     if stage.precise:
         which = which[state.margin[which] > -engine.arithmetic(inputs).rounding(inputs.logits[which])]
@@ -173,24 +181,30 @@ def run_stage(
         which = torch.arange(len(inputs), device=which.device)
     if not len(which):
         return
-    attack, source, part = stage.attack, stage.source, replace(inputs, worst=state.worst).take(which)
+    attack, part = stage.attack, replace(inputs, worst=state.worst).take(which)
     if isinstance(attack, StepAttack):
-        before = int((state.fooled_by[which] >= 0).sum())
-        newly = None if progress is None else lambda share, fooled: progress(share, max(0, fooled - before))
-        outcome = run_attack(engine, stage.key, attack, part, source=source, precise=stage.precise, progress=newly)
+        fooled_before = int((state.fooled_by[which] >= 0).sum())
+
+        def report(share: float, fooled: int) -> None:
+            if progress is not None:
+                progress(share, max(0, fooled - fooled_before))
+
+        outcome = run_attack(
+            engine, stage.key, attack, part, source=stage.source, precise=stage.precise, progress=report
+        )
     else:
-        outcome = engine.retry(part, source, lambda view: run_plain_attack(engine, attack, part, view))
+        outcome = engine.run_with_retries(part, stage.source, lambda view: run_plain_attack(engine, attack, part, view))
     state.add(number, which, outcome)
 
 
 def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, view: nn.Module | None) -> AttackOutcome:
-    """Call an attack that is not the engine's, batch by batch, and confirm its successes."""
-    attacked = view or engine.model
-    found, queries = [], torch.zeros_like(inputs.labels)
+    """Call an attack that is not a `StepAttack`, batch by batch, and confirm its successes."""
+    attacked, found, queries = view or engine.model, [], torch.zeros_like(inputs.labels)
     for rows in torch.arange(len(inputs), device=inputs.labels.device).split(engine.size):
-        part, calls = inputs.take(rows), list[int]()
+        part = inputs.take(rows)
         if isinstance(attack, PGD):
             attack = replace(attack, threat=attack.threat.with_eps(part.threat.eps))
+        calls: list[int] = []
         with attacked.register_forward_hook(lambda module, images, logits, calls=calls: calls.append(len(logits))):
             found.append(attack(attacked, part.images, part.labels))
         queries[rows] = len(calls)

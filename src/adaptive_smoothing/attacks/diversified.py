@@ -1,7 +1,7 @@
 """PGD with output-diversified starts (Tashiro et al. 2020): the short attacks of the `fast` preset.
 
-A job first maximises a random combination of the logits for a few steps, which moves it to a region where the outputs
-differ, and then the objective, with step sizes that decrease to zero.
+For a few steps, a job maximises a random combination of the logits, so that the jobs of an image explore different
+outputs. Then it maximises the objective, with step sizes that decrease to zero.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import LossLogits, Model, Objective, margin
-from adaptive_smoothing.attacks.pgd import pgd_step
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst, random_start
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst, momentum_step, random_start
 from adaptive_smoothing.noise import fold, uniform
-from adaptive_smoothing.threat import Threat, column
+from adaptive_smoothing.threat import Threat
 
-MOMENTUM = 0.25
-# Steps between two checks of an untargeted attack: most of the images that it fools are fooled by the first step.
+# Steps between two checks of an untargeted attack. The first step fools most of the images that such an attack fools.
 EARLY_CHECK = 2
 
 
@@ -58,12 +56,9 @@ class DiversifiedPGD(StepAttack):
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None
-        clean, threat = state["clean"], self.threat.with_eps(state["eps"])
-        ahead = pgd_step(threat, images, answer.gradient, self._step_size(state["step"]) * state["eps"], clean)
-        momentum = column(torch.where(state["step"] <= self.diversify, 0.0, MOMENTUM), images)
-        following = images + (1 - momentum) * (ahead - images) + momentum * (images - state["previous"])
-        moved = {"iterate": threat.project(following, clean), "previous": images}
-        return keep_worst(state, images, answer.logits) | moved
+        size, first = self._step_size(state["step"]) * state["eps"], state["step"] <= self.diversify
+        following = momentum_step(self.threat, state, images, answer.gradient, size, first)
+        return keep_worst(state, images, answer.logits) | {"iterate": following, "previous": images}
 
     def _step_size(self, step: Tensor) -> Tensor:
         """Return the step size in units of eps: 1 while diversifying, then half a cosine from `first_step` to 0."""

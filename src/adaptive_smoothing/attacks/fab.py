@@ -1,9 +1,9 @@
 """The targeted fast adaptive boundary attack, FAB-T (Croce and Hein 2020): find the nearest point of the target class.
 
 Each step approximates the boundary between the two classes by a plane and moves slightly beyond it, with a bias towards
-the clean image. After a misclassified iterate the next step starts from a point closer to the clean image. The plane
-is the linearisation at the iterate, whose prediction is needed anyway, so that a step costs one pass. The reference
-makes a second pass at the point closer to the clean image.
+the clean image. After a misclassified iterate the next step starts from a point closer to the clean image. Here the
+plane is the linearisation at the iterate itself, so that a step costs one pass. The reference linearises at the closer
+point, which costs a second pass.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from adaptive_smoothing.threat import Threat, column
 # The reference's numbers: the largest weight of the clean image, the overshoot beyond the plane, and the share of the
 # perturbation that is kept after a misclassified iterate.
 MAX_CLEAN_WEIGHT, OVERSHOOT, BACKWARD = 0.1, 1.05, 0.9
-# The shortest step to a plane is found by Newton's method on a concave, piecewise linear function.
+# The shortest step to a plane is found by Newton's method on a concave, piecewise linear function of the time.
 NEWTON_STEPS = 12
+# An infinite time would give NaN for a pace of zero.
 LARGEST_TIME = 1e30
 
 
 @dataclass(frozen=True)
 class FAB(StepAttack):
-    """FAB-T with the most likely wrong classes in turn, each from the clean image."""
+    """FAB-T with the most likely wrong classes as targets, always from the clean image."""
 
     threat: Threat
     steps: int = 100
@@ -50,7 +51,7 @@ class FAB(StepAttack):
         near, far = (threat.distance(step, torch.zeros_like(step)).clamp_min(1e-8) for step in (to_plane, from_clean))
         weight = column((near / (near + far)).clamp(max=MAX_CLEAN_WEIGHT), images)
         ahead = (here + OVERSHOOT * to_plane) * (1 - weight) + (clean + OVERSHOOT * from_clean) * weight
-        # NaN is not outside, so that it reaches the confirmation, which refuses it.
+        # NaN counts as inside, so that it reaches the confirmation, which raises an error.
         inside = ~(threat.distance(images, clean) > state["eps"])
         return keep_worst(state, images, logits, inside) | {"iterate": ahead.clamp(0, 1)}
 
@@ -58,8 +59,8 @@ class FAB(StepAttack):
 def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
     """Return the shortest step, in the threat's norm, from points in the box to the plane normal . z = offset.
 
-    The step stays in the box: every pixel moves at its own pace until it reaches the box. If the plane does not meet
-    the box, all pixels do.
+    The step stays in the box: every pixel moves at its own pace until it reaches a face of the box. If the plane does
+    not meet the box, the step ends in the corner nearest to the plane.
     """
     # Only the direction matters, and the squares of tiny gradients would underflow.
     largest = normal.abs().amax((1, 2, 3)).clamp_min(torch.finfo(normal.dtype).tiny)
@@ -75,6 +76,5 @@ def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor
         free = moved < room
         gained = (slope * torch.minimum(moved, room)).sum((1, 2, 3))
         speed = (slope * pace * free).sum((1, 2, 3))
-        # An infinite time would give NaN for a pace of zero.
         time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
     return downhill * torch.minimum(column(time, points) * pace, room)

@@ -1,7 +1,8 @@
 """Losses of logits, and the objectives that attacks maximise.
 
-`objective(model, images, labels, targets)` returns (loss per image, logits). All that an attack knows about mixing or
-training is in its objective.
+An objective is a function `objective(model, images, labels, targets)` that returns (loss per image, logits). Whatever
+an attack knows about mixing or training is in its objective. `cross_entropy`, `margin` and `dlr` suit any untargeted
+attack, as in `PGD(threat, objective=margin)`; those whose name begins with `targeted` need an attack with targets.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ Loss = Callable[[Tensor, Tensor, Targets], Tensor]
 LossLogits = tuple[Tensor, Tensor]  # the loss of each image, and the logits
 Objective = Callable[..., LossLogits]
 
+# Keeps denominators and the arguments of logarithms above zero.
 TINY = 1e-12
-# With fewer classes DLR has too little to divide by: then it is the margin.
+# The targeted DLR uses the four largest logits. With fewer classes, both DLR losses are the margin.
 DLR_CLASSES = 4
 
 
@@ -42,10 +44,12 @@ def kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
+    """Return the cross-entropy of each image."""
     return F.cross_entropy(logits.float(), labels, reduction="none")
 
 
 def margin_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
+    """Return `logit_margin`, with the signature of a loss."""
     return logit_margin(logits, labels)
 
 
@@ -63,7 +67,7 @@ def targeted_probability_loss(logits: Tensor, labels: Tensor, targets: Targets) 
 
 
 def dlr_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
-    """Return the difference of logits ratio (Croce and Hein 2020): the margin over z_1 - z_3; see `DLR_CLASSES`."""
+    """Return the difference of logits ratio (Croce and Hein 2020): the margin divided by z_1 - z_3."""
     if logits.shape[1] < DLR_CLASSES:
         return margin_loss(logits, labels)
     top = logits.float().topk(3).values
@@ -71,7 +75,7 @@ def dlr_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
 
 
 def targeted_dlr_loss(logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-    """Return the targeted margin over z_1 - (z_3 + z_4) / 2."""
+    """Return the targeted margin divided by z_1 - (z_3 + z_4) / 2."""
     if logits.shape[1] < DLR_CLASSES:
         return targeted_margin_loss(logits, labels, targets)
     logits = logits.float()
@@ -80,11 +84,12 @@ def targeted_dlr_loss(logits: Tensor, labels: Tensor, targets: Targets) -> Tenso
 
 
 def _lead(scores: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+    """Return the score of the target minus that of the label."""
     return (scores.gather(1, require_targets(targets)[:, None]) - scores.gather(1, labels[:, None])).squeeze(1)
 
 
 def require_targets(targets: Targets) -> Tensor:
-    """Return `targets`; None is an error."""
+    """Return `targets`, or raise an error if there are none."""
     if targets is None:
         raise ValueError("expected a target class per image for a targeted loss, got none: pass targets")
     return targets
@@ -101,14 +106,17 @@ class LossObjective:
         return self.loss(logits, labels, targets), logits
 
 
-cross_entropy, margin, dlr = LossObjective(cross_entropy_loss), LossObjective(margin_loss), LossObjective(dlr_loss)
-targeted_margin, targeted_dlr = LossObjective(targeted_margin_loss), LossObjective(targeted_dlr_loss)
+cross_entropy = LossObjective(cross_entropy_loss)
+margin = LossObjective(margin_loss)
+dlr = LossObjective(dlr_loss)
+targeted_margin = LossObjective(targeted_margin_loss)
 targeted_probability = LossObjective(targeted_probability_loss)
+targeted_dlr = LossObjective(targeted_dlr_loss)
 
 
 @dataclass(frozen=True)
 class LowerAlpha:
-    """(1 - weight) loss + weight (-log alpha): fool a mixed classifier and lower its alpha (the paper's setting D)."""
+    """The sum (1 - weight) loss - weight log(alpha), which also lowers alpha (the paper's setting D)."""
 
     loss: Loss
     weight: float | Tensor  # one number, or one per image
@@ -124,8 +132,8 @@ class FlipStandard:
     """The loss of a mixed classifier plus the margin of the target in g, up to `max_lead`.
 
     Where g is certain of another class, its share of the mixture has no gradient, although g can be flipped easily. The
-    same holds where a learned alpha is close to 1. With `worst_case`, the loss is that of the mixture with a g that is
-    already certain of the target.
+    same holds where a learned alpha is close to 1. With `worst_case`, the loss is computed as if g were already certain
+    of the target.
     """
 
     loss: Loss
@@ -135,7 +143,7 @@ class FlipStandard:
     def __call__(self, model: MixedClassifier, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         mixed, target = model.mix(images), require_targets(targets)
         logits = mix_with_certain_standard(mixed.h, mixed.alpha, target) if self.worst_case else mixed.logits
-        lead = -logit_margin(mixed.g, target).clamp(min=-self.max_lead)
+        lead = (-logit_margin(mixed.g, target)).clamp(max=self.max_lead)
         return self.loss(logits, labels, targets) + lead, mixed.logits
 
 
@@ -146,7 +154,7 @@ worst_case_standard = FlipStandard(targeted_margin_loss, worst_case=True)
 
 @dataclass(frozen=True)
 class KLDivergence:
-    """KL(reference || model), with the reference logits of the clean images (TRADES)."""
+    """KL(reference || model), where `reference` holds the logits of the clean images (TRADES)."""
 
     reference: Tensor
 
@@ -158,3 +166,17 @@ class KLDivergence:
                 "leave stop_when_fooled off for this objective"
             )
         return kl_divergence(self.reference, logits), logits
+
+
+def loss_and_gradient(
+    objective: Objective, model: Model, images: Tensor, *classes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of each image, the logits, and the gradient of the loss with respect to the images.
+
+    The gradient is zero if the loss does not depend on the images. `classes` are the labels and, if any, the targets.
+    """
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        loss, logits = objective(model, images, *classes)
+        gradient = torch.autograd.grad(loss.sum(), images, allow_unused=True)[0] if loss.requires_grad else None
+    return loss.detach(), logits.detach(), torch.zeros_like(images) if gradient is None else gradient

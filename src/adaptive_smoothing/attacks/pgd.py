@@ -1,6 +1,7 @@
 """Projected gradient descent (Madry et al. 2018), for any norm and any objective.
 
-`pgd_step` is the ascent step of every gradient attack of the package, `ascend` the loop of those that run eagerly.
+`PGD` is the attack. `ascend` is its loop, which the local Lipschitz estimate uses as well. `pgd_step` is the step of
+every PGD variant in the package.
 """
 
 from __future__ import annotations
@@ -12,28 +13,77 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.objectives import Model, Objective, cross_entropy, logit_margin
+from adaptive_smoothing.attacks.objectives import Model, Objective, cross_entropy, logit_margin, loss_and_gradient
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, column, per_image
 
-# Success is confirmed in full precision. An attack that stops early must fool the model by more than TF32's rounding.
+# With `stop_when_fooled`, the margin at which an attack stops: more than the rounding error of TF32, because a success
+# counts only after a check in full precision.
 SAFE_MARGIN = 0.01
-# 20 steps of 0.0027 at eps = 8/255, the paper's setting, in units of eps / steps.
+# The paper's step size in units of eps / steps: 20 steps of 0.0027 at eps = 8/255.
 STEP_FACTOR = 0.0027 * 20 / (8 / 255)
 
-Noise = torch.Generator | None
-# Which images of a batch are still attacked: their numbers, or a slice for all of them.
+# Which images of a batch are still attacked: their positions, or a slice for all of them.
 Active = Tensor | slice
-ALL: Active = slice(None)
-# observe(active, iterates, losses, logits) returns a mask of the active images to go on with, or None for all.
+# observe(active, iterates, losses, logits) returns which of the active images to go on with, or None for all.
 Observer = Callable[[Active, Tensor, Tensor, Tensor], Tensor | None]
 
 
-def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:
-    """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box."""
-    return threat.project(iterate + per_image(step_size, iterate) * threat.steepest(gradient), clean)
+@dataclass(frozen=True)
+class PGD:
+    """PGD as a function: `PGD(threat, steps=20)(model, images, labels)` returns adversarial images.
+
+    For each image it returns the iterate with the widest margin, which may or may not fool the model. Random starts
+    depend on the position of an image in its batch. With `stop_when_fooled`, an image is attacked only until an iterate
+    fools the model. This fools the same images in fewer passes, but their margins are not the widest.
+    """
+
+    threat: Threat
+    steps: int = 20
+    step_size: float | Tensor | None = None  # one, or one per image; None: the paper's, STEP_FACTOR * eps / steps
+    random_start: bool = False
+    objective: Objective = cross_entropy
+    stop_when_fooled: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"expected at least 1 step, got {self.steps}: the paper uses 20")
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        check_eval(model)
+        check_images(images)
+        check_labels(labels, images, getattr(model, "num_classes", None))
+        worst = _WorstIterates(images, labels, self.stop_when_fooled)
+        self.last_iterate(model, images, labels, observe=worst.observe)
+        worst.check(self.threat)
+        return worst.images
+
+    def last_iterate(
+        self,
+        model: Model,
+        images: Tensor,
+        labels: Tensor,
+        noise: torch.Generator | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
+        """Return the last iterates, for adversarial training: nothing is checked, nothing waits for the device."""
+        start = self._start(images, noise)
+        return ascend(self.objective, model, images, labels, self.threat, self.steps, start, self.step_size, observe)
+
+    def take(self, which: Tensor | slice) -> PGD:
+        """Return the attack for a selection of the images, with their radii and step sizes."""
+        step_size = None if self.step_size is None else _take(self.step_size, which)
+        return replace(self, threat=self.threat.take(which), step_size=step_size)
+
+    def _start(self, images: Tensor, noise: torch.Generator | None = None) -> Tensor:
+        """Return the first iterates: the images, or random points of their balls."""
+        if not self.random_start:
+            return images
+        noise = noise or generator(self.seed, "pgd start", device=images.device)
+        return self.threat.project(images + self.threat.random_delta(images, noise), images)
 
 
 def ascend(
@@ -50,20 +100,18 @@ def ascend(
     """Maximise an objective in the ball around `images` and return the last iterate.
 
     Args:
-        step_size: the paper's, in units of eps / steps, if it is not given.
+        step_size: by default the paper's, STEP_FACTOR * eps / steps.
         observe: is called with every iterate, from `start` to the last one, and can drop images.
     """
-    iterate, active = start, ALL
+    step_size = STEP_FACTOR / steps * threat.eps if step_size is None else step_size
+    active: Active = slice(None)
+    iterate = start.detach()
     for _ in range(steps):
-        ball = threat.take(active)
-        with torch.enable_grad():
-            iterate = iterate.detach().requires_grad_()
-            loss, logits = objective(model, iterate, labels[active])
-            (gradient,) = torch.autograd.grad(loss.sum(), iterate)
+        loss, logits, gradient = loss_and_gradient(objective, model, iterate, labels[active])
         with torch.no_grad():
-            size = STEP_FACTOR / steps * ball.eps if step_size is None else step_size
-            following = pgd_step(ball, iterate, gradient, size, images[active])
-            keep = None if observe is None else observe(active, iterate.detach(), loss.detach(), logits.detach())
+            size = _take(step_size, active)
+            following = pgd_step(threat.take(active), iterate, gradient, size, images[active])
+            keep = None if observe is None else observe(active, iterate, loss, logits)
         if keep is not None:
             active, following = torch.arange(len(images), device=images.device)[active][keep], following[keep]
             if not len(following):
@@ -75,61 +123,22 @@ def ascend(
     return iterate
 
 
-@dataclass(frozen=True)
-class PGD:
-    """`PGD(threat, steps=20)(model, images, labels)` returns adversarial images.
+def _take(step_size: float | Tensor, which: Active) -> float | Tensor:
+    """Return the step sizes of a selection of the images; one step size for all images is returned unchanged."""
+    return step_size[which] if isinstance(step_size, Tensor) and step_size.dim() else step_size
 
-    Of each image it returns the iterate with the widest margin of misclassification, or the closest to one.
-    Random starts depend on the batch, not on the image. With `stop_when_fooled` an image is attacked only until an
-    iterate fools the model: the fooled images are the same, for fewer passes, but their margins are not the widest.
-    """
 
-    threat: Threat
-    steps: int = 20
-    step_size: float | Tensor | None = None  # None: the paper's
-    random_start: bool = False
-    objective: Objective = cross_entropy
-    stop_when_fooled: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"expected at least 1 step, got {self.steps}")
-
-    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        check_eval(model)
-        check_images(images)
-        check_labels(labels, images, getattr(model, "num_classes", None))
-        worst = _Worst(images, labels, self.stop_when_fooled)
-        self.last_iterate(model, images, labels, observe=worst.observe)
-        worst.check(self.threat)
-        return worst.images
-
-    def take(self, which: Tensor | slice) -> PGD:
-        """Return the attack for a selection of the images, with their radii."""
-        return replace(self, threat=self.threat.take(which))
-
-    def start(self, images: Tensor, noise: Noise = None) -> Tensor:
-        """Return the first iterates: the images, or random points of their balls."""
-        if not self.random_start:
-            return images
-        noise = noise or generator(self.seed, "pgd start", device=images.device)
-        return self.threat.project(images + self.threat.random_delta(images, noise), images)
-
-    def last_iterate(
-        self, model: Model, images: Tensor, labels: Tensor, noise: Noise = None, observe: Observer | None = None
-    ) -> Tensor:
-        """Return the last iterates, for adversarial training: nothing is checked, nothing waits for the device."""
-        task, start = (self.objective, model, images, labels, self.threat), self.start(images, noise)
-        return ascend(*task, steps=self.steps, start=start, step_size=self.step_size, observe=observe)
+def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:
+    """Return the next iterate: a step in the steepest direction, projected into the ball around `clean` and the box."""
+    return threat.project(iterate + per_image(step_size, iterate) * threat.steepest(gradient), clean)
 
 
 class MaskedGradientWarning(UserWarning):
     """A model gave an attack no gradient to follow."""
 
 
-class _Worst:
-    """The worst iterate of every image so far."""
+class _WorstIterates:
+    """The iterate with the widest margin of each image so far."""
 
     def __init__(self, images: Tensor, labels: Tensor, stop_when_fooled: bool) -> None:
         self.images, self.labels, self.stop_when_fooled = images.clone(), labels, stop_when_fooled
@@ -140,19 +149,19 @@ class _Worst:
     def observe(self, active: Active, iterate: Tensor, loss: Tensor, logits: Tensor) -> Tensor | None:
         """Keep the iterates with a wider margin; return which images to go on with.
 
-        NaN counts as the widest margin, so that it reaches the check, which refuses it.
+        NaN counts as the widest margin, so that it reaches `check`, which raises an error.
         """
         if self.start is None:
             self.start = iterate
         margin = logit_margin(logits, self.labels[active]).nan_to_num(nan=torch.inf)
-        worse = margin > self.margin[active]
-        self.images[active] = torch.where(column(worse, iterate), iterate, self.images[active])
-        self.margin[active] = torch.where(worse, margin, self.margin[active])
+        wider = margin > self.margin[active]
+        self.images[active] = torch.where(column(wider, iterate), iterate, self.images[active])
+        self.margin[active] = torch.where(wider, margin, self.margin[active])
         self.moved[active] |= (iterate != self.start[active]).flatten(1).any(1)
         return margin <= SAFE_MARGIN if self.stop_when_fooled else None
 
     def check(self, threat: Threat) -> None:
-        """Refuse NaN, and warn of images that the attack could not move: they are not shown to be robust."""
+        """Raise an error for NaN, and warn of images that the attack could not move: they may not be robust."""
         may_move = torch.as_tensor(threat.eps, device=self.margin.device) > 0
         stuck = (~self.moved & (self.margin <= 0) & may_move).sum()
         has_nan, count = torch.stack([self.images.isnan().any().long(), stuck]).tolist()

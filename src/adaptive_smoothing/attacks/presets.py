@@ -1,4 +1,7 @@
-"""Attacks by name: `fast`, `standard`, `adaptive`, `margin`, and the paper's settings A to D, STD, ROB and MIX."""
+"""Attacks by name: `fast`, `standard`, `adaptive`, `margin`, and the paper's settings A to D, STD, ROB and MIX.
+
+The keys of stages are stored in files and seed random numbers, so they never change. Titles are in `cascade.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,14 @@ from functools import partial
 
 from adaptive_smoothing.attacks import objectives, views
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.cascade import Cascade, Needs, Stage
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
-from adaptive_smoothing.attacks.engine.engine import View
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.attacks.views import AtAlpha, Base, GrayBox, SmoothedSurrogate, WithoutTransforms, lacks
 from adaptive_smoothing.threat import Threat
 
+# The number of most likely wrong classes that a targeted attack tries, as in the reference.
 TARGETS = 9
 # Weights of the term that lowers alpha. The paper's reference code uses the middle one, as do attacks on surrogates.
 ALPHA_WEIGHTS = (0.1, 0.5, 0.9)
@@ -28,9 +30,10 @@ targeted_apgd = partial(APGD, target_classes=TARGETS)
 
 
 def auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
-    """Return APGD on cross-entropy, 100 steps; APGD on targeted DLR, 9 x 100; FAB, 9 x 100; Square, 5,000 queries.
+    """Return AutoAttack: APGD on cross-entropy, then APGD on targeted DLR, FAB-T and Square.
 
-    Images that survive by less than a rounding error are attacked again in full precision, which the reference uses.
+    The budgets are the reference's: 100 steps, 9 x 100 steps, 9 x 100 steps and 5,000 queries. Images that survive by
+    less than a rounding error are attacked again in full precision, which the reference always uses.
     """
     stages = (
         Stage("apgd-ce", APGD(threat, objective=objectives.cross_entropy, seed=seed)),
@@ -55,18 +58,77 @@ def fast_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     flip, worst_case = diverse(objectives.flip_standard, 4), diverse(objectives.worst_case_standard, 4)
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, objective=objectives.margin, seed=seed)),
-        Stage("diverse-pgd", diverse(objectives.targeted_margin), needs=lacks(views.mixes_probabilities)),
+        Stage("diverse-pgd", diverse(objectives.targeted_margin), needs=views.lacks(views.mixes_probabilities)),
         Stage("turning-pgd", flip, needs=views.has_differentiable_standard),
         Stage("hostile-pgd", worst_case, needs=views.learns_alpha),
-        Stage("smooth-hostile-pgd", worst_case, SmoothedSurrogate(), views.has_hardmax_or_learned_alpha),
-        Stage("plain-turning-pgd", flip, WithoutTransforms(), views.has_transformed_robust),
-        Stage("plain-hostile-pgd", worst_case, WithoutTransforms(), views.learns_alpha_with_transformed_robust),
+        Stage("smooth-hostile-pgd", worst_case, views.SmoothedSurrogate(), views.has_hardmax_or_learned_alpha),
+        Stage("plain-turning-pgd", flip, views.WithoutTransforms(), views.has_transformed_robust),
+        Stage("plain-hostile-pgd", worst_case, views.WithoutTransforms(), views.learns_alpha_with_transformed_robust),
         Stage("diverse-pgd-p", diverse(objectives.targeted_probability), needs=views.mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, objective=objectives.targeted_dlr, target_classes=2, seed=seed)),
-        Stage("fab-short", short_fab, needs=lacks(views.has_differentiable_standard)),
+        Stage("fab-short", short_fab, needs=views.lacks(views.has_differentiable_standard)),
         full_precision_stage(threat, seed, steps=50),
     )
     return Cascade("fast", threat, stages, audit=fab_and_square(threat, seed))
+
+
+def adaptive_attack(threat: Threat, *, seed: int = 0) -> Cascade:
+    """Return AutoAttack with all attacks of this module; stages that do not apply to a model are left out.
+
+    Attacks that use the model's own gradient come first: images that only FAB, Square or transfers fool are an alarm.
+    """
+    ce, targeted, fab, square, full_precision = auto_attack(threat, seed=seed).stages
+    margin = targeted_apgd(threat, objective=objectives.targeted_margin, seed=seed)
+    flip = targeted_apgd(threat, objective=objectives.flip_standard, seed=seed)
+    flip_margin = targeted_apgd(threat, objective=objectives.flip_standard_margin, seed=seed)
+    worst_case = targeted_apgd(threat, objective=objectives.worst_case_standard, seed=seed)
+    lower_alpha = lower_alpha_stages(threat, PAPER_WEIGHT, seed)
+    smooth, plain = views.SmoothedSurrogate(), views.WithoutTransforms()
+    learned_and_transformed = views.learns_alpha_with_transformed_robust
+    stages = (
+        ce,
+        targeted,
+        Stage("apgd-margin-t", margin),
+        Stage("turning-t", flip, needs=views.has_differentiable_standard),
+        Stage("hostile-t", worst_case, needs=views.learns_alpha),
+        *(stage for weight in ALPHA_WEIGHTS for stage in lower_alpha_stages(threat, weight, seed)),
+        Stage("smooth-margin-t", margin, smooth, views.has_hardmax),
+        Stage("smooth-turning-t", flip, smooth, views.has_hardmax),
+        Stage("smooth-hostile-t", worst_case, smooth, views.has_hardmax_or_learned_alpha),
+        Stage("plain-turning-t", flip, plain, views.has_transformed_robust),
+        Stage("plain-hostile-t", worst_case, plain, learned_and_transformed),
+        Stage("plain-h-t", flip_margin, views.WithoutTransforms(alpha=1.0), views.has_transformed_robust),
+        *(Stage(f"plain-{stage.key}", stage.attack, plain, learned_and_transformed) for stage in lower_alpha),
+        *(Stage(f"smooth-{stage.key}", stage.attack, smooth, views.learns_alpha) for stage in lower_alpha),
+        Stage("gray-ce", ce.attack, views.GrayBox(), views.learns_alpha),
+        Stage("gray-t", targeted.attack, views.GrayBox(), views.learns_alpha),
+        fab,
+        square,
+        *transfer_stages(threat, seed),
+        full_precision,
+    )
+    return Cascade("adaptive", threat, stages)
+
+
+def margin_attack(threat: Threat, *, seed: int = 0) -> Cascade:
+    """Return AutoAttack's two APGD attacks, run to their end for the widest margin of each image (paper's appendix)."""
+    untargeted = APGD(threat, objective=objectives.cross_entropy, widest_margin=True, seed=seed)
+    targeted = targeted_apgd(threat, objective=objectives.targeted_dlr, widest_margin=True, seed=seed)
+    return Cascade("margin", threat, (Stage("apgd-ce", untargeted), Stage("apgd-t", targeted)))
+
+
+def adaptive_auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
+    """Return the paper's setting D: AutoAttack whose APGD attacks also lower alpha, if alpha is learned."""
+    ce, targeted, *others = auto_attack(threat, seed=seed).stages
+    without_alpha = (replace(stage, needs=views.lacks(views.learns_alpha)) for stage in (ce, targeted))
+    return Cascade("D", threat, (*lower_alpha_stages(threat, PAPER_WEIGHT, seed), *without_alpha, *others))
+
+
+def pgd_20(
+    name: str, threat: Threat, *, seed: int = 0, source: views.View | None = None, needs: views.Predicate | None = None
+) -> Cascade:
+    """Return PGD-20 with the paper's step size, on the model or on a view of it. Nothing is random, whatever `seed`."""
+    return Cascade(name, threat, (Stage("pgd-20", PGD(threat, steps=20), source, needs),))
 
 
 def fab_and_square(threat: Threat, seed: int) -> tuple[Stage, Stage]:
@@ -78,41 +140,6 @@ def full_precision_stage(threat: Threat, seed: int, *, steps: int = 100) -> Stag
     """Return APGD on the margin in full precision, from the worst iterate that earlier attacks have found."""
     again = APGD(threat, steps=steps, objective=objectives.margin, first_step=0.25, from_worst=True, seed=seed)
     return Stage("full-precision", again, precise=True)
-
-
-def adaptive_attack(threat: Threat, *, seed: int = 0) -> Cascade:
-    """Return AutoAttack with all attacks of this module; stages that do not apply to a model are left out.
-
-    Attacks that use the model's own gradient come first: images that only FAB, Square or transfers fool are an alarm.
-    """
-    ce, targeted, fab, square, full_precision = auto_attack(threat, seed=seed).stages
-    margin = targeted_apgd(threat, objective=objectives.targeted_margin, seed=seed)
-    flip = targeted_apgd(threat, objective=objectives.flip_standard, seed=seed)
-    worst_case = targeted_apgd(threat, objective=objectives.worst_case_standard, seed=seed)
-    flip_margin = targeted_apgd(threat, objective=objectives.flip_standard_margin, seed=seed)
-    lower_alpha = lower_alpha_stages(threat, PAPER_WEIGHT, seed)
-    smooth, plain, plain_needs = SmoothedSurrogate(), WithoutTransforms(), views.learns_alpha_with_transformed_robust
-    stages = (
-        *(ce, targeted),
-        Stage("apgd-margin-t", margin),
-        Stage("turning-t", flip, needs=views.has_differentiable_standard),
-        Stage("hostile-t", worst_case, needs=views.learns_alpha),
-        *(stage for weight in ALPHA_WEIGHTS for stage in lower_alpha_stages(threat, weight, seed)),
-        Stage("smooth-margin-t", margin, smooth, views.has_hardmax),
-        Stage("smooth-turning-t", flip, smooth, views.has_hardmax),
-        Stage("smooth-hostile-t", worst_case, smooth, views.has_hardmax_or_learned_alpha),
-        Stage("plain-turning-t", flip, plain, views.has_transformed_robust),
-        Stage("plain-hostile-t", worst_case, plain, plain_needs),
-        Stage("plain-h-t", flip_margin, WithoutTransforms(alpha=1.0), views.has_transformed_robust),
-        *(replace(stage, key=f"plain-{stage.key}", source=plain, needs=plain_needs) for stage in lower_alpha),
-        *(replace(stage, key=f"smooth-{stage.key}", source=smooth) for stage in lower_alpha),
-        Stage("gray-ce", ce.attack, GrayBox(), views.learns_alpha),
-        Stage("gray-t", targeted.attack, GrayBox(), views.learns_alpha),
-        *(fab, square),
-        *transfer_stages(threat, seed),
-        full_precision,
-    )
-    return Cascade("adaptive", threat, stages)
 
 
 def lower_alpha_stages(threat: Threat, weight: float, seed: int) -> tuple[Stage, Stage]:
@@ -130,34 +157,13 @@ def transfer_stages(threat: Threat, seed: int) -> tuple[Stage, ...]:
     untargeted = APGD(threat, objective=objectives.cross_entropy, seed=seed)
     targeted = APGD(threat, objective=objectives.targeted_margin, target_classes=3, seed=seed)
     return (
-        Stage("transfer-g", untargeted, Base("standard"), views.is_mixture),
-        Stage("transfer-h", targeted, Base("robust"), views.is_mixture),
+        Stage("transfer-g", untargeted, views.Base("standard"), views.is_mixture),
+        Stage("transfer-h", targeted, views.Base("robust"), views.is_mixture),
         *(
-            Stage(f"transfer-alpha-{alpha:g}", targeted, AtAlpha(alpha), views.mixes_probabilities)
+            Stage(f"transfer-alpha-{alpha:g}", targeted, views.AtAlpha(alpha), views.mixes_probabilities)
             for alpha in OTHER_ALPHAS
         ),
     )
-
-
-def pgd_20(
-    name: str, threat: Threat, *, seed: int = 0, source: View | None = None, needs: Needs | None = None
-) -> Cascade:
-    """Return PGD-20 with the paper's step and no random start, on the model or on a view of it."""
-    return Cascade(name, threat, (Stage("pgd-20", PGD(threat, steps=20), source, needs),))
-
-
-def margin_attack(threat: Threat, *, seed: int = 0) -> Cascade:
-    """Return AutoAttack's two APGD attacks, run for the smallest margin of each image (the paper's appendix)."""
-    untargeted = APGD(threat, objective=objectives.cross_entropy, widest_margin=True, seed=seed)
-    targeted = targeted_apgd(threat, objective=objectives.targeted_dlr, widest_margin=True, seed=seed)
-    return Cascade("margin", threat, (Stage("apgd-ce", untargeted), Stage("apgd-t", targeted)))
-
-
-def adaptive_auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
-    """Return the paper's setting D: AutoAttack whose APGD attacks also lower alpha."""
-    ce, targeted, *others = auto_attack(threat, seed=seed).stages
-    without_alpha = (replace(stage, needs=views.lacks_learned_alpha) for stage in (ce, targeted))
-    return Cascade("D", threat, (*lower_alpha_stages(threat, PAPER_WEIGHT, seed), *without_alpha, *others))
 
 
 PRESETS: dict[str, Callable[..., Cascade]] = {
@@ -165,12 +171,12 @@ PRESETS: dict[str, Callable[..., Cascade]] = {
     "standard": auto_attack,
     "adaptive": adaptive_attack,
     "margin": margin_attack,
-    "A": partial(pgd_20, "A", source=GrayBox()),
+    "A": partial(pgd_20, "A", source=views.GrayBox()),
     "B": partial(pgd_20, "B"),
     "C": auto_attack,
     "D": adaptive_auto_attack,
-    "STD": partial(pgd_20, "STD", source=Base("standard"), needs=views.is_mixture),
-    "ROB": partial(pgd_20, "ROB", source=Base("robust"), needs=views.is_mixture),
+    "STD": partial(pgd_20, "STD", source=views.Base("standard"), needs=views.is_mixture),
+    "ROB": partial(pgd_20, "ROB", source=views.Base("robust"), needs=views.is_mixture),
     "MIX": partial(pgd_20, "MIX"),
 }
 

@@ -1,4 +1,8 @@
-"""The Square attack (Andriushchenko et al. 2020): random squares, kept if they widen the margin, without a gradient."""
+"""The Square attack (Andriushchenko et al. 2020), without a gradient: random squares, kept if they widen the margin.
+
+The random numbers of a proposal are `chance`, one row per image: two for the position of its square, two for that of a
+second square (L2 only), one for the orientation of a bump (L2 only), then one per channel for the sign.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,21 @@ from adaptive_smoothing.threat import L2, Threat, column
 FIRST_AREA = 0.8
 # Queries after which the area of the squares is halved.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+# Steps between two checks by the host.
 CHECK_EVERY = 51
 # The tensors of the state that a proposal depends on.
 PROPOSAL_INPUTS = ("clean", "eps", "key", "step", "worst", "start")
-# About one proposal in twenty is kept. With a longer lookahead, too many proposals would be repeated.
+# About one proposal in twenty is kept. With a longer lookahead, too many proposals would be made twice.
 MAX_LOOKAHEAD = 8
 
 
 @dataclass(frozen=True)
 class Square(StepAttack):
-    """`queries` proposals after the first image, which has stripes (Linf) or tiles (L2).
+    """Square with `queries` proposals, starting from an image with stripes (Linf) or tiles (L2).
 
-    Most proposals are refused. A small batch therefore evaluates the next `lookahead` proposals at once, all made from
-    the same image. The first that widens the margin is kept, and those after it are repeated. The result is the same.
+    Most proposals are rejected. A small batch therefore evaluates the next `lookahead` proposals at once, all made from
+    the same image. The first that widens the margin is kept, and those after it are made again from the new image. The
+    result does not depend on `lookahead`.
     """
 
     threat: Threat
@@ -64,11 +70,11 @@ class Square(StepAttack):
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         labels = state["label"].repeat_interleave(self.lookahead)
-        # NaN counts as the widest margin, so that it reaches the confirmation, which refuses it.
+        # NaN counts as the widest margin, so that it reaches the confirmation, which raises an error.
         margin = logit_margin(answer.logits, labels).nan_to_num(nan=torch.inf).view(-1, self.lookahead)
         number = torch.arange(self.lookahead, device=margin.device)
         better = (margin > state["margin"][:, None]) & (state["step"][:, None] + number < self.evaluations)
-        # A row that may have succeeded waits until the host confirms or refuses it.
+        # A row that may have succeeded waits until the host has checked it.
         active = state["margin"] <= state["threshold"]
         first, kept = better.int().argmax(1), active & better.any(1)
         rows = torch.arange(len(first), device=first.device)
@@ -82,7 +88,7 @@ class Square(StepAttack):
 
 
 def _side(query: Tensor, height: int, width: int, *, odd: bool) -> Tensor:
-    """Return the side of a query's square; it is `odd` and at least 3 in L2."""
+    """Return the side of the square of each query. With `odd` (L2), it is an odd number of at least 3."""
     halvings = torch.stack([query > limit for limit in HALVINGS]).sum(0)
     side = (FIRST_AREA * height * width * 0.5**halvings).sqrt().round().long()
     if odd:

@@ -1,4 +1,8 @@
-"""Views of a mixed classifier that attacks use, and predicates for the attacks that apply to a model."""
+"""Views of a mixed classifier, from which attacks take gradients, and predicates on models.
+
+A view is made by a function of the model, such as `GrayBox()`. Successes are confirmed on the model itself. Predicates
+decide which attacks apply to a model.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,9 @@ from torch import nn
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, without_transform
+
+View = Callable[[nn.Module], nn.Module]
+Predicate = Callable[[nn.Module], bool]
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class AtAlpha:
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
-        if isinstance(model.alpha, Mixer):  # its h can differ from the mixture's, so it stays in place
+        if isinstance(model.alpha, Mixer):  # kept, because a mixer can also replace the logits of h
             return model.with_alpha_range(self.alpha, self.alpha)
         return model.with_alpha_range(0.0, 1.0).with_alpha(self.alpha)
 
@@ -59,9 +66,9 @@ class SmoothedSurrogate:
 
 @dataclass(frozen=True)
 class WithoutTransforms:
-    """The mixture without transforms, so that the gradients of all targets differ."""
+    """The mixture without transforms, so that the gradients of different targets differ."""
 
-    alpha: float | None = None  # one value for all images; None: the model's, with a gradient where it is clipped
+    alpha: float | None = None  # one value for all images; None: that of the model, with a gradient where it is clipped
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
@@ -72,43 +79,45 @@ class WithoutTransforms:
 
 
 def is_mixture(model: nn.Module) -> bool:
-    """Whether the model has a g and an h, however it mixes them."""
+    """Return whether the model has a g and an h, however it mixes them."""
     return isinstance(model, BaseClassifiers)
 
 
 def mixes_probabilities(model: nn.Module) -> bool:
+    """Return whether the model is the paper's mixture of probabilities."""
     return isinstance(model, MixedClassifier)
 
 
 def has_differentiable_standard(model: nn.Module) -> bool:
+    """Return whether g has a gradient, so that an attack can flip it."""
     return isinstance(model, MixedClassifier) and not isinstance(model.standard, Hardmax)
 
 
 def learns_alpha(model: nn.Module) -> bool:
+    """Return whether alpha depends on the image."""
     return isinstance(model, MixedClassifier) and model.learns_alpha
 
 
 def has_hardmax(model: nn.Module) -> bool:
+    """Return whether g or h has a Hardmax, whose gradient is zero."""
     return isinstance(model, MixedClassifier) and Hardmax in (type(model.standard), type(model.robust))
 
 
 def has_hardmax_or_learned_alpha(model: nn.Module) -> bool:
-    """Whether gradients can vanish: in a Hardmax, or where a learned alpha is close to 0 or 1."""
+    """Return whether gradients can vanish: in a Hardmax, or where a learned alpha is close to 0 or 1."""
     return has_hardmax(model) or learns_alpha(model)
 
 
 def has_transformed_robust(model: nn.Module) -> bool:
-    """Whether h has a nonlinear transform, after which all unlikely classes look alike to an attack."""
+    """Return whether h has a nonlinear transform, after which all unlikely classes look alike to an attack."""
     return isinstance(model, MixedClassifier) and isinstance(model.robust, Nonlinear)
 
 
 def learns_alpha_with_transformed_robust(model: nn.Module) -> bool:
+    """Return whether both `learns_alpha` and `has_transformed_robust` hold."""
     return learns_alpha(model) and has_transformed_robust(model)
 
 
-def lacks(needs: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:
+def lacks(predicate: Predicate) -> Predicate:
     """Return the opposite predicate."""
-    return lambda model: not needs(model)
-
-
-lacks_learned_alpha = lacks(learns_alpha)
+    return lambda model: not predicate(model)

@@ -1,8 +1,9 @@
-"""The model that attacks call: the same function in the fastest arithmetic of the device that is accurate enough.
+"""Arithmetics, in which a model can be computed, and the model that attacks call in one of them.
 
-Every success of an attack is confirmed on the model itself. On CUDA, networks run in bfloat16, channels last, compiled
-if asked. Models that depend on small differences run in TF32, which is slower and three bits more precise. On ARM CPUs
-with float16, convolutions and their gradients run in it.
+An attack uses the fastest arithmetic that is accurate enough; its successes are confirmed in full precision. On CUDA,
+this is bfloat16, with images in channels-last format, or TF32 for models that depend on small differences. TF32 is
+slower and has three more bits. On ARM CPUs that support float16, convolutions and their gradients run in it. Other
+devices use float32.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.models.inference import float32_as
 
-# The largest error of a margin, as a share of the spread of the logits. bfloat16 has 8 bits; float16 has 11, but a CPU
-# also adds in it. Robust networks have less than half of this error, undefended ones sometimes twice as much. If the
-# error on the first images is larger, the arithmetic is not used.
+# The largest error of a margin, as a share of the spread of the logits. If the error on the first images is larger, the
+# arithmetic is not used. bfloat16 has 8 bits; float16 has 11, but a CPU also computes sums in it. Robust networks have
+# less than half of this error, undefended ones sometimes twice as much.
 TOLERANCE = 2.0**-6
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How networks are computed."""
+    """The precision in which a model is computed, and the error that this may cause."""
 
     name: str
     autocast: torch.dtype | None = None
@@ -35,15 +36,15 @@ class Arithmetic:
     tolerance: float = TOLERANCE
 
     def rounding(self, logits: Tensor) -> Tensor:
-        """Return the largest error of the margins of images with these logits."""
+        """Return the largest error to expect of the margin of each image, given its logits."""
         return self.tolerance * (logits.amax(1) - logits.amin(1))
 
     def float32_context(self) -> AbstractContextManager[None]:
-        """Set the precision of float32; gradients need it as well, or they have a precision of their own."""
+        """Return a context with the precision of float32. It must enclose the backward pass as well."""
         return nullcontext() if self.float32 is None else float32_as(self.float32)
 
     def is_accurate(self, model: nn.Module, images: Tensor, logits: Tensor) -> bool:
-        """Whether all errors are within the tolerance; `logits` are those of full precision."""
+        """Return whether all errors are within the tolerance; `logits` are those of full precision."""
         return bool((self.error(model, images, logits) <= self.rounding(logits)).all().item())
 
     def error(self, model: nn.Module, images: Tensor, logits: Tensor) -> Tensor:
@@ -53,6 +54,7 @@ class Arithmetic:
         return (found - logits).abs().amax(1)
 
 
+# DEFAULT_FLOAT32 uses torch's present setting of float32, which is full precision on a CPU.
 FULL_PRECISION = Arithmetic("full precision", float32="ieee", tolerance=2.0**-16)
 DEFAULT_FLOAT32 = Arithmetic("float32", tolerance=2.0**-16)
 TF32 = Arithmetic("TF32", float32="tf32")
@@ -67,13 +69,13 @@ def fast_arithmetics(device: torch.device) -> tuple[Arithmetic, ...]:
 
 
 class FastModel:
-    """Calls `model`, or its `mix`, in an arithmetic, by default the fastest of the device; returns float32 logits."""
+    """A model in an arithmetic, by default the fastest of the device. It returns float32 logits."""
 
     def __init__(
         self, model: nn.Module, device: torch.device, arithmetic: Arithmetic | None = None, *, compiled: bool = False
     ) -> None:
         self.device, self.arithmetic = device, arithmetic or fast_arithmetics(device)[0]
-        # Logits of a mixture are read from `mix`, so that it is compiled once.
+        # Both `__call__` and `mix` of a mixture use its `mix`, so that one function is compiled.
         function: Callable[[Tensor], Tensor | MixedOutput] = model.mix if isinstance(model, MixedClassifier) else model
         self.function = torch.compile(function, dynamic=True) if compiled else function
 
@@ -102,7 +104,7 @@ class FastModel:
 
 @contextmanager
 def frozen(*models: nn.Module) -> Iterator[None]:
-    """Switch off the gradients of all weights: attacks need those of images only, at half the cost."""
+    """Switch off the gradients of all weights: attacks need those of images only, which halves the cost."""
     trainable = [weight for model in models for weight in model.parameters() if weight.requires_grad]
     for weight in trainable:
         weight.requires_grad_(False)

@@ -1,4 +1,8 @@
-"""The engine: the model in fast arithmetic on one device, in full batches that fit into memory."""
+"""The engine: a model on one device, in the fastest arithmetic that is accurate, in batches that fit into memory.
+
+It makes the batches (`job_batch.py`) that the jobs of an attack (`jobs.py`) are run in, and keeps them for the next
+images. An arithmetic (`arithmetic.py`) is the precision in which the model is computed.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,18 @@ from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel, fast_arithmetics, frozen
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
+from adaptive_smoothing.attacks.views import View
 from adaptive_smoothing.models.inference import fp32_logits
 
-# Rows of a batch of images of CIFAR's size, and how many such images keep a device busy.
-BATCH = {"cuda": 2048, "cpu": 32}
-BUSY = {"cuda": 1024, "cpu": 32}
+# Rows of a batch of images of CIFAR's size, and how many such images keep a device busy, by type of device.
+BATCH, OTHER_BATCH = {"cuda": 2048, "cpu": 32}, 256
+BUSY, OTHER_BUSY = {"cuda": 1024, "cpu": 32}, 1
 CIFAR_PIXELS = 3 * 32 * 32
-# Images on which fast arithmetic is compared with the model.
+SMALLEST_BATCH = 8
+# Images on which fast arithmetic is compared with full precision.
 PROBE_IMAGES = 8
 # Batch sizes on a GPU, where each size is recorded once: powers of two and the sizes halfway between them.
 SIZES = tuple(size for power in range(5, 16) for size in (2**power, 3 * 2 ** (power - 1)))
-
-View = Callable[[nn.Module], nn.Module]
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Passes:
 
 @dataclass
 class Engine:
-    """Runs a model for attacks on one device. Compiled and recorded functions are kept for the next images."""
+    """A model prepared for attacks on one device. Compiled and recorded functions are kept for the next images."""
 
     model: nn.Module
     device: torch.device
@@ -54,7 +58,8 @@ class Engine:
     passes: Passes = field(default_factory=Passes)
 
     def __post_init__(self) -> None:
-        self.size = self.batch_size or BATCH.get(self.device.type, 256)
+        # The current number of rows; it is reduced for large images and when memory runs out.
+        self.size = self.batch_size or BATCH.get(self.device.type, OTHER_BATCH)
         self._views: dict[View, nn.Module] = {}
         self._arithmetic = FULL_PRECISION if self.precise else None
         self._fast: dict[tuple[int, Arithmetic], FastModel] = {}
@@ -75,13 +80,16 @@ class Engine:
                 warnings.warn(message, stacklevel=5)
         return self._arithmetic
 
-    def retry(
+    def run_with_retries(
         self, inputs: AttackInput, source: View | None, work: Callable[[nn.Module | None], AttackOutcome]
     ) -> AttackOutcome:
-        """Return work(view of the model), with frozen weights; repeat it with smaller batches if memory runs out."""
+        """Return work(view of the model); repeat it with smaller batches if memory runs out.
+
+        All weights are frozen during the work. Without a `source`, the view is None.
+        """
         if self.batch_size is None:
-            fitting = BATCH.get(self.device.type, 256) * CIFAR_PIXELS // inputs.images[0].numel()
-            self.size = min(self.size, max(8, fitting))
+            fitting = BATCH.get(self.device.type, OTHER_BATCH) * CIFAR_PIXELS // inputs.images[0].numel()
+            self.size = min(self.size, max(SMALLEST_BATCH, fitting))
         while True:
             try:
                 if source is not None and source not in self._views:
@@ -105,6 +113,26 @@ class Engine:
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()
 
+    def rows(self, jobs: int) -> int:
+        """Return the number of rows of a batch for so many jobs: on a GPU one of `SIZES`."""
+        if self.device.type == "cuda":
+            jobs = min((size for size in SIZES if size >= jobs), default=jobs)
+        return min(jobs, self.size)
+
+    def batch(self, attack: StepAttack, view: nn.Module | None, arithmetic: Arithmetic, state: State) -> JobBatch:
+        """Return a batch that starts from `state`; on a GPU, an earlier batch of the same size is used again."""
+        # The attack is found by its id and not by the key of its stage, because presets share keys.
+        key = (id(attack), id(view), arithmetic, len(state["label"]))
+        if key in self._recorded:
+            self._recorded[key].load(state)
+            return self._recorded[key]
+        fast_view = None if view is None else self._fast_model(view, arithmetic)
+        victim = Victim(self._fast_model(self.model, arithmetic), fast_view, arithmetic)
+        batch = JobBatch(attack, victim, state, self._capacity(state), self._compiles(arithmetic), self._memory)
+        if batch.cuda:
+            self._recorded[key] = batch
+        return batch
+
     def _fast_model(self, model: nn.Module, arithmetic: Arithmetic) -> FastModel:
         key = (id(model), arithmetic)
         if key not in self._fast:
@@ -114,29 +142,12 @@ class Engine:
         return self._fast[key]
 
     def _compiles(self, arithmetic: Arithmetic) -> bool:
-        """Whether to compile: slower arithmetics are for a few images, or TF32, where torch 2.9 to 2.11 fail."""
-        return self.compiled and arithmetic == fast_arithmetics(self.device)[0]
+        """Return whether to compile: only the fastest arithmetic.
 
-    def batch(self, attack: StepAttack, source: nn.Module | None, arithmetic: Arithmetic, state: State) -> JobBatch:
-        """Return a batch that starts from `state`; an earlier one of the same size is used again on a GPU."""
-        # The key is not the stage's: presets have different stages with the same key.
-        key = (id(attack), id(source), arithmetic, len(state["label"]))
-        if key in self._recorded:
-            self._recorded[key].load(state)
-            return self._recorded[key]
-        view = None if source is None else self._fast_model(source, arithmetic)
-        victim = Victim(self._fast_model(self.model, arithmetic), view, arithmetic)
-        batch = JobBatch(attack, victim, state, self._capacity(state), self._compiles(arithmetic), self._memory)
-        if batch.cuda:
-            self._recorded[key] = batch
-        return batch
+        The others are used for a few images, or are TF32, with which torch 2.9 to 2.11 cannot compile.
+        """
+        return self.compiled and arithmetic == fast_arithmetics(self.device)[0]
 
     def _capacity(self, state: State) -> int:
         """Return how many images keep the device busy, at most the batch size."""
-        return min(BUSY.get(self.device.type, 1) * CIFAR_PIXELS // state["clean"][0].numel(), self.size)
-
-    def rows(self, jobs: int) -> int:
-        """Return the number of rows of a batch for so many jobs: on a GPU one of a few sizes."""
-        if self.device.type == "cuda":
-            jobs = min((size for size in SIZES if size >= jobs), default=jobs)
-        return min(jobs, self.size)
+        return min(BUSY.get(self.device.type, OTHER_BUSY) * CIFAR_PIXELS // state["clean"][0].numel(), self.size)

@@ -1,7 +1,7 @@
 """Convolutions in float16 on ARM CPUs, and their gradients, for which torch has no fast float16 code.
 
-A confident model has a gradient of cross-entropy that float16 would round to zero. So the gradient of each image is
-multiplied by a power of two where it enters the model, and divided by it at the images.
+The gradient of cross-entropy of a confident model is so small that float16 would round it to zero. So in the backward
+pass, the gradient of each image is multiplied by a power of two at the logits, and divided by it at the image.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pair = tuple[int, int]
 
 
 class Float16Convolutions(TorchFunctionMode):
-    """Inside `torch.autocast`: convolutions and their gradients in float16, matrix products in float32."""
+    """A mode, for use inside `torch.autocast`: convolutions run in float16, matrix products in float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -40,7 +40,7 @@ class Float16Convolutions(TorchFunctionMode):
             return func(*tree_map(_float32, args), **tree_map(_float32, kwargs))
 
 
-# Torch computes float16 matrix products, and with them gradients of convolutions, without vector instructions.
+# Torch computes float16 matrix products without vector instructions, and uses them for gradients of convolutions.
 IN_FLOAT32 = {
     *(torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
     *(F.linear, F.bilinear, F.scaled_dot_product_attention, F.multi_head_attention_forward),
@@ -66,7 +66,10 @@ def _arguments(
     dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> tuple[object, ...] | None:
-    """Return the arguments of `_Convolution`; None unless weights are frozen and the gradient is a convolution."""
+    """Return the arguments of `_Convolution`, or None if it does not support them.
+
+    The weights must be frozen, and the gradient must be a convolution as well.
+    """
     if groups != 1 or images.dim() != 4 or weight.requires_grad or not isinstance(padding, tuple):
         return None
     fits = all(pad <= reach for pad, reach in zip(padding, _reach(weight, dilation), strict=True))
@@ -79,7 +82,7 @@ def _reach(weight: Tensor, dilation: Pair) -> list[int]:
 
 
 def with_scaled_gradients(function: Callable[[Tensor], Output], images: Tensor) -> Output:
-    """Return function(images); inside, the gradient of each image is scaled to a largest value from 1 to 2."""
+    """Return function(images). Inside, the largest gradient of each image is scaled to between 1 and 2."""
     if not (torch.is_grad_enabled() and images.requires_grad):
         return function(images)
     scale: dict[str, Tensor] = {}
@@ -121,6 +124,8 @@ class _Unscale(torch.autograd.Function):
 
 
 class _Convolution(torch.autograd.Function):
+    """A convolution in float16, whose gradient is computed as a convolution in float16."""
+
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair

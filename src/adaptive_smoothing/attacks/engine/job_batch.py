@@ -1,4 +1,7 @@
-"""A batch of jobs that step together; on CUDA a step is one recorded graph, which costs the host almost nothing."""
+"""A batch of jobs that step together, and the model that answers them.
+
+On CUDA a step is one recorded graph, which costs the host almost nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from torch.cuda import _POOL_HANDLE
 
 from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
-from adaptive_smoothing.attacks.objectives import Objective
+from adaptive_smoothing.attacks.objectives import Model, Objective, loss_and_gradient
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
 
 ALL_ROWS = slice(None)
@@ -19,10 +22,10 @@ ALL_ROWS = slice(None)
 
 @dataclass(frozen=True)
 class Victim:
-    """The model under attack, and the model that gradients come from if it is another one (a transfer attack)."""
+    """The model under attack, and the view that gradients come from, if it is not the model itself."""
 
-    model: Callable[[Tensor], Tensor]
-    source: Callable[[Tensor], Tensor] | None = None
+    model: Model
+    view: Model | None = None
     arithmetic: Arithmetic = DEFAULT_FLOAT32
 
     def answer(self, objective: Objective | None, images: Tensor, state: State) -> Answer:
@@ -30,14 +33,9 @@ class Victim:
         with self.arithmetic.float32_context():
             loss = gradient = None
             if objective is not None:
-                with torch.enable_grad():
-                    images = images.detach().requires_grad_()
-                    loss, logits = objective(self.source or self.model, images, state["label"], state["target"])
-                    if loss.requires_grad:
-                        (gradient,) = torch.autograd.grad(loss.sum(), images, allow_unused=True)
-                # Where the output does not depend on the images, the gradient is zero, which an alarm reports.
-                loss, gradient = loss.detach(), torch.zeros_like(images) if gradient is None else gradient
-            if objective is None or self.source is not None:
+                classes = state["label"], state["target"]
+                loss, logits, gradient = loss_and_gradient(objective, self.view or self.model, images, *classes)
+            if objective is None or self.view is not None:
                 with torch.no_grad():
                     logits = self.model(images.detach())
             return Answer(logits.detach(), loss, gradient)
@@ -45,7 +43,7 @@ class Victim:
 
 @dataclass(eq=False)
 class JobBatch:
-    """Rows of jobs that step together."""
+    """Jobs, one per row, that step together. `attack` is `made_for`, adapted to the number of rows."""
 
     made_for: StepAttack  # kept alive, so that no other attack gets its id, by which the engine finds this batch
     victim: Victim
@@ -71,7 +69,7 @@ class JobBatch:
             self.state[name][rows] = value
 
     def advance(self, steps: int) -> None:
-        """Make some steps."""
+        """Make `steps` steps of all jobs."""
         if self.recordable and self.graph is None:
             self._record()
         for _ in range(steps):
@@ -81,6 +79,7 @@ class JobBatch:
                 self.state |= self._stepped(self.state)
 
     def _stepped(self, state: State) -> State:
+        """Return the tensors that one step changes."""
         images = self.query(state)
         answer = self.victim.answer(self.attack.current_objective(state), images, state)
         return {"step": state["step"] + 1} | self.update(state, images, answer)

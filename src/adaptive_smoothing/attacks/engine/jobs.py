@@ -1,8 +1,9 @@
 """The jobs of one attack on one set of images.
 
-Jobs that are done leave the batch, and waiting jobs take their rows. The result is the same as that of trying the
-attempts on an image one after the other until one succeeds: a job is dropped only when an earlier attempt has
-succeeded, and the earliest success counts. With `widest_margin` no job is dropped, and the widest margin counts.
+A job is one attempt on one image (`step_attack.py`). Jobs that are done leave the batch, and waiting jobs take their
+rows. The result is that of trying the attempts on an image one after the other until one succeeds: a job is dropped
+only when an earlier attempt has succeeded, and the earliest success counts. With `widest_margin` no job is dropped, and
+the widest margin counts.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome, confirm
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic
-from adaptive_smoothing.attacks.engine.engine import Engine, View
+from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
+from adaptive_smoothing.attacks.views import View
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 
@@ -37,7 +39,7 @@ def run_attack(
     precise: bool = False,
     progress: AttackProgress | None = None,
 ) -> AttackOutcome:
-    """Attack every image of `inputs`; the arguments are those of a `Stage`."""
+    """Attack every image of `inputs` and return the outcome; key, attack, source and precise are those of a `Stage`."""
 
     def work(view: nn.Module | None) -> AttackOutcome:
         arithmetic = FULL_PRECISION if precise else engine.arithmetic(inputs)
@@ -49,37 +51,41 @@ def run_attack(
             warnings.warn(f"the gradient overflows in {arithmetic.name}; {key} uses float32", stacklevel=4)
             return Jobs(engine, key, attack, inputs, view, FULL_PRECISION, progress).run()
 
-    return engine.retry(inputs, source, work)
+    return engine.run_with_retries(inputs, source, work)
 
 
 @dataclass
 class Jobs:
-    """One attack on one set of images. Job k is attempt k // images on image k % images."""
+    """One attack on one set of images. Job k is attempt k // image_count on image k % image_count.
+
+    On the host, jobs are numbers in NumPy arrays: `job[row]` is the job of a row, or -1 if the row is idle.
+    """
 
     engine: Engine
     key: str
     attack: StepAttack
     inputs: AttackInput
-    source: nn.Module | None
+    view: nn.Module | None
     arithmetic: Arithmetic
     progress: AttackProgress | None = None
 
     def __post_init__(self) -> None:
-        # A view can rank classes better: to a transform of h all unlikely classes are equal.
-        inputs, source = self.inputs, self.source
-        logits = inputs.logits if source is None else fp32_logits_chunked(source, inputs.images)
+        inputs, view = self.inputs, self.view
+        # Targets are those of the view, because a transform of h makes all unlikely classes look equal.
+        logits = inputs.logits if view is None else fp32_logits_chunked(view, inputs.images)
         self.targets = self.attack.targets(logits, inputs.labels)
-        self.images, self.attempts = self.targets.shape
+        self.image_count, self.attempt_count = self.targets.shape
+        # The number of jobs that have begun or were dropped.
         self.taken = 0
-        # The attempt that succeeded on each image; `attempts` where none has.
-        self.success = np.full(self.images, self.attempts)
-        self.queries = np.full(self.images, self.attempts * self.attack.evaluations)
+        # The attempt that succeeded on each image; `attempt_count` where none has.
+        self.success = np.full(self.image_count, self.attempt_count)
+        self.queries = np.full(self.image_count, self.attempt_count * self.attack.evaluations)
         self.outcome = AttackOutcome.before(inputs)
 
     def run(self) -> AttackOutcome:
         """Run all jobs and return the outcome of each image."""
-        jobs = self._next(self.engine.rows(self.images * self.attempts))
-        # The job of each row; -1 for idle rows, which repeat the first job.
+        jobs = self._next(self.engine.rows(self.image_count * self.attempt_count))
+        # Idle rows repeat the first job.
         job = np.array(jobs + [-1] * (self.engine.rows(len(jobs)) - len(jobs)))
         batch = self._batch(self._begin(np.where(job < 0, jobs[0], job)))
         while (job >= 0).any():
@@ -99,18 +105,19 @@ class Jobs:
     def _next(self, count: int) -> list[int]:
         """Return up to `count` jobs that can still change the outcome."""
         found: list[int] = []
-        while len(found) < count and self.taken < self.images * self.attempts:
-            if self._is_open(*divmod(self.taken, self.images)):
+        while len(found) < count and self.taken < self.image_count * self.attempt_count:
+            if self._is_open(*divmod(self.taken, self.image_count)):
                 found.append(self.taken)
             self.taken += 1
         return found
 
     def _is_open(self, attempt: int | np.ndarray, image: int | np.ndarray) -> np.ndarray:
-        """Whether attempts can still change the outcome of their images."""
+        """Return whether attempts can still change the outcome of their images."""
         return (attempt < self.success[image]) | self.attack.widest_margin
 
     def _begin(self, jobs: np.ndarray) -> State:
-        attempt, image = (self._on_device(part) for part in divmod(jobs, self.images))
+        """Return the state of jobs before their first step."""
+        attempt, image = (self._on_device(part) for part in divmod(jobs, self.image_count))
         inputs, stream = self.inputs.take(image), keyed_seed(self.attack.seed, self.key) & WORD
         state = {
             "clean": inputs.images,
@@ -127,7 +134,7 @@ class Jobs:
         return state | self.attack.begin(state, self.inputs.logits.shape[1])
 
     def _batch(self, state: State) -> JobBatch:
-        return self.engine.batch(self.attack, self.source, self.arithmetic, state)
+        return self.engine.batch(self.attack, self.view, self.arithmetic, state)
 
     def _shrink(self, batch: JobBatch, job: np.ndarray) -> tuple[JobBatch, np.ndarray]:
         """Return a smaller batch and its jobs, if enough rows are idle."""
@@ -141,53 +148,58 @@ class Jobs:
         return self._batch({name: value[which] for name, value in batch.state.items()}), job
 
     def _check(self, state: State, job: np.ndarray) -> np.ndarray:
-        """Confirm apparent successes and keep the results of finished jobs; return which rows are free."""
+        """Confirm apparent successes and keep the results of finished jobs; return which rows become idle."""
         numbers = torch.stack([state["margin"], state["threshold"], state["step"].float()])
         margin, threshold, step = numbers.cpu().numpy()
         running, at_end = job >= 0, step >= self.attack.evaluations
         promising = np.flatnonzero(running & (margin > threshold) & (at_end | (not self.attack.widest_margin)))
         if len(promising):
             self._confirm(state, promising, job, step)
-        attempt, image = np.divmod(job, self.images)
+        attempt, image = np.divmod(job, self.image_count)
         dropped = running & ~self._is_open(attempt, image)
         finished = running & ~dropped & at_end
         self._keep_closest(state, np.flatnonzero(finished), image, margin)
         if self.progress is not None:
             remaining = running.sum() - np.minimum(step[running] / self.attack.evaluations, 1).sum()
-            share_done = float((self.taken - remaining) / (self.images * self.attempts))  # dropped jobs included
-            self.progress(share_done, int((self.success < self.attempts).sum()))
+            # Dropped jobs count as done.
+            share_done = float((self.taken - remaining) / (self.image_count * self.attempt_count))
+            self.progress(share_done, int((self.success < self.attempt_count).sum()))
         return dropped | finished
 
     def _confirm(self, state: State, rows: np.ndarray, job: np.ndarray, step: np.ndarray) -> None:
-        """Check successes in full precision. One that is refused raises the threshold of its row."""
+        """Check successes in full precision. One that is not confirmed raises the threshold of its row."""
         which, outcome = self._on_device(rows), self.outcome
         threat = self.inputs.threat.with_eps(state["eps"][which])
         clean, worst = state["clean"][which], threat.project(state["worst"][which], state["clean"][which])
         margin, logits = confirm(self.engine.model, worst, clean, state["label"][which], threat)
-        # After an overflow in fast arithmetic only, the job continues with the margin of full precision.
+        # If fast arithmetic overflowed, the job continues with the margin of full precision.
         computed = state["margin"][which]
         state["margin"][which] = computed = computed.where(computed < torch.finfo(computed.dtype).max, margin)
         state["threshold"][which] = computed.clamp_min(0)
         self.engine.passes.add(len(rows), gradient=False)
-        attempt, image = np.divmod(job[rows], self.images)
-        # On each image the earliest success counts, or the one with the widest margin.
-        rank, best = attempt, self.success
-        if self.attack.widest_margin:
-            rank, best = -margin.cpu().numpy(), -outcome.margin.where(outcome.fooled, -torch.inf).cpu().numpy()
-        new = _first_of_each_image(np.flatnonzero((margin > 0).cpu().numpy()), rank, image)
-        new = new[rank[new] < best[image[new]]]
+        attempt, image = np.divmod(job[rows], self.image_count)
+        new = self._counted(margin, attempt, image)
         self.success[image[new]] = attempt[new]
         if not self.attack.widest_margin:
             steps = np.minimum(step[rows[new]], self.attack.evaluations)
             self.queries[image[new]] = attempt[new] * self.attack.evaluations + steps.astype(int)
-        at, source = self._on_device(image[new]), self._on_device(new)
+        at, chosen = self._on_device(image[new]), self._on_device(new)
         outcome.fooled[at] = True
-        outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[source], margin[source], logits[source]
+        outcome.worst[at], outcome.margin[at], outcome.logits[at] = worst[chosen], margin[chosen], logits[chosen]
+
+    def _counted(self, margin: Tensor, attempt: np.ndarray, image: np.ndarray) -> np.ndarray:
+        """Return which successes count: on each image the earliest attempt, or the one with the widest margin."""
+        rank, best = attempt, self.success
+        if self.attack.widest_margin:
+            fooled_margin = self.outcome.margin.where(self.outcome.fooled, -torch.inf)
+            rank, best = -margin.cpu().numpy(), -fooled_margin.cpu().numpy()
+        new = _first_of_each_image(np.flatnonzero((margin > 0).cpu().numpy()), rank, image)
+        return new[rank[new] < best[image[new]]]
 
     def _keep_closest(self, state: State, rows: np.ndarray, image: np.ndarray, margin: np.ndarray) -> None:
         """Keep the widest margin of the finished jobs of images that are not fooled."""
         rows = _first_of_each_image(rows, -margin, image)
-        rows = rows[self.success[image[rows]] == self.attempts]
+        rows = rows[self.success[image[rows]] == self.attempt_count]
         if not len(rows):
             return
         at, which = self._on_device(image[rows]), self._on_device(rows)

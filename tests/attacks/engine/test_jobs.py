@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import ATTACKS, CPU, Planes, make_images, make_input, run, small_network
+from toys import ATTACKS, CPU, Planes, make_images, make_input, run
 
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.attack_input import AttackInput
@@ -294,11 +294,6 @@ def test_nan_never_counts_as_robust(name, where, threat):
 
 
 # --- batches --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def network():
-    return small_network()
 
 
 class InPlace(engine_module.JobBatch):

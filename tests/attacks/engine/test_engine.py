@@ -3,18 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from toys import ATTACKS, CPU, Planes, make_images, make_input, run, small_network
+from toys import ATTACKS, CPU, Planes, make_images, make_input, run
 
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.engine.jobs import run_attack
 from adaptive_smoothing.threat import Linf
-
-
-@pytest.fixture(scope="module")
-def network():
-    return small_network()
 
 
 class LittleMemory(nn.Module):
