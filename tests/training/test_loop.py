@@ -12,8 +12,7 @@ import torch
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training import checkpoints
-from adaptive_smoothing.training.loop import DivergedError, Stopped
-from adaptive_smoothing.training.monitor import TrainingMonitor
+from adaptive_smoothing.training.loop import DivergedError, Stopped, TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer
 
@@ -40,8 +39,8 @@ def recipe(method="standard", epochs=4, **changes):
 
 
 def trainer(folder, settings, data=None, save_every=0.0):
-    data, monitor = data or tiny_data(), TrainingMonitor(folder, quiet=True, tensorboard=False)
-    run = Trainer(settings, data, data.take(slice(32)), folder, monitor=monitor)
+    data = data or tiny_data()
+    run = Trainer(settings, data, data.take(slice(32)), TrainingOptions(folder, quiet=True, tensorboard=False))
     run.save_every = save_every
     return run
 
@@ -98,7 +97,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     run.train_step = step
     with pytest.raises(DivergedError, match="last good checkpoint"):
         run.run()
-    tensors, facts = checkpoints.load(run.checkpoint)
+    tensors, facts = checkpoints.load(run.options.checkpoint)
     assert facts["step"] == 3 and all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
 
@@ -178,7 +177,7 @@ def test_a_bad_last_step_is_not_saved_over_a_good_checkpoint(tmp_path):
     run.train_step = step
     with pytest.raises(DivergedError, match="kept at"):
         run.run()
-    assert checkpoints.load(run.checkpoint)[1]["step"] == 3
+    assert checkpoints.load(run.options.checkpoint)[1]["step"] == 3
 
 
 def test_divergence_in_the_first_epoch_leaves_no_checkpoint(tmp_path):

@@ -62,7 +62,7 @@ def test_training_changes_the_mixer_and_not_the_base_classifiers(toy, trained):
 
 def test_epochs_are_logged_with_validation(trained):
     run, _ = trained
-    rows = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run.options.folder / "log.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert {"val_clean", "val_pgd10"} <= set(rows[0]) and "val_clean" not in rows[1]  # the end is evaluated elsewhere
     assert rows[0]["val_pgd10"] <= rows[0]["val_clean"] <= 1
@@ -142,47 +142,6 @@ def test_only_mixers_are_trained(toy, tmp_path):
     mixed = MixedClassifier(toy.g, toy.h, 0.5)
     with pytest.raises(TypeError, match=r"alpha is a Mixer, got Tensor: make one with ads.MixingNetwork"):
         toy.trainer(tmp_path, toy.recipe(), toy.data(64), mixed)
-
-
-# --- the scores of a fine-tuned tail ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tail_run(toy, tmp_path):
-    """A fine-tuned tail whose scores differ from image to image, as after some training."""
-    run = toy.trainer(tmp_path / "first", toy.recipe("flip-standard", epochs=1))
-    with torch.no_grad():
-        run.model.scorer[-1].weight.normal_(std=30, generator=torch.Generator().manual_seed(0))
-        run.model.scorer[-1].bias += 50
-    return run
-
-
-def test_scores_are_standardized_without_a_change_of_alpha(tail_run):
-    run = tail_run
-    run.update_operating_point()
-    images = run.val_data.floats()
-    before = run.mixed.mix(images).alpha
-    assert before.std() > 0.1
-    run._standardize(run.model)
-    score = run.model(run.mixed.base_outputs(images)).score
-    assert score.mean().item() == pytest.approx(0, abs=1e-4) and score.std(correction=0).item() == pytest.approx(1)
-    torch.testing.assert_close(run.mixed.mix(images).alpha, before, atol=1e-3, rtol=0)
-    assert run.mixed.alpha_scale.item() == pytest.approx(run.recipe.operating_point.scale * run.model.spread.item())
-
-
-def test_a_fine_tuned_tail_can_be_trained_again(toy, tail_run, tmp_path):
-    """It continues with the scores it had, and ends with the alpha that it learned."""
-    first = tail_run
-    first._standardize(first.model)
-    again = toy.trainer(tmp_path / "again", first.recipe, toy.data(64), first.mixed)
-    images = again.val_data.floats()
-    again.update_operating_point()
-    before = again.mixed.mix(images).alpha
-    assert before.std() > 0.1
-    torch.testing.assert_close(again.mixed.alpha_scale, again.recipe.operating_point.scale * again.model.spread)
-    again._standardize(again.model)
-    torch.testing.assert_close(again.mixed.mix(images).alpha, before, atol=1e-3, rtol=0)
-    torch.testing.assert_close(again.mixed.alpha_scale, first.mixed.alpha_scale, rtol=0.2, atol=0)
 
 
 # --- the result ---------------------------------------------------------------------------------------------------
