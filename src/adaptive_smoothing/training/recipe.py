@@ -31,11 +31,10 @@ def check_at_least(least: int, **settings: float) -> None:
             raise ValueError(f"expected {name} of at least {least}, got {value}")
 
 
-def check_below_one(**settings: float) -> None:
+def check_below_one(name: str, value: float) -> None:
     """Raise an error if a setting is not in [0, 1)."""
-    for name, value in settings.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"expected {name} in [0, 1), got {value}")
+    if not 0 <= value < 1:
+        raise ValueError(f"expected {name} in [0, 1), got {value}")
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,8 @@ class OptimizerSettings:
         check_choice("schedule", self.schedule, SCHEDULES)
         check_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
         check_at_least(0, lr=self.lr)
-        check_below_one(ema=self.ema)
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"expected warmup in [0, 1), got {self.warmup}: it is a share of the steps")
+        check_below_one("ema as a decay", self.ema)
+        check_below_one("warmup as a share of the steps", self.warmup)
 
 
 @dataclass(frozen=True, kw_only=True)

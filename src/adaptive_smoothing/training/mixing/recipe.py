@@ -81,7 +81,8 @@ class AttackSettings(ThreatSettings):
         super().__post_init__()
         check_choice("setting", self.setting, ATTACKS)
         check_at_least(1, steps=self.steps)
-        check_below_one(alpha_weight=self.alpha_weight, through_robust=self.through_robust)
+        check_below_one("alpha_weight", self.alpha_weight)
+        check_below_one("through_robust", self.through_robust)
         least, most = self.eps_factor_min, self.eps_factor_max
         if not 0 <= least <= most:
             raise ValueError(f"expected 0 <= eps_factor_min <= eps_factor_max, got {least} and {most}")
@@ -135,7 +136,8 @@ class OperatingPointSettings:
     every: int = 10
 
     def __post_init__(self) -> None:
-        check_below_one(low=self.low, recover=self.recover)
+        check_below_one("low", self.low)
+        check_below_one("recover", self.recover)
         check_at_least(1, every=self.every)
         if not 0 <= self.clean_accuracy <= 1:
             raise ValueError(f"expected clean_accuracy in [0, 1], got {self.clean_accuracy}: pass 0.9 for 90 %")
