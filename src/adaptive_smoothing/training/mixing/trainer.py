@@ -93,9 +93,14 @@ class MixingTrainer(Loop):
             attacked, pseudo_labels = self.attacks(batch)
         with torch.no_grad(), self._arithmetic():
             base_outputs = concatenate(*map(self.mixed.base_outputs, (batch.images, attacked)))
-        images, clean = torch.cat([batch.images, attacked]), torch.zeros_like(pseudo_labels)
-        weights = torch.cat([torch.ones_like(clean), torch.full_like(clean, self.recipe.loss.attacked)])
-        return MixerBatch(images, base_outputs, batch.labels.repeat(2), torch.cat([clean, pseudo_labels]), weights)
+        clean_weight = torch.ones_like(pseudo_labels)
+        return MixerBatch(
+            images=torch.cat([batch.images, attacked]),
+            base_outputs=base_outputs,
+            labels=batch.labels.repeat(2),
+            pseudo_labels=torch.cat([torch.zeros_like(pseudo_labels), pseudo_labels]),  # g decides on clean images
+            weights=torch.cat([clean_weight, self.recipe.loss.attacked * clean_weight]),
+        )
 
     def loss(self, examples: MixerBatch) -> tuple[Tensor, Tensor]:
         """Return the weighted mean of the composite loss, and the logits of the mixture."""
