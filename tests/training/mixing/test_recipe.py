@@ -79,10 +79,11 @@ def test_the_default_recipe_of_the_network_is_setting_c():
     assert replace(found, evaluate_every=stored.evaluate_every) == stored
 
 
-def test_the_default_recipe_has_the_threat_and_the_size_that_are_asked_for():
-    recipe = default_recipe(L2(0.5), "mine", clean_accuracy=0.8, size=64)
-    assert (recipe.name, recipe.attack.norm, recipe.attack.eps) == ("mine", "L2", 0.5)
-    assert recipe.operating_point.clean_accuracy == 0.8 and recipe.data.cutout == 16
+def test_the_default_recipe_has_the_threat_the_accuracy_and_the_size_that_are_asked_for():
+    for kind, cutout in (("fine-tuned-tail", 16), ("network", 0)):
+        recipe = default_recipe(L2(0.5), "mine", kind, clean_accuracy=0.8, size=64)
+        assert (recipe.name, recipe.attack.norm, recipe.attack.eps) == ("mine", "L2", 0.5)
+        assert recipe.operating_point.clean_accuracy == 0.8 and recipe.data.cutout == cutout
     with pytest.raises(ValueError, match="one radius for all images"):
         default_recipe(Linf(torch.rand(3)))
 

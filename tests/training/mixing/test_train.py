@@ -48,6 +48,35 @@ def test_the_default_recipe_fits_the_mixer(toy, tmp_path, monkeypatch):
     assert asked[1].data.cutout == 2  # a quarter of the height
 
 
+@pytest.mark.parametrize(
+    ("eps", "clean_accuracy", "message"),
+    [
+        (0.03, 0.0, r"the threat of the recipe, Linf\(eps=0\.06\), got Linf\(eps=0\.03\): pass recipe\.attack\.threat"),
+        (0.06, 0.9, r"the clean accuracy of the recipe, 0\.8, got 0\.9: leave it out"),
+    ],
+)
+def test_arguments_that_contradict_the_recipe_are_errors(toy, tmp_path, eps, clean_accuracy, message):
+    recipe = toy.recipe("flip-standard", operating_point={"clean_accuracy": 0.8})
+    with pytest.raises(ValueError, match=message):
+        train_mixing(
+            toy.mixture(recipe),
+            toy.data(64),
+            toy.data(64),
+            Linf(eps),
+            recipe=recipe,
+            clean_accuracy=clean_accuracy,
+            folder=tmp_path,
+        )
+
+
+def test_a_mixing_network_is_trained_for_the_requested_clean_accuracy(toy, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(MixingTrainer, "run", lambda self: seen.append(self.operating_point.target))
+    mixed, options = toy.mixture(toy.recipe("B")), {"folder": tmp_path, "quiet": True}
+    train_mixing(mixed, toy.data(512), toy.data(64), Linf(toy.EPS), clean_accuracy=0.8, **options)
+    assert seen == [0.8]
+
+
 def test_the_scale_of_g_is_that_of_the_recipe_unless_the_mixture_has_one(toy, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(MixingTrainer, "run", lambda self: asked.append(self.mixed.standard_scale.item()))

@@ -197,18 +197,18 @@ def default_recipe(
 ) -> MixingRecipe:
     """Return the default recipe: `default.toml` for a fine-tuned tail, the paper's setting C for its network.
 
-    By default a fine-tuned tail is trained for a clean accuracy between those of h and g. Images are `size` x `size`.
+    Images are `size` x `size`. Without a `clean_accuracy`, a fine-tuned tail is trained for one between those of h and
+    g, and a network for none.
     """
     if isinstance(threat.eps, Tensor):
         raise ValueError("expected one radius for all images, got one per image: pass ads.Linf(8 / 255) or similar")
-    norm, eps = threat.norm, float(threat.eps)
     if kind == "network":
-        return MixingRecipe(name=name, attack=AttackSettings(setting="C", norm=norm, eps=eps, steps=75))
-    recipe = read_toml(DEFAULT, MixingRecipe)
+        recipe = MixingRecipe(name=name, attack=AttackSettings(setting="C", steps=75))
+    else:
+        recipe = read_toml(DEFAULT, MixingRecipe)
+        recipe = replace(recipe, name=name, data=replace(recipe.data, cutout=size // 4))
     return replace(
         recipe,
-        name=name,
-        attack=replace(recipe.attack, norm=norm, eps=eps),
+        attack=replace(recipe.attack, norm=threat.norm, eps=float(threat.eps)),
         operating_point=replace(recipe.operating_point, clean_accuracy=clean_accuracy),
-        data=replace(recipe.data, cutout=size // 4),
     )

@@ -41,7 +41,9 @@ def train_mixing(
 
     Args:
         train, val: images for training, and for the operating point. Neither may be used to test g or h.
+        threat: the norm and the radius of the attacks on training images.
         recipe: default: `default_recipe` for the mixer, the threat and the clean accuracy.
+        clean_accuracy: the target for the operating point; default: that of the recipe.
         folder: receives the checkpoint and the log.
         compiled: compile the networks; by default on CUDA only.
         resume: continue an interrupted training in the folder.
@@ -49,6 +51,7 @@ def train_mixing(
     if recipe is None:
         kind = "fine-tuned-tail" if isinstance(mixed.alpha, FineTunedTail) else "network"
         recipe = default_recipe(threat, kind=kind, clean_accuracy=clean_accuracy, size=train.images.shape[-1])
+    _check_agreement(recipe, threat, clean_accuracy)
     device = device or str(mixed.alpha_shift.device)
     options = TrainingOptions(Path(folder), device=device, compiled=compiled, resume=resume, quiet=quiet)
     return _train(mixed, train, val, recipe, options)
@@ -95,6 +98,21 @@ def untrained_mixture(
 def training_facts(recipe: MixingRecipe, images: int, seconds: float, device: torch.device | str) -> dict[str, Any]:
     """Return the facts about a training for the card of its mixture."""
     return {"recipe": asdict(recipe), "train_images": images, "seconds": round(seconds, 1), **environment(device)}
+
+
+def _check_agreement(recipe: MixingRecipe, threat: Threat, clean_accuracy: float) -> None:
+    """Raise an error if an argument of `train_mixing` contradicts the recipe, which would win."""
+    attack, point = recipe.attack, recipe.operating_point
+    if threat != attack.threat:
+        raise ValueError(
+            f"expected the threat of the recipe, {attack.threat}, got {threat}: pass recipe.attack.threat, or change "
+            "attack.norm and attack.eps of the recipe"
+        )
+    if clean_accuracy not in (0, point.clean_accuracy):
+        raise ValueError(
+            f"expected the clean accuracy of the recipe, {point.clean_accuracy:g}, got {clean_accuracy:g}: leave it "
+            "out, or change operating_point.clean_accuracy of the recipe"
+        )
 
 
 def _train(
