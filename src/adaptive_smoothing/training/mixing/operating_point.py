@@ -59,7 +59,7 @@ class OperatingPoint:
         if isinstance(mixer, FineTunedTail):
             mixer.standardize(self.base_outputs)
             self.mixed.alpha_scale.copy_(_alpha_scale(mixer, self.settings))
-        curve = shift_curve(self.base_outputs, mixer(self.base_outputs), self.labels, self.mixed)
+        curve = shift_curve(self.mixed, self.base_outputs, mixer(self.base_outputs), self.labels)
         self.mixed.alpha_shift.fill_(curve.largest_setting(min(self.target, curve.best())))
 
 
