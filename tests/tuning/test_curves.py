@@ -128,6 +128,13 @@ def test_a_fixed_alpha_has_the_predicted_accuracy(linear, robust, data):
         assert curve(alpha) == pytest.approx(ads.evaluate(at_setting(mixed, alpha), data).clean)
 
 
+def test_the_current_alpha_is_that_inside_of_the_range(linear, robust, data):
+    mixed = ads.MixedClassifier(linear, robust, 0.5, alpha_range=(0.2, 1.0))
+    assert current_setting(mixed) == pytest.approx(0.6)
+    clean = [ads.evaluate(model, data).clean for model in (mixed, mixed.with_alpha_range(0, 1))]
+    assert accuracy_curve(mixed, data)(current_setting(mixed)) == pytest.approx(clean[0]) and clean[0] != clean[1]
+
+
 def test_shifts_of_two_images_by_hand():
     """g is (3/4, 1/4) and h (1/4, 3/4): the first image is correct below alpha = 1/2, the second above it."""
     logits = torch.tensor([[3.0, 1.0], [3.0, 1.0]]).log()

@@ -127,11 +127,14 @@ def fixed_alpha_curve(
 
 
 def current_setting(mixed: MixedClassifier) -> float:
-    """Return the alpha of a mixture, or the alpha_shift of a learned alpha."""
+    """Return the alpha of a mixture inside its range, or the alpha_shift of a learned alpha."""
     _check_tunable(mixed)
     if mixed.learns_alpha:
         return mixed.alpha_shift.item()
-    return (mixed.alpha_range[0] if isinstance(mixed.alpha, nn.Module) else mixed.alpha).item()
+    if isinstance(mixed.alpha, nn.Module):
+        return mixed.alpha_range[0].item()
+    low, high = mixed.alpha_range.to(mixed.alpha)
+    return torch.lerp(low, high, mixed.alpha).item()
 
 
 def at_setting(mixed: MixedClassifier, setting: float) -> MixedClassifier:
