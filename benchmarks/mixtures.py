@@ -120,10 +120,10 @@ class Bench:
             data = self.measured.take(slice(images))
             verdict = evaluate(mixed, data, attack, options=EvaluationOptions(alarms=self.options.alarms))
             robust &= verdict.robust_correct[:shared]
-            took = {name: took for name, took, _ in verdict.waterfall if took}
-            known = {"robust": verdict.robust, "images": len(data), "took": took}
-            asked = {} if verdict.alarms is None else {"alarms": [alarm.name for alarm in verdict.alarms]}
-            found["attacks"][attack.name] = known | asked
+            took = {name: count for name, count, _ in verdict.waterfall if count}
+            found["attacks"][attack.name] = {"robust": verdict.robust, "images": len(data), "took": took}
+            if verdict.alarms is not None:
+                found["attacks"][attack.name]["alarms"] = [alarm.name for alarm in verdict.alarms]
             columns[attack.name] = verdict.robust_correct.numpy()
         columns["clean"] = evaluate(mixed, self.measured).clean_correct.numpy()
         whole = {"clean": columns["clean"].mean().item(), "stands_all": robust.float().mean().item(), "of": shared}

@@ -1,7 +1,6 @@
 """The training loop, with a tiny network that learns to distinguish dark and light images."""
 
 import json
-import os
 import signal
 import threading
 from dataclasses import replace
@@ -50,7 +49,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("method", ["standard", "at", "trades", "iaat", "gaussian"])
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method):
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method, stop_after):
     whole = trainer(tmp_path / "whole", recipe(method)).run()
 
     first = trainer(tmp_path / "parts", recipe(method))
@@ -62,20 +61,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method):
     assert torch.equal(weights(second.run()), weights(whole))
 
 
-def stop_after(run, steps, by=signal.SIGINT):
-    """Send a signal to the process at a known step."""
-    original = run.train_step
-
-    def step(batch):
-        if run.step == steps - 1:
-            os.kill(os.getpid(), by)
-        return original(batch)
-
-    run.train_step = step
-
-
 @pytest.mark.parametrize("method", ["standard", "at"])
-def test_it_learns(tmp_path, method):
+def test_the_loss_falls_and_the_classes_are_learned(tmp_path, method):
     run = trainer(tmp_path, recipe(method, epochs=6))
     run.run()
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -110,7 +97,7 @@ def test_checkpoints_are_written_after_the_first_and_the_last_epoch_and_as_often
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path, by):
+def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path, by, stop_after):
     """By Ctrl-C, or by a batch system."""
     before = signal.getsignal(by)
     first = trainer(tmp_path, recipe(epochs=4), save_every=3600.0)
@@ -140,7 +127,7 @@ def test_a_killed_run_logs_no_epoch_twice(tmp_path):
     assert [row["step"] for row in rows] == [3, 6, 9]
 
 
-def test_an_interrupted_epoch_is_logged_once_and_whole(tmp_path):
+def test_an_interrupted_epoch_is_logged_once_and_whole(tmp_path, stop_after):
     trainer(tmp_path / "whole", recipe()).run()
     first = trainer(tmp_path / "parts", recipe())
     stop_after(first, steps=5)
@@ -238,8 +225,7 @@ def test_gradients_are_clipped(tmp_path):
 
 
 def test_another_recipe_cannot_resume(tmp_path):
-    run = trainer(tmp_path, recipe())
-    run.save()
+    trainer(tmp_path, recipe()).save()
     with pytest.raises(checkpoints.CheckpointError, match="another recipe"):
         trainer(tmp_path, replace(recipe(), seed=1)).resume()
 
@@ -250,14 +236,14 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         trainer(tmp_path, recipe()).resume()
 
 
-def test_the_number_of_classes_is_that_of_the_data(tmp_path):
+def test_another_number_of_classes_than_that_of_the_data_is_an_error(tmp_path):
     settings = recipe()
     settings = replace(settings, model=replace(settings.model, options={**settings.model.options, "num_classes": 3}))
     with pytest.raises(ValueError, match="leave it out"):
         trainer(tmp_path, settings)
 
 
-def test_too_few_images_for_a_batch(tmp_path):
+def test_too_few_images_for_a_batch_are_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"lower optimizer\.batch_size"):
         trainer(tmp_path, recipe(), tiny_data(16))
 

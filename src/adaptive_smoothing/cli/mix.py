@@ -103,7 +103,7 @@ def mix(
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
     accuracy = _store(mixed, pair.val, folder, hold, card, attacked)
     console.print(f"\n{_summary(mixed, pair, accuracy, curve, attacked)}", soft_wrap=True)
-    # A command that is broken over two lines cannot be copied.
+    # No hard wrap: a command that is broken over two lines cannot be copied.
     attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
     console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
 

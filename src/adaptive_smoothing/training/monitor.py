@@ -53,10 +53,11 @@ class TrainingMonitor:
             yield lambda images: self.progress.update(task, completed=images)
 
     def advance(self, done: int) -> None:
+        """Show that this number of steps is done."""
         self.progress.update(self.task, completed=done)
 
     def rewind(self, step: int) -> None:
-        """Remove the rows after `step`, which a resumed run logs again, and a row that is incomplete after a crash."""
+        """Remove the rows after `step` from the log, which a resumed run logs again, and a row cut off by a crash."""
         kept = ""
         with suppress(FileNotFoundError, json.JSONDecodeError):
             for row in self.log_file.read_text().splitlines():

@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).parents[3]
         ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, flip-standard, got 'Z'"),
         ({"attack": {"setting": "hostile"}}, "setting to be one of A, B, C, flip-standard, got 'hostile'"),
         ({"attack": {"unfooled": "drop"}}, "unfooled = 'keep', got 'drop': others were removed; leave it out"),
+        ({"attack": {"eps": -0.1}}, r"eps of at least 0, got -0\.1"),
+        ({"attack": {"norm": "L1"}}, "norm to be one of Linf, L2, got 'L1'"),
         ({"attack": {"eps_factor_min": 2.0}}, "0 <= eps_factor_min <= eps_factor_max"),
         ({"attack": {"through_robust": 1.0}}, r"through_robust in \[0, 1\)"),
         ({"mixer": {"kind": "oracle"}}, "kind to be one of network, fine-tuned-tail"),

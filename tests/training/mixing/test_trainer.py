@@ -1,8 +1,6 @@
 """Training of mixing networks: examples, steps, checkpoints, and a toy pair on which training must pay."""
 
 import json
-import os
-import signal
 from dataclasses import asdict
 
 import pytest
@@ -23,7 +21,7 @@ SETTINGS = ["A", "B", "C", "flip-standard"]
 # --- examples -----------------------------------------------------------------------------------------------------
 
 
-def test_pseudo_labels(toy, tmp_path):
+def test_pseudo_labels_are_one_only_for_images_attacked_through_the_mixture(toy, tmp_path):
     """0 for clean images and for those attacked through h, on which g is correct; 1 for the others."""
     run = toy.trainer(tmp_path, toy.recipe("B", attack={"through_robust": 0.25}))
     examples = run.examples(toy.first_batch(run))
@@ -69,20 +67,13 @@ def test_epochs_are_logged_with_validation(trained):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_resumed_run_ends_with_the_same_weights(toy, tmp_path, setting):
+def test_a_resumed_run_ends_with_the_same_weights(toy, tmp_path, setting, stop_after):
     balanced = {"loss": {"error": 1.0, "balanced": True}} if setting == "flip-standard" else {}
     recipe = toy.recipe(setting, **balanced)
     whole = toy.trainer(tmp_path / "whole", recipe)
     finished = toy.weights(whole.run())
     first = toy.trainer(tmp_path / "parts", recipe)
-    original = first.train_step
-
-    def step(batch):
-        if first.step == 2:  # the first of two steps of the second epoch
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(batch)
-
-    first.train_step = step
+    stop_after(first, steps=3)  # the first of two steps of the second epoch
     with pytest.raises(KeyboardInterrupt):
         first.run()
     second = toy.trainer(tmp_path / "parts", recipe)
@@ -92,8 +83,8 @@ def test_a_resumed_run_ends_with_the_same_weights(toy, tmp_path, setting):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_training_in_bfloat16(toy, tmp_path, setting, monkeypatch):
-    """As autocast does on a GPU. Weights stay in float32."""
+def test_weights_stay_in_float32_when_training_in_bfloat16(toy, tmp_path, setting, monkeypatch):
+    """As autocast does on a GPU."""
     monkeypatch.setattr(MixingTrainer, "_arithmetic", lambda self: torch.autocast("cpu", torch.bfloat16))
     run = toy.trainer(tmp_path, toy.recipe(setting, epochs=1, evaluate_every=1))
     start = toy.weights(run.model).clone()
