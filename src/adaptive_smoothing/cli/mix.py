@@ -101,8 +101,8 @@ def mix(
     attacked = _attack(mixed, pair, against, confirmed, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
-    accuracy = _store(mixed, pair.val, folder, hold, card, attacked)
-    console.print(f"\n{_summary(mixed, pair, accuracy, curve, attacked)}", soft_wrap=True)
+    reached = _store(mixed, pair.val, folder, hold, card, attacked)
+    console.print(f"\n{reached} {_comparison(pair, curve, attacked)}", soft_wrap=True)
     # No hard wrap: a command that is broken over two lines cannot be copied.
     attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
     console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
@@ -192,20 +192,14 @@ def _train(pair: Pair, recipe: MixingRecipe, options: TrainingOptions) -> tuple[
     return mixed, facts | {"resumed": options.resume}
 
 
-def _search_nonlinear(
-    pair: Pair, threat: Threat, clean_accuracy: float, attacked: int, console: Console
-) -> MixedClassifier:
+def _search_nonlinear(pair: Pair, threat: Threat, clean: float, attacked: int, console: Console) -> MixedClassifier:
     """Return the MixedNUTS mixture with this clean accuracy, showing what is being attacked."""
     with TimeBar(console) as bar:
-        return fit_nonlinear(
-            pair.g,
-            pair.h,
-            pair.val,
-            threat,
-            clean_accuracy=clean_accuracy,
-            attacked=attacked,
-            log=lambda text: bar.say(text, None),
-        )
+
+        def log(text: str) -> None:
+            bar.say(text, None)
+
+        return fit_nonlinear(pair.g, pair.h, pair.val, threat, clean_accuracy=clean, attacked=attacked, log=log)
 
 
 def _tune(
@@ -246,30 +240,20 @@ def _attack(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, con
 
 def _store(
     mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any], attacked: Attacked | None
-) -> CleanAccuracyCurve:
-    """Store the mixture and its card; store and return its clean accuracy at every setting."""
-    accuracy = accuracy_curve(mixed, val)
-    figures = {"images": len(val), "clean": accuracy(current_setting(mixed))}
+) -> str:
+    """Store the mixture, its card, and its clean accuracy at every setting; return a sentence on that accuracy."""
+    accuracy, setting = accuracy_curve(mixed, val), current_setting(mixed)
+    figures = {"images": len(val), "clean": accuracy(setting)}
     figures |= {"fast": attacked.mixture, "attacked": attacked.images} if attacked else {}
     mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
     accuracy.save(folder / VALIDATION)
-    return accuracy
+    clean = f"{100 * accuracy(setting):.2f} % on {len(val):,} validation images"
+    return f"The mixture has a clean accuracy of {clean}, at {accuracy.parameter} {setting:.4g}."
 
 
-def _summary(
-    mixed: MixedClassifier,
-    pair: Pair,
-    accuracy: CleanAccuracyCurve,
-    fixed: CleanAccuracyCurve,
-    attacked: Attacked | None,
-) -> str:
-    """Return sentences on the clean accuracies of the mixture and both models, and on those under attack."""
-    setting = current_setting(mixed)
-    clean = (
-        f"The mixture has a clean accuracy of {100 * accuracy(setting):.2f} % on {len(pair.val):,} validation images, "
-        f"at {accuracy.parameter} {setting:.4g}. {pair.standard} alone has {100 * fixed(0):.2f} %, {pair.robust} alone "
-        f"{100 * fixed(1):.2f} %."
-    )
+def _comparison(pair: Pair, curve: CleanAccuracyCurve, attacked: Attacked | None) -> str:
+    """Return sentences on the clean accuracies of both models, and on accuracies under attack."""
+    clean = f"{pair.standard} alone has {100 * curve(0):.2f} %, {pair.robust} alone {100 * curve(1):.2f} %."
     if attacked is None:
         return f"{clean}\nThe mixture was not attacked: --set attacked={FEW} attacks {FEW} validation images."
     shares = f"{100 * attacked.mixture:.2f} %, {pair.robust} alone {100 * attacked.robust:.2f} %"

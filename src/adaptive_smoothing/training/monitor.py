@@ -45,12 +45,12 @@ class TrainingMonitor:
                 self.board.flush()
 
     @contextmanager
-    def show_evaluation(self, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a second bar after the training; yield a function to call with the number of finished images."""
+    def show_evaluation(self, split: str, images: int) -> Iterator[Callable[[int], None]]:
+        """Show a bar for the evaluation on a split; yield a function to call with the number of finished images."""
         self.progress.update(self.task, visible=False)
-        task = self.progress.add_task(f"evaluating {self.title}", total=total, note="")
+        task = self.progress.add_task(f"evaluating {self.title} on {split}", total=images, note="")
         with self.progress:
-            yield lambda images: self.progress.update(task, completed=images)
+            yield lambda done: self.progress.update(task, completed=done)
 
     def advance(self, done: int) -> None:
         """Show that this number of steps is done."""

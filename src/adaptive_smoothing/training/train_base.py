@@ -70,8 +70,10 @@ def train_base(
         held_out["test"] = datasets.load(recipe.data.name, "test", root=root).take(slice(test_images))
     # The stored weights are in half precision, so the stored model is evaluated.
     model = zoo.load(str(weights), device=options.device)
-    with trainer.monitor.show_evaluation(sum(map(len, held_out.values()))) as progress:
-        card["figures"] = figures(model, recipe, held_out, progress)
+    card["figures"] = {}
+    for split, data in held_out.items():
+        with trainer.monitor.show_evaluation(split, len(data)) as progress:
+            card["figures"][split] = figures(model, recipe, data, progress)
     zoo.save(model, options.folder, recipe.name, card)
     return card
 
@@ -160,31 +162,17 @@ class Trainer(Loop):
         }
 
 
-def figures(
-    model: nn.Module, recipe: Recipe, splits: dict[str, ImageData], progress: Callable[[int], None]
-) -> dict[str, dict[str, float]]:
-    """Return the accuracies on each split for a card; `progress` is called with the number of finished images."""
-    found: dict[str, dict[str, float]] = {}
-    done = 0
-    for split, data in splits.items():
-        found[split] = _figures(model, recipe, data, progress, done)
-        done += len(data)
-    return found
-
-
-def _figures(
-    model: nn.Module, recipe: Recipe, data: ImageData, progress: Callable[[int], None], done: int
-) -> dict[str, float]:
+def figures(model: nn.Module, recipe: Recipe, data: ImageData, progress: Callable[[int], None]) -> dict[str, float]:
     """Return clean and PGD-20 accuracy, and that of the smoothed classifier for `gaussian`.
 
-    PGD has the threat model of the recipe, or Linf 8/255 for methods without attacks. `done` images of other splits
-    were finished before.
+    PGD has the threat model of the recipe, or Linf 8/255 for methods without attacks. `progress` is called with the
+    number of finished images.
     """
     threat = Linf(8 / 255) if recipe.method.name in ("standard", "gaussian") else recipe.method.threat
     attack = PGD(threat, steps=20, stop_when_fooled=True)
     size = 1000 if next(model.parameters()).is_cuda else 100
     options = EvaluationOptions(batch_size=size)
-    result = evaluate(model, data, attack, options=options, progress=lambda run: progress(done + run.seen))
+    result = evaluate(model, data, attack, options=options, progress=lambda run: progress(run.seen))
     found = {"images": len(data), "clean": result.clean, "pgd20": result.robust}
     if recipe.method.name == "gaussian":
         smooth = SmoothedClassifier(model, recipe.method.sigma, samples=CARD_SAMPLES, batch=4 * size)

@@ -82,15 +82,8 @@ def untrained_mixture(
         tap = settings.robust_taps[0] if settings.robust_taps else None
         mixer = FineTunedTail.of(robust, tap, shape=shape, hidden=settings.hidden)
     else:
-        mixer = MixingNetwork.between(
-            standard,
-            robust,
-            standard_taps=settings.standard_taps,
-            robust_taps=settings.robust_taps,
-            shape=shape,
-            width=settings.width,
-            depth=settings.depth,
-        )
+        taps = {"standard_taps": settings.standard_taps, "robust_taps": settings.robust_taps}
+        mixer = MixingNetwork.between(standard, robust, **taps, shape=shape, width=settings.width, depth=settings.depth)
     mixed = MixedClassifier(standard, robust, mixer, standard_scale=recipe.standard_scale)
     return mixed.with_sigmoid(point.scale, point.shift)
 
