@@ -77,6 +77,8 @@ def mix(
     )
     folder = training.folder
     _check_folder(folder, overwrite or (resume and training.checkpoint.exists()))
+    if mode is Mode.adaptive and not overwrite:
+        training.check_folder()
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, data, data_root, download)

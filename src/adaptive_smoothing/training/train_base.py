@@ -28,12 +28,9 @@ from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.weights import measure_statistics
 from adaptive_smoothing.version import code_version
 
-# Images that are attacked, or smoothed, in a validation during training.
-VALIDATION_IMAGES = 1000
-# Batches for the batch-norm statistics of a validation during training.
-VALIDATION_BATCHES = 40
-# Samples of the smoothed classifier: in a validation, and for the accuracy on a card. `certify` measures certified
-# accuracy.
+# A validation during training: images that are attacked or smoothed, and batches for batch-norm statistics.
+VALIDATION_IMAGES, VALIDATION_BATCHES = 1000, 40
+# Samples of the smoothed classifier in a validation, and for the accuracy on a card (not certified; see `certify`).
 VALIDATION_SAMPLES, CARD_SAMPLES = 8, 16
 
 
@@ -57,7 +54,7 @@ def train_base(
     trainer = Trainer(recipe, train, val, options)
     resumed = options.resume and trainer.resume()
     weights = options.folder / f"{recipe.name}.safetensors"
-    if trainer.finished and weights.exists():
+    if trainer.finished and weights.exists():  # a candidate that was chosen
         stored = read_card(weights)
         card = {"arch": stored.arch, "options": dict(stored.options), **stored.card}
     else:

@@ -27,7 +27,7 @@ from adaptive_smoothing.training.weights import learns_statistics, measure_stati
 
 # Validation images for the operating point. Their features stay on the device.
 OPERATING_POINT_IMAGES = 5000
-# Images and batches of a validation during training: those to attack, and those for batch-norm statistics.
+# A validation during training: images that are attacked, and batches for batch-norm statistics.
 VALIDATION_IMAGES, VALIDATION_BATCHES = 1000, 10
 # Most batches for batch-norm statistics. Each must be attacked, and twenty are as good as an epoch.
 STATISTICS_BATCHES = 20
