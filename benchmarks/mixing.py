@@ -28,6 +28,7 @@ from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 
@@ -98,9 +99,8 @@ def main() -> None:
         splits = ("val" if options.data == "builtin" else "train", "val")  # to try it without CIFAR-10
         train, val = (datasets.load(options.data, split, root=options.data_root) for split in splits)
         with tempfile.TemporaryDirectory() as folder:
-            trained, took = clocked(
-                lambda: fit_adaptive(g, h, train, val, recipe, folder=folder, device=str(device), quiet=True)
-            )
+            training = TrainingOptions(Path(folder), device=str(device), quiet=True)
+            trained, took = clocked(lambda: fit_adaptive(g, h, train, val, recipe, training))
         if options.keep:
             trained.save_pretrained(options.keep, card=training_facts(recipe, len(train), took, device))
         found["training"] = {"recipe": recipe.name, "images": len(train), "minutes": round(took / 60, 2)}

@@ -39,6 +39,7 @@ from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS, environment
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
+from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import DEFAULT, MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.tuning.curves import accuracy_curve, current_setting
@@ -92,17 +93,9 @@ class Bench:
             return mixed.with_sigmoid(**numbers(changes), shift=0.0) if changes else mixed
         recipe = read_toml(DEFAULT if what == "default" else what, MixingRecipe, changes)
         began = time.perf_counter()
-        mixed = fit_adaptive(
-            self.g,
-            self.h,
-            self.train,
-            self.val,
-            recipe,
-            folder=folder,
-            device=self.options.device,
-            compiled=False if self.options.eager else None,
-            quiet=True,
-        )
+        compiled = False if self.options.eager else None
+        training = TrainingOptions(folder, device=self.options.device, compiled=compiled, quiet=True)
+        mixed = fit_adaptive(self.g, self.h, self.train, self.val, recipe, training)
         if self.options.keep:
             card = training_facts(recipe, len(self.train), time.perf_counter() - began, self.options.device)
             mixed.save_pretrained(self.options.keep / folder.name, card=card)
@@ -127,10 +120,10 @@ class Bench:
             data = self.measured.take(slice(images))
             verdict = evaluate(mixed, data, attack, options=EvaluationOptions(alarms=self.options.alarms))
             robust &= verdict.robust_correct[:shared]
-            took = {name: took for name, took, _ in verdict.waterfall if took}
-            known = {"robust": verdict.robust, "images": len(data), "took": took}
-            asked = {} if verdict.alarms is None else {"alarms": [alarm.name for alarm in verdict.alarms]}
-            found["attacks"][attack.name] = known | asked
+            took = {name: count for name, count, _ in verdict.waterfall if count}
+            found["attacks"][attack.name] = {"robust": verdict.robust, "images": len(data), "took": took}
+            if verdict.alarms is not None:
+                found["attacks"][attack.name]["alarms"] = [alarm.name for alarm in verdict.alarms]
             columns[attack.name] = verdict.robust_correct.numpy()
         columns["clean"] = evaluate(mixed, self.measured).clean_correct.numpy()
         whole = {"clean": columns["clean"].mean().item(), "stands_all": robust.float().mean().item(), "of": shared}

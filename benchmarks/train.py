@@ -21,7 +21,7 @@ from clock import clocked
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.settings import read_toml
-from adaptive_smoothing.training.monitor import TrainingMonitor
+from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer
 
@@ -41,9 +41,8 @@ def random_data(images: int) -> ImageData:
 
 def measure(recipe: Recipe, data: ImageData, device: str, compiled: bool, epochs: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        monitor = TrainingMonitor(Path(folder), quiet=True, tensorboard=False)
-        val = data.take(slice(5000))
-        trainer = Trainer(recipe, data, val, Path(folder), device=device, compiled=compiled, monitor=monitor)
+        options = TrainingOptions(Path(folder), device=device, compiled=compiled, quiet=True, tensorboard=False)
+        trainer = Trainer(recipe, data, data.take(slice(5000)), options)
 
         def train(epoch: int) -> None:
             for batch in trainer.batches(epoch):

@@ -134,7 +134,7 @@ def test_an_adaptive_mixture_is_trained_and_can_be_evaluated():
     assert "mixture" in result.output
 
 
-def test_a_nonlinear_mixture(monkeypatch):
+def test_a_nonlinear_mixture_is_stored_with_its_transform(monkeypatch):
     monkeypatch.setattr(verb, "fit_nonlinear", small_search)
     mix("--mode", "nonlinear", "--clean-accuracy", "0.5", "--out", "mine")
     mixed = MixedClassifier.from_pretrained("mine")
@@ -176,7 +176,14 @@ def test_resume_does_not_replace_a_mixture_that_was_not_trained():
     assert MixedClassifier.from_pretrained("mine").alpha == 0.25
 
 
-def test_models_in_the_wrong_order(monkeypatch):
+def test_an_interrupted_training_is_found_before_models_are_loaded(monkeypatch):
+    Path("mine").mkdir()
+    Path("mine/checkpoint.safetensors").touch()
+    monkeypatch.setattr(zoo, "load", None)
+    assert "got mine: continue with resume=True (--resume)" in error("--out", "mine")
+
+
+def test_models_in_the_wrong_order_are_an_error(monkeypatch):
     swapped = ["mix", ROBUST, STANDARD, "--device", "cpu", "--mode", "fixed"]
     monkeypatch.setattr(verb, "accuracy_curve", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
     with pytest.raises(ValueError, match=r"a G that is more accurate than H, got .* with 80.00 % .* with 90.00 %"):

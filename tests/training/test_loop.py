@@ -1,7 +1,6 @@
 """The training loop, with a tiny network that learns to distinguish dark and light images."""
 
 import json
-import os
 import signal
 import threading
 from dataclasses import replace
@@ -12,8 +11,7 @@ import torch
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training import checkpoints
-from adaptive_smoothing.training.loop import DivergedError, Stopped
-from adaptive_smoothing.training.monitor import TrainingMonitor
+from adaptive_smoothing.training.loop import DivergedError, Stopped, TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer
 
@@ -40,8 +38,8 @@ def recipe(method="standard", epochs=4, **changes):
 
 
 def trainer(folder, settings, data=None, save_every=0.0):
-    data, monitor = data or tiny_data(), TrainingMonitor(folder, quiet=True, tensorboard=False)
-    run = Trainer(settings, data, data.take(slice(32)), folder, monitor=monitor)
+    data = data or tiny_data()
+    run = Trainer(settings, data, data.take(slice(32)), TrainingOptions(folder, quiet=True, tensorboard=False))
     run.save_every = save_every
     return run
 
@@ -51,7 +49,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("method", ["standard", "at", "trades", "iaat", "gaussian"])
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method):
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method, stop_after):
     whole = trainer(tmp_path / "whole", recipe(method)).run()
 
     first = trainer(tmp_path / "parts", recipe(method))
@@ -63,20 +61,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method):
     assert torch.equal(weights(second.run()), weights(whole))
 
 
-def stop_after(run, steps, by=signal.SIGINT):
-    """Send a signal to the process at a known step."""
-    original = run.train_step
-
-    def step(batch):
-        if run.step == steps - 1:
-            os.kill(os.getpid(), by)
-        return original(batch)
-
-    run.train_step = step
-
-
 @pytest.mark.parametrize("method", ["standard", "at"])
-def test_it_learns(tmp_path, method):
+def test_the_loss_falls_and_the_classes_are_learned(tmp_path, method):
     run = trainer(tmp_path, recipe(method, epochs=6))
     run.run()
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -98,7 +84,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     run.train_step = step
     with pytest.raises(DivergedError, match="last good checkpoint"):
         run.run()
-    tensors, facts = checkpoints.load(run.checkpoint)
+    tensors, facts = checkpoints.load(run.options.checkpoint)
     assert facts["step"] == 3 and all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
 
@@ -111,7 +97,7 @@ def test_checkpoints_are_written_after_the_first_and_the_last_epoch_and_as_often
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path, by):
+def test_a_run_interrupted_at_the_end_of_an_epoch_goes_on_from_there(tmp_path, by, stop_after):
     """By Ctrl-C, or by a batch system."""
     before = signal.getsignal(by)
     first = trainer(tmp_path, recipe(epochs=4), save_every=3600.0)
@@ -141,7 +127,7 @@ def test_a_killed_run_logs_no_epoch_twice(tmp_path):
     assert [row["step"] for row in rows] == [3, 6, 9]
 
 
-def test_an_interrupted_epoch_is_logged_once_and_whole(tmp_path):
+def test_an_interrupted_epoch_is_logged_once_and_whole(tmp_path, stop_after):
     trainer(tmp_path / "whole", recipe()).run()
     first = trainer(tmp_path / "parts", recipe())
     stop_after(first, steps=5)
@@ -178,7 +164,7 @@ def test_a_bad_last_step_is_not_saved_over_a_good_checkpoint(tmp_path):
     run.train_step = step
     with pytest.raises(DivergedError, match="kept at"):
         run.run()
-    assert checkpoints.load(run.checkpoint)[1]["step"] == 3
+    assert checkpoints.load(run.options.checkpoint)[1]["step"] == 3
 
 
 def test_divergence_in_the_first_epoch_leaves_no_checkpoint(tmp_path):
@@ -239,8 +225,7 @@ def test_gradients_are_clipped(tmp_path):
 
 
 def test_another_recipe_cannot_resume(tmp_path):
-    run = trainer(tmp_path, recipe())
-    run.save()
+    trainer(tmp_path, recipe()).save()
     with pytest.raises(checkpoints.CheckpointError, match="another recipe"):
         trainer(tmp_path, replace(recipe(), seed=1)).resume()
 
@@ -251,14 +236,14 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         trainer(tmp_path, recipe()).resume()
 
 
-def test_the_number_of_classes_is_that_of_the_data(tmp_path):
+def test_another_number_of_classes_than_that_of_the_data_is_an_error(tmp_path):
     settings = recipe()
     settings = replace(settings, model=replace(settings.model, options={**settings.model.options, "num_classes": 3}))
     with pytest.raises(ValueError, match="leave it out"):
         trainer(tmp_path, settings)
 
 
-def test_too_few_images_for_a_batch(tmp_path):
+def test_too_few_images_for_a_batch_are_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"lower optimizer\.batch_size"):
         trainer(tmp_path, recipe(), tiny_data(16))
 

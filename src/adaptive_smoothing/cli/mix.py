@@ -25,7 +25,7 @@ from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
-from adaptive_smoothing.training.loop import CHECKPOINT
+from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve, at_setting, current_setting
@@ -69,8 +69,16 @@ def mix(
     target = read_target(mode, clean, robust_accuracy, alpha)
     options, recipe_changes = split_changes(changes)
     check_mode(mode, recipe, recipe_changes, resume, options, target)
-    folder = out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}"
-    _check_folder(folder, overwrite or (resume and (folder / CHECKPOINT).exists()))
+    training = TrainingOptions(
+        out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}",
+        device=where,
+        compiled=options.compiled,
+        resume=resume,
+    )
+    folder = training.folder
+    _check_folder(folder, overwrite or (resume and training.checkpoint.exists()))
+    if mode is Mode.adaptive and not overwrite:
+        training.check_folder()
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, data, data_root, download)
@@ -80,29 +88,31 @@ def mix(
         settings = _recipe(named or _default_recipe(recipe_changes, pair), threat, options, data, target)
     against = settings.attack.threat if settings else parse_threat(threat or THREAT)
     curve = _fixed_alpha_curve(pair, scale, target)
-    searched, confirmed = _attacked(options.attacked, where)
+    searched, confirmed = _images_to_attack(options.attacked, where)
     if overwrite and not resume:
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+        training.checkpoint.unlink(missing_ok=True)
     facts: dict[str, Any] = {}
     if settings:
-        mixed, facts = _trained(pair, settings, folder, where, options.compiled, resume)
+        mixed, facts = _train(pair, settings, training)
     elif mode is Mode.nonlinear:
-        mixed, facts = _nonlinear(pair, against, target.value, searched, console)
+        mixed = _search_nonlinear(pair, against, target.value, searched, console)
+        facts = mixed.card
     else:
         mixed = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
-    mixed = _tuned(mixed, pair.val, against, target, options.search, searched, console)
+    mixed = _tune(mixed, pair.val, against, target, options.search, searched, console)
     attacked = _attack(mixed, pair, against, confirmed, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
     card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
     reached = _store(mixed, pair.val, folder, hold, card, attacked)
-    console.print(f"\n{reached} {_compared(pair, curve, attacked)}", soft_wrap=True)
-    # A command that is broken over two lines cannot be copied.
+    console.print(f"\n{reached} {_comparison(pair, curve, attacked)}", soft_wrap=True)
+    # No hard wrap: a command that is broken over two lines cannot be copied.
     attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
     console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
 
 
-def _check_folder(folder: Path, replaces: bool) -> None:
-    if (folder / FILE).exists() and not replaces:
+def _check_folder(folder: Path, may_replace: bool) -> None:
+    """Raise an error if the folder has a mixture that may not be replaced."""
+    if (folder / FILE).exists() and not may_replace:
         raise FileExistsError(
             f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
             "with --overwrite"
@@ -121,6 +131,7 @@ class Pair(NamedTuple):
 
 
 def _pair(standard: str, robust: str, device: str, data: str, root: Path | None, download: bool) -> Pair:
+    """Load the models and the images."""
     g, h = (zoo.load(name, device=device) for name in (standard, robust))
     if data == "builtin":  # has no training images, so half of its val split is used
         both = datasets.load(data, "val")
@@ -133,6 +144,7 @@ def _pair(standard: str, robust: str, device: str, data: str, root: Path | None,
 
 
 def _default_recipe(changes: list[str], pair: Pair) -> MixingRecipe:
+    """Return the default recipe for the size of the images, with the changes of `--set`."""
     size = pair.train.images.shape[-1]
     return changed(default_recipe(parse_threat(THREAT), f"mixing-{pair.robust}", size=size), changes)
 
@@ -165,7 +177,7 @@ def _fixed_alpha_curve(pair: Pair, scale: float, target: Target) -> CleanAccurac
     return curve
 
 
-def _attacked(asked: int | None, device: str) -> tuple[int, int]:
+def _images_to_attack(asked: int | None, device: str) -> tuple[int, int]:
     """Return the number of validation images to attack in a search, and at the end.
 
     On a CPU the attack at the end takes minutes, so it is made only if it was asked for.
@@ -174,33 +186,28 @@ def _attacked(asked: int | None, device: str) -> tuple[int, int]:
     return asked or searched, confirmed if asked is None else asked
 
 
-def _trained(
-    pair: Pair, settings: MixingRecipe, folder: Path, device: str, compiled: bool | None, resume: bool
-) -> tuple[MixedClassifier, dict[str, Any]]:
+def _train(pair: Pair, recipe: MixingRecipe, options: TrainingOptions) -> tuple[MixedClassifier, dict[str, Any]]:
+    """Train a mixer; return the mixture, and facts about the training for its card."""
     start = time.perf_counter()
-    mixed = fit_adaptive(
-        pair.g, pair.h, pair.train, pair.val, settings, folder=folder, device=device, compiled=compiled, resume=resume
-    )
-    facts = training_facts(settings, len(pair.train), time.perf_counter() - start, device)
-    return mixed, facts | {"resumed": resume}
+    mixed = fit_adaptive(pair.g, pair.h, pair.train, pair.val, recipe, options)
+    facts = training_facts(recipe, len(pair.train), time.perf_counter() - start, options.device)
+    return mixed, facts | {"resumed": options.resume}
 
 
-def _nonlinear(
-    pair: Pair, threat: Threat, target: float, attacked: int, console: Console
-) -> tuple[MixedClassifier, dict[str, Any]]:
+def _search_nonlinear(pair: Pair, threat: Threat, clean: float, attacked: int, console: Console) -> MixedClassifier:
+    """Return the MixedNUTS mixture with this clean accuracy, showing what is being attacked."""
     with TimeBar(console) as bar:
 
         def log(text: str) -> None:
             bar.say(text, None)
 
-        mixed = fit_nonlinear(pair.g, pair.h, pair.val, threat, clean_accuracy=target, attacked=attacked, log=log)
-    return mixed, mixed.card
+        return fit_nonlinear(pair.g, pair.h, pair.val, threat, clean_accuracy=clean, attacked=attacked, log=log)
 
 
-def _tuned(
+def _tune(
     mixed: MixedClassifier, val: ImageData, threat: Threat, target: Target, search: bool, images: int, console: Console
 ) -> MixedClassifier:
-    """Return the mixture at the operating point that reaches the target; attacks find it where one pass does not."""
+    """Return the mixture at the operating point of the target, which takes attacks unless it is a clean accuracy."""
     clean = target.clean_accuracy
     if target.name == "alpha":
         return at_setting(mixed, target.value)
@@ -223,7 +230,7 @@ class Attacked(NamedTuple):
 
 
 def _attack(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, console: Console) -> Attacked | None:
-    """Attack the mixture and H on the first validation images; returns None for no images."""
+    """Attack the mixture and H on the first validation images; return None if there are no images to attack."""
     if not images:
         return None
     few = pair.val.take(slice(images))
@@ -236,7 +243,7 @@ def _attack(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, con
 def _store(
     mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any], attacked: Attacked | None
 ) -> str:
-    """Store the mixture, its card, and its clean accuracy at every setting; returns a sentence on the one chosen."""
+    """Store the mixture, its card, and its clean accuracy at every setting; return a sentence on that accuracy."""
     accuracy, setting = accuracy_curve(mixed, val), current_setting(mixed)
     figures = {"images": len(val), "clean": accuracy(setting)}
     figures |= {"fast": attacked.mixture, "attacked": attacked.images} if attacked else {}
@@ -246,8 +253,8 @@ def _store(
     return f"The mixture has a clean accuracy of {clean}, at {accuracy.parameter} {setting:.4g}."
 
 
-def _compared(pair: Pair, curve: CleanAccuracyCurve, attacked: Attacked | None) -> str:
-    """Return sentences on the accuracies of both models, and on the accuracy under attack."""
+def _comparison(pair: Pair, curve: CleanAccuracyCurve, attacked: Attacked | None) -> str:
+    """Return sentences on the clean accuracies of both models, and on accuracies under attack."""
     clean = f"{pair.standard} alone has {100 * curve(0):.2f} %, {pair.robust} alone {100 * curve(1):.2f} %."
     if attacked is None:
         return f"{clean}\nThe mixture was not attacked: --set attacked={FEW} attacks {FEW} validation images."

@@ -11,9 +11,12 @@ from pathlib import Path
 from adaptive_smoothing.cli.options import as_share
 from adaptive_smoothing.settings import changed
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
+from adaptive_smoothing.training.recipe import check_at_least
 
 
 class Mode(StrEnum):
+    """How alpha is chosen: one for all images, one per image by a trained mixer, or by MixedNUTS."""
+
     fixed = "fixed"
     adaptive = "adaptive"
     nonlinear = "nonlinear"
@@ -37,8 +40,8 @@ class MixOptions:
     compiled: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.attacked is not None and self.attacked < 0:
-            raise ValueError(f"expected attacked of at least 0, got {self.attacked}")
+        if self.attacked is not None:
+            check_at_least(0, attacked=self.attacked)
         if self.standard_scale is not None and self.standard_scale <= 0:
             raise ValueError(
                 f"expected a positive standard_scale, got {self.standard_scale:g}: G's logits are multiplied by it"
@@ -47,7 +50,7 @@ class MixOptions:
 
 @dataclass(frozen=True)
 class Target:
-    """The property that a mixture shall have: a clean accuracy, a robust accuracy, or an alpha."""
+    """The accuracy or the alpha that a mixture is to have: `clean_accuracy`, `robust_accuracy` or `alpha` by `name`."""
 
     name: str
     value: float
@@ -58,7 +61,7 @@ class Target:
 
 
 def read_target(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> Target:
-    """Return the one target that was given; 90 % clean accuracy if there was none."""
+    """Return the target that was given, or a clean accuracy of 90 % if none was given."""
     given = {"clean_accuracy": clean, "robust_accuracy": robust, "alpha": alpha}
     found = {name: value for name, value in given.items() if value is not None}
     if len(found) > 1:
@@ -104,4 +107,7 @@ def check_mode(
             "full confidence"
         )
     if options.search and (mode is Mode.nonlinear or target.clean_accuracy is None):
-        raise ValueError("expected --set search=true with a --clean-accuracy and --mode fixed or adaptive")
+        raise ValueError(
+            "expected --set search=true with a --clean-accuracy and --mode fixed or adaptive, got "
+            f"--{target.name.replace('_', '-')} and --mode {mode}: leave search out"
+        )

@@ -10,9 +10,11 @@ import typer
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import screen
 from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import train_base
 
+# Titles of the figures of a card, in the order in which they are printed.
 TITLES = {"clean": "clean", "pgd20": "PGD-20", "smoothed": "smoothed"}
 
 
@@ -37,13 +39,16 @@ def train(
 ) -> None:
     """Train a base classifier: standard, at, trades, iaat or gaussian."""
     settings = read_toml(recipe, Recipe, changes)
-    folder = out or Path("runs") / settings.name
-    card = train_base(
-        settings, folder, device=opt.pick_device(device), root=data_root, download=download, resume=resume,
-        compiled=compiled, quiet=quiet, test_images=test_images,
-    )  # fmt: skip
+    options = TrainingOptions(
+        out or Path("runs") / settings.name,
+        device=opt.pick_device(device),
+        compiled=compiled,
+        resume=resume,
+        quiet=quiet,
+    )
+    card = train_base(settings, options, root=data_root, download=download, test_images=test_images)
     console = screen()
     for split, row in card["figures"].items():
         shown = "   ".join(f"{title} {100 * row[key]:.2f} %" for key, title in TITLES.items() if key in row)
         console.print(f"{split:5} {row['images']:6} images   {shown}")
-    console.print(f"Trained for {card['seconds']:.0f} s. Written to {folder}")
+    console.print(f"Trained for {card['seconds']:.0f} s. Written to {options.folder}.")

@@ -1,0 +1,1 @@
+"""Training of base classifiers and of mixers (`mixing`) from recipes."""

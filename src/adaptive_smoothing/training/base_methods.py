@@ -1,7 +1,7 @@
-"""Methods to train a base classifier.
+"""Methods to train a base classifier: `make_base_method` returns the one that a recipe names.
 
-A method makes training examples from a batch, and a loss from examples. Weight perturbation evaluates the loss twice on
-the same examples.
+A method makes training examples from a batch, and a loss from the examples. These are two functions because weight
+perturbation evaluates the loss twice on the same examples.
 """
 
 from __future__ import annotations
@@ -19,14 +19,26 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.recipe import MethodSettings
 
-# The weight of the entropy of averaged probabilities.
+# The weight of the entropy of averaged probabilities in the loss of `Gaussian`.
 SHARPNESS = 0.5
 
 Network = Callable[[Tensor], Tensor]
 
 
+def make_base_method(settings: MethodSettings, images: int, device: torch.device) -> Standard:
+    """Return the method of a recipe for a training set with this number of images."""
+    methods: dict[str, type[Standard]] = {
+        "standard": Standard,
+        "at": AdversarialTraining,
+        "trades": Trades,
+        "iaat": InstanceAdaptive,
+        "gaussian": Gaussian,
+    }
+    return methods[settings.name](settings, images, device)
+
+
 class Standard:
-    """Cross-entropy on clean images; `logit_margin` is subtracted from the logit of the label."""
+    """Cross-entropy on clean images, and the base class of the other methods."""
 
     def __init__(self, settings: MethodSettings, images: int, device: torch.device) -> None:
         self.settings = settings
@@ -41,12 +53,13 @@ class Standard:
         return self.risk(logits, batch.labels), logits
 
     def risk(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy with the label smoothing and the logit margin of the settings."""
         if self.settings.logit_margin:
             logits = logits - self.settings.logit_margin * F.one_hot(labels, logits.shape[1])
         return F.cross_entropy(logits, labels, label_smoothing=self.settings.label_smoothing)
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
-        """Return the images that pass through the network in training, for batch-norm statistics."""
+        """Return the images that `loss` passes through the network; batch-norm statistics are measured on them."""
         return examples
 
     def state(self) -> dict[str, Tensor]:
@@ -57,9 +70,9 @@ class Standard:
 class Gaussian(Standard):
     """Cross-entropy on images with the noise of randomized smoothing (Cohen et al. 2019).
 
-    Several noisy copies of an image add `consistency` times the mean KL divergence of their probabilities from the
-    average, and `SHARPNESS` times the entropy of the average (Jeong and Shin 2020). Agreement between copies makes the
-    smoothed classifier more confident.
+    With several noisy copies per image, two terms are added (Jeong and Shin 2020): `consistency` times the mean KL
+    divergence of their probabilities from the average, and `SHARPNESS` times the entropy of the average. Agreement
+    between copies makes the smoothed classifier more confident.
     """
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
@@ -109,9 +122,14 @@ class Trades(AdversarialTraining):
 class InstanceAdaptive(AdversarialTraining):
     """Adversarial training with one radius per training image (IAAT, Balaji et al. 2019).
 
-    The target of a radius is larger by `radius_step` if the image is robust there, smaller by it if the image is not
-    robust at its radius, and 0 if it is misclassified without an attack. The radius moves towards its target by the
-    share `radius_smoothing`. During `radius_warmup` epochs it is eps for every correct image.
+    The target of a radius is the radius itself, with three exceptions:
+
+    - larger by `radius_step` if the image is robust at that larger radius,
+    - smaller by `radius_step` if it is not robust at its own radius,
+    - 0 if it is misclassified without an attack.
+
+    The radius moves towards its target by the share `radius_smoothing`. During the first `radius_warmup` epochs it is
+    eps for correctly classified images and 0 for the others.
     """
 
     def __init__(self, settings: MethodSettings, images: int, device: torch.device) -> None:
@@ -132,10 +150,11 @@ class InstanceAdaptive(AdversarialTraining):
         change = robust_larger.float() - (~robust_own & ~robust_larger).float()
         target = correct * (radius + step * change).clamp_min(0)
         self.radius[batch.positions] = radius = torch.lerp(radius, target, self.settings.radius_smoothing)
-        # The attack at the larger radius, projected to the new one, is an attack at the new one.
+        # The examples of the larger radius, projected to the new radius, need no third attack.
         return self.attack.threat.with_eps(radius).project(larger, images)
 
     def _attack(self, frozen: Network, batch: TrainingBatch, radius: Tensor) -> Tensor:
+        """Return the images, each attacked with its own radius."""
         # A step size for eps would not reach the border of a larger radius.
         step = (2 * radius / self.attack.steps).clamp_min(self.settings.attack_step)
         attack = replace(self.attack, threat=self.attack.threat.with_eps(radius), step_size=step)
@@ -143,9 +162,3 @@ class InstanceAdaptive(AdversarialTraining):
 
     def state(self) -> dict[str, Tensor]:
         return {"radius": self.radius}
-
-
-def make_base_method(settings: MethodSettings, images: int, device: torch.device) -> Standard:
-    """Return the method of a recipe for a training set of so many images."""
-    methods = {"at": AdversarialTraining, "trades": Trades, "iaat": InstanceAdaptive, "gaussian": Gaussian}
-    return methods.get(settings.name, Standard)(settings, images, device)

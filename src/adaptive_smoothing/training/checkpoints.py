@@ -1,4 +1,4 @@
-"""Checkpoints, safetensors files with facts in the header, and the signals after which one is written."""
+"""Checkpoints: safetensors files with facts in the header. Signals are delayed until one can be written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CheckpointError(RuntimeError):
 
 
 def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write tensors, and facts as JSON, to one file; a crash leaves the old file or the new one."""
+    """Write tensors, and facts as JSON, to one file. After a crash, the file is the old one or the new one."""
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     with atomic(path) as partial:
         save_file(plain, partial, metadata={"facts": json.dumps(facts)})
@@ -36,7 +36,9 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             facts = json.loads((file.metadata() or {})["facts"])
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is not a checkpoint of this package: {error}") from error
+        raise CheckpointError(
+            f"expected a checkpoint, got {path}, which is not a checkpoint of this package ({error}): delete it"
+        ) from error
 
 
 @contextmanager

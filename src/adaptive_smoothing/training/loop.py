@@ -1,6 +1,7 @@
-"""The training loop, for subclasses that define the model and the training step.
+"""The training loop of base classifiers and mixers: epochs, optimizer steps, averaged weights, checkpoints.
 
-Random numbers are keyed by (seed, epoch, step), so that a resumed run ends with the weights of an uninterrupted one.
+A subclass defines the training step. Random numbers are keyed by (seed, epoch, step), so that a resumed run ends with
+the weights of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +22,44 @@ from adaptive_smoothing.data.batches import augment, cutout, shuffled, steps_per
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.training import checkpoints
-from adaptive_smoothing.training.averaging import MovingAverage, WeightPerturbation
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import CommonRecipe
+from adaptive_smoothing.training.weights import MovingAverage, WeightPerturbation, restored
 
 CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Where and how a training runs. The settings that determine the weights are in the recipe.
+
+    Args:
+        folder: receives the checkpoint and the log.
+        compiled: compile the networks; by default on CUDA only.
+        resume: continue from the checkpoint in the folder. Without it, a checkpoint there is an error.
+        quiet: show no progress bar.
+        tensorboard: write events for TensorBoard, if it is installed.
+    """
+
+    folder: Path
+    device: str = "cpu"
+    compiled: bool | None = None
+    resume: bool = False
+    quiet: bool = False
+    tensorboard: bool = True
+
+    @property
+    def checkpoint(self) -> Path:
+        """Return the path of the checkpoint."""
+        return self.folder / CHECKPOINT
+
+    def check_folder(self) -> None:
+        """Raise an error if the training would overwrite another one."""
+        if self.checkpoint.exists() and not self.resume:
+            raise FileExistsError(
+                f"expected a folder without a run, got {self.folder}: continue with resume=True (--resume), choose "
+                "another folder (--out), or delete it"
+            )
 
 
 class TrainingBatch(NamedTuple):
@@ -46,11 +81,13 @@ class Stopped(KeyboardInterrupt):
 
 
 class Loop(ABC):
-    """Trains `model` by a recipe into a folder. `run` returns the model with averaged weights."""
+    """Trains `model` by a recipe. `run` returns the model with averaged weights.
+
+    `weight_perturbation` is the strength of adversarial weight perturbation (AWP).
+    """
 
     # Least seconds between two checkpoints. They are written at the end of an epoch or on an interrupt.
     save_every: float = 30.0
-    weight_perturbation: WeightPerturbation
 
     def __init__(
         self,
@@ -58,20 +95,22 @@ class Loop(ABC):
         model: nn.Module,
         train: ImageData,
         val: ImageData,
-        folder: Path,
+        options: TrainingOptions,
         *,
-        device: str = "cpu",
-        monitor: TrainingMonitor | None = None,
+        weight_perturbation: float,
     ) -> None:
-        self.recipe, self.folder, self.device = recipe, folder, torch.device(device)
-        self.checkpoint = folder / CHECKPOINT
-        self.train_data, self.val_data = train.to(device), val.to(device)
-        self.monitor = monitor or TrainingMonitor(folder)
+        self.recipe, self.options, self.device = recipe, options, torch.device(options.device)
+        self.train_data, self.val_data = train.to(self.device), val.to(self.device)
+        self.monitor = TrainingMonitor(
+            options.folder, title=recipe.name, quiet=options.quiet, tensorboard=options.tensorboard
+        )
         self.cuda = self.device.type == "cuda"
+        self.compiled = self.cuda if options.compiled is None else options.compiled
         # Channels last is twice as fast on CUDA, and slower on CPUs.
         self.layout = torch.channels_last if self.cuda else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.layout).requires_grad_()  # type: ignore[call-overload]
         self.average = MovingAverage(self.model, recipe.optimizer.ema)
+        self.weight_perturbation = WeightPerturbation(self.model, weight_perturbation)
         self.optimizer = self._make_optimizer()
         size = recipe.optimizer.batch_size
         self.steps_per_epoch = steps_per_epoch(train, size)
@@ -90,15 +129,15 @@ class Loop(ABC):
         """Return accuracies of the averaged weights on validation images."""
 
     @abstractmethod
-    def measure(self, batches: int) -> None:
-        """Set the batch-norm statistics of the current weights, on training examples of so many batches."""
+    def measure_batch_norm(self, batches: int) -> None:
+        """Set the batch-norm statistics of the current weights, from the examples of this number of batches."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the groups of the optimizer, each with a factor for its learning rate."""
         return [{"params": list(self.model.parameters()), "lr_factor": 1.0}]
 
     def state(self) -> dict[str, Tensor]:
-        """Return further tensors that checkpoints store; `resume` copies into them."""
+        """Return further tensors to store in checkpoints; `resume` copies the stored values into them."""
         return {}
 
     def run(self) -> nn.Module:
@@ -114,9 +153,11 @@ class Loop(ABC):
 
     @property
     def finished(self) -> bool:
+        """Return whether all steps were taken."""
         return self.step >= self.total_steps
 
     def _epoch(self, signals: list[int]) -> None:
+        """Take the remaining steps of the current epoch, or those until a signal is received."""
         epoch, first = divmod(self.step, self.steps_per_epoch)
         began = time.perf_counter()
         for batch in self.batches(epoch, first):
@@ -135,14 +176,15 @@ class Loop(ABC):
         """Check the loss of the epoch, and the weights: a bad last step shows in the weights only."""
         weights = torch.stack(torch._foreach_norm(list(self.model.parameters())))
         if not (self.sums.isfinite().all() and weights.isfinite().all()):
-            saved = self.checkpoint.exists()
-            kept = f"the last good checkpoint is kept at {self.checkpoint}" if saved else "nothing was saved yet"
+            path = self.options.checkpoint
+            kept = f"the last good checkpoint is kept at {path}" if path.exists() else "nothing was saved yet"
             raise DivergedError(
                 f"the loss or a weight is no longer a finite number in epoch {epoch + 1}; {kept}: "
                 "lower optimizer.lr or set optimizer.gradient_clip in the recipe"
             )
 
     def _finish_epoch(self, epoch: int, seconds: float) -> None:
+        """Log the epoch, with a validation if it is due, and write a checkpoint if the last one is old enough."""
         loss, accuracy = (self.sums / self.steps_per_epoch).tolist()
         self.sums.zero_()
         row = {"epoch": epoch + 1, "step": self.step, "lr": self.optimizer.param_groups[0]["lr"]}
@@ -178,10 +220,19 @@ class Loop(ABC):
             noise = generator(recipe.seed, "training", epoch, step, device=self.device)
             yield TrainingBatch(images.contiguous(memory_format=self.layout), labels, positions, epoch, noise)
 
+    @contextmanager
+    def averaged_weights(self, batches: int) -> Iterator[None]:
+        """Use the averaged weights, with batch-norm statistics of this number of batches, inside of the context."""
+        with restored(self.model):
+            self.average.copy_to_model()
+            self.measure_batch_norm(batches)
+            self.model.eval()
+            yield
+
     def finish(self) -> nn.Module:
         """Return the model with averaged weights and their batch-norm statistics."""
         self.average.copy_to_model()
-        self.measure(batches=self.steps_per_epoch)
+        self.measure_batch_norm(batches=self.steps_per_epoch)
         return self.model.eval().requires_grad_(False)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
@@ -194,14 +245,15 @@ class Loop(ABC):
 
     def save(self) -> None:
         """Write a checkpoint."""
-        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        tensors |= {f"average.{number}": tensor for number, tensor in enumerate(self.average.average)}
-        tensors |= {f"state.{k}": v for k, v in self.state().items()}
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"average.{number}": tensor for number, tensor in enumerate(self.average.values)}
+        tensors |= {f"state.{name}": tensor for name, tensor in self.state().items()}
         for number, parameter in enumerate(self.model.parameters()):
             kept = self.optimizer.state[parameter].items()
-            tensors |= {f"optimizer.{number}.{k}": v for k, v in kept if isinstance(v, Tensor)}
+            tensors |= {f"optimizer.{number}.{name}": value for name, value in kept if isinstance(value, Tensor)}
         tensors["epoch.sums"] = self.sums
-        checkpoints.save(self.checkpoint, tensors, {"step": self.step, "seconds": self.seconds, **self._identity()})
+        facts = {"step": self.step, "seconds": self.seconds, **self._identity()}
+        checkpoints.save(self.options.checkpoint, tensors, facts)
         self.saved_at = time.perf_counter()
 
     def _identity(self) -> dict[str, Any]:
@@ -209,31 +261,36 @@ class Loop(ABC):
         return {"recipe": json.loads(json.dumps(asdict(self.recipe))), "training set": self.train_data.fingerprint()}
 
     def resume(self) -> bool:
-        """Load the checkpoint of the folder; return False if there is none."""
-        if not self.checkpoint.exists():
+        """Load the checkpoint in the folder; return False if there is none."""
+        path = self.options.checkpoint
+        if not path.exists():
             return False
-        tensors, facts = checkpoints.load(self.checkpoint)
+        tensors, facts = checkpoints.load(path)
         for name, fact in self._identity().items():
             if facts.get(name) != fact:
                 raise checkpoints.CheckpointError(
-                    f"{self.checkpoint} was made with another {name}: use another --out, or delete it to start again"
+                    f"{path} was made with another {name}: choose another folder (--out), or delete it to start again"
                 )
+        self._load(tensors)
+        self.step, self.seconds = facts["step"], facts["seconds"]
+        return True
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        """Copy the tensors of a checkpoint into the model, the average, the optimizer and the state."""
         parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("model", "average", "state", "optimizer", "epoch")}
         for name, tensor in tensors.items():
             part, _, key = name.partition(".")
             parts[part][key] = tensor.to(self.device)
         self.model.load_state_dict(parts["model"])
-        for number, tensor in enumerate(self.average.average):
+        for number, tensor in enumerate(self.average.values):
             tensor.copy_(parts["average"][str(number)])
         for key, tensor in self.state().items():
             tensor.copy_(parts["state"][key])
         self.sums.copy_(parts["epoch"]["sums"])
         parameters = list(self.model.parameters())
         for name, tensor in parts["optimizer"].items():
-            place, _, key = name.partition(".")
-            parameter = parameters[int(place)]
+            position, _, key = name.partition(".")
+            parameter = parameters[int(position)]
             # Keep the memory layout of the parameter: another one would be slower.
             kept = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
             self.optimizer.state[parameter][key] = kept
-        self.step, self.seconds = facts["step"], facts["seconds"]
-        return True

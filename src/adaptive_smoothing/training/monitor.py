@@ -45,18 +45,19 @@ class TrainingMonitor:
                 self.board.flush()
 
     @contextmanager
-    def show_evaluation(self, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a second bar after the training; yield a function to call with the number of finished images."""
+    def show_evaluation(self, split: str, images: int) -> Iterator[Callable[[int], None]]:
+        """Show a bar for the evaluation on a split; yield a function to call with the number of finished images."""
         self.progress.update(self.task, visible=False)
-        task = self.progress.add_task(f"evaluating {self.title}", total=total, note="")
+        task = self.progress.add_task(f"evaluating {self.title} on {split}", total=images, note="")
         with self.progress:
-            yield lambda images: self.progress.update(task, completed=images)
+            yield lambda done: self.progress.update(task, completed=done)
 
     def advance(self, done: int) -> None:
+        """Show that this number of steps is done."""
         self.progress.update(self.task, completed=done)
 
     def rewind(self, step: int) -> None:
-        """Remove the rows after `step`, which a resumed run logs again, and a row that is incomplete after a crash."""
+        """Remove the rows after `step` from the log, which a resumed run logs again, and a row cut off by a crash."""
         kept = ""
         with suppress(FileNotFoundError, json.JSONDecodeError):
             for row in self.log_file.read_text().splitlines():

@@ -1,0 +1,1 @@
+"""Choosing the operating point of a mixture: its alpha, or the shift of a learned alpha."""

@@ -1,6 +1,7 @@
-"""Clean accuracy of mixtures at every setting: alpha, or the shift of a learned alpha.
+"""Clean accuracy of a mixture as a function of its setting: alpha, or the shift of a learned alpha.
 
-One pass over the images is exact, because each image is classified correctly on one interval of settings.
+An image is classified correctly on one interval of settings. One pass over the images finds these intervals, so the
+curve is exact.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.results import read_rows, write_rows
 
-# A mixture computed in float32 may miss an interval of settings that is narrower than this, relative to its position.
+# A mixture in float32 may miss an interval of settings that is narrower than this, relative to its position.
 NARROW = 1e-6
 # This far from its middle a sigmoid is within 1e-5 of its ends.
 SATURATED = 12.0
+# Images per batch.
 BATCH = 500
 
 Progress = Callable[[int], None]  # called with the number of images of each finished batch
@@ -42,23 +44,6 @@ class CleanAccuracyCurve:
 
     def __call__(self, setting: float) -> float:
         return float(((self.low < setting) & (setting < self.high)).mean())
-
-    def describe(self, setting: float) -> str:
-        """Describe the accuracy at a setting and at both limits."""
-        at, first, last = (f"{100 * self(place):.2f} % at {place:.4g}" for place in (setting, *self.limits))
-        return f"clean accuracy on {len(self.low):,} images by {self.parameter}: {at} ({first}, {last})"
-
-    def save(self, path: Path) -> None:
-        """Write the curve to a file, from which the setting for any clean accuracy can be read without the models."""
-        about = {"span": np.array(self.limits), "dial": np.array(self.parameter)}
-        write_rows(path, {"low": self.low, "high": self.high, **about})
-
-    @classmethod
-    def load(cls, path: Path) -> CleanAccuracyCurve:
-        """Read a curve that `save` wrote."""
-        columns = read_rows(path)
-        first, last = columns.get("span", np.array(cls.limits)).tolist()  # early files are about alpha
-        return cls(columns["low"], columns["high"], (first, last), str(columns.get("dial", cls.parameter)))
 
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Return one setting in each interval of constant accuracy that float32 can resolve, and the accuracy there."""
@@ -93,40 +78,36 @@ class CleanAccuracyCurve:
             )
         return float(enough[-1])
 
+    def describe(self, setting: float) -> str:
+        """Return a line of text with the accuracy at a setting and at both limits."""
+        at, first, last = (f"{100 * self(place):.2f} % at {place:.4g}" for place in (setting, *self.limits))
+        return f"clean accuracy on {len(self.low):,} images by {self.parameter}: {at} ({first}, {last})"
 
-def check_share(target: float, name: str) -> None:
-    if not 0 < target <= 1:
-        raise ValueError(f"expected a {name} in (0, 1], such as 0.9, got {target}")
+    def save(self, path: Path) -> None:
+        """Write the curve to a file. The setting for any clean accuracy can be computed from it without the models."""
+        about = {"span": np.array(self.limits), "dial": np.array(self.parameter)}
+        write_rows(path, {"low": self.low, "high": self.high, **about})
 
-
-def correct_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each image the open interval of alphas where (1 - alpha) g + alpha h is largest at its label.
-
-    `g` and `h` are probabilities [N, C]. An image that is correct at no alpha gets low >= high, or NaN if its
-    probabilities have a NaN. The interval of an image that is correct at alpha = 0 or 1 extends beyond that end.
-    """
-    lead_g, lead_h = (scores.gather(1, labels[:, None]) - scores for scores in (g, h))
-    ahead_g, ahead_h = lead_g > 0, lead_h > 0
-    crossing = lead_g / (lead_g - lead_h)
-    high = torch.where(ahead_g & ~ahead_h, crossing, torch.inf)
-    low = torch.where(~ahead_g & ahead_h, crossing, -torch.inf)
-    low = torch.where(~ahead_g & ~ahead_h, torch.inf, low)
-    label = torch.zeros_like(g, dtype=torch.bool).scatter(1, labels[:, None], True)
-    return low.masked_fill(label, -torch.inf).amax(1), high.masked_fill(label, torch.inf).amin(1)
+    @classmethod
+    def load(cls, path: Path) -> CleanAccuracyCurve:
+        """Read a curve that `save` wrote."""
+        columns = read_rows(path)
+        first, last = columns.get("span", np.array(cls.limits)).tolist()  # early files are about alpha
+        return cls(columns["low"], columns["high"], (first, last), str(columns.get("dial", cls.parameter)))
 
 
 def accuracy_curve(
     mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: Progress | None = None
 ) -> CleanAccuracyCurve:
-    """Return the clean accuracy of a mixture at every alpha in [0, 1], or with a learned alpha at every alpha_shift."""
+    """Return the clean accuracy of a mixture at every alpha in [0, 1], or at every alpha_shift of a learned alpha."""
     _check_tunable(mixed)
     if not mixed.learns_alpha:
         return fixed_alpha_curve(mixed, data, batch_size=batch_size, progress=progress)
 
     def shifts(batch: Batch) -> Tensor:
-        return _correct_shifts(*_mixer_pass(mixed, batch.images), batch.labels, mixed)
+        return _correct_shifts(mixed, *_mixer_pass(mixed, batch.images), batch.labels)
 
-    return _from_shifts(_per_image(shifts, mixed, data, batch_size, progress))
+    return _shift_curve(_per_image(shifts, mixed, data, batch_size, progress))
 
 
 def fixed_alpha_curve(
@@ -145,11 +126,32 @@ def fixed_alpha_curve(
     return CleanAccuracyCurve(*_per_image(alphas, mixed, data, batch_size, progress))
 
 
+def current_setting(mixed: MixedClassifier) -> float:
+    """Return the alpha of a mixture inside its range, or the alpha_shift of a learned alpha."""
+    _check_tunable(mixed)
+    if mixed.learns_alpha:
+        return mixed.alpha_shift.item()
+    if isinstance(mixed.alpha, nn.Module):
+        return mixed.alpha_range[0].item()
+    low, high = mixed.alpha_range.to(mixed.alpha)
+    return torch.lerp(low, high, mixed.alpha).item()
+
+
+def at_setting(mixed: MixedClassifier, setting: float) -> MixedClassifier:
+    """Return the view of a mixture with this alpha, or with this alpha_shift of a learned alpha."""
+    _check_tunable(mixed)
+    if mixed.learns_alpha:
+        return mixed.with_sigmoid(mixed.alpha_scale, setting)
+    if isinstance(mixed.alpha, Mixer):  # the mixer is kept, because it changes the logits of h
+        return mixed.with_alpha_range(setting, setting)
+    return mixed.with_alpha_range(0, 1).with_alpha(setting)
+
+
 def shift_curve(
-    base_outputs: BaseOutputs, output: MixerOutput, labels: Tensor, mixed: MixedClassifier
+    mixed: MixedClassifier, base_outputs: BaseOutputs, output: MixerOutput, labels: Tensor
 ) -> CleanAccuracyCurve:
-    """Return the clean accuracy of `mixed` at every alpha_shift, from the inputs and the output of its `Mixer`."""
-    return _from_shifts(_correct_shifts(base_outputs, output, labels, mixed).cpu().numpy())
+    """Return the clean accuracy of a mixture at every alpha_shift, from the input and the output of its `Mixer`."""
+    return _shift_curve(_correct_shifts(mixed, base_outputs, output, labels).cpu().numpy())
 
 
 def correct_alphas(mixed: MixedClassifier, g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,25 +160,31 @@ def correct_alphas(mixed: MixedClassifier, g: Tensor, h: Tensor, labels: Tensor)
     return correct_interval((mixed.standard_scale * g).softmax(1), (mixed.robust_scale * h).softmax(1), labels)
 
 
-def current_setting(mixed: MixedClassifier) -> float:
-    """Return the alpha of a mixture, or the alpha_shift of a learned alpha."""
-    _check_tunable(mixed)
-    if mixed.learns_alpha:
-        return mixed.alpha_shift.item()
-    return (mixed.alpha_range[0] if isinstance(mixed.alpha, nn.Module) else mixed.alpha).item()
+def correct_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each image the open interval of alphas where (1 - alpha) g + alpha h is largest at its label.
+
+    `g` and `h` are probabilities [N, C]. The interval of an image that is correct at alpha = 0 or 1 extends beyond that
+    end. An image that is correct at no alpha has low >= high, or NaN if its probabilities have a NaN.
+    """
+    lead_g, lead_h = (scores.gather(1, labels[:, None]) - scores for scores in (g, h))
+    ahead_g, ahead_h = lead_g > 0, lead_h > 0
+    # The alpha where the label and another class are equal: (1 - alpha) lead_g + alpha lead_h = 0.
+    crossing = lead_g / (lead_g - lead_h)
+    high = torch.where(ahead_g & ~ahead_h, crossing, torch.inf)
+    low = torch.where(~ahead_g & ahead_h, crossing, -torch.inf)
+    low = torch.where(~ahead_g & ~ahead_h, torch.inf, low)
+    label = torch.zeros_like(g, dtype=torch.bool).scatter(1, labels[:, None], True)
+    return low.masked_fill(label, -torch.inf).amax(1), high.masked_fill(label, torch.inf).amin(1)
 
 
-def at_setting(mixed: MixedClassifier, setting: float) -> MixedClassifier:
-    """Return the view of a mixture with this alpha, or with this alpha_shift of a learned alpha."""
-    _check_tunable(mixed)
-    if mixed.learns_alpha:
-        return mixed.with_sigmoid(mixed.alpha_scale, setting)
-    if isinstance(mixed.alpha, Mixer):  # which is kept, because it changes the logits of h
-        return mixed.with_alpha_range(setting, setting)
-    return mixed.with_alpha_range(0, 1).with_alpha(setting)
+def check_share(target: float, name: str) -> None:
+    """Raise an error if a target accuracy is not in (0, 1]."""
+    if not 0 < target <= 1:
+        raise ValueError(f"expected a {name} in (0, 1], such as 0.9, got {target}")
 
 
 def _check_tunable(mixed: MixedClassifier) -> None:
+    """Raise an error if a mixture has neither an alpha nor a shift to choose."""
     if not isinstance(mixed, MixedClassifier):
         raise TypeError(f"expected a mixture to tune, got {type(mixed).__name__}: ads.MixedClassifier(g, h, 0.5)")
     if isinstance(mixed.alpha, Mixer):
@@ -188,13 +196,16 @@ def _check_tunable(mixed: MixedClassifier) -> None:
         )
 
 
-def _correct_shifts(base_outputs: BaseOutputs, output: MixerOutput, labels: Tensor, mixed: MixedClassifier) -> Tensor:
-    """Return [3, N]: the interval of shifts where an image is correct, and the shift with alpha = (low + high) / 2."""
+def _correct_shifts(mixed: MixedClassifier, base_outputs: BaseOutputs, output: MixerOutput, labels: Tensor) -> Tensor:
+    """Return [3, N]: the ends of the interval of shifts where an image is correct, and the shift with the middle alpha.
+
+    The middle alpha is (low + high) / 2, for the range (low, high) of alpha.
+    """
     low, high = mixed.alpha_range.tolist()
     if low == high:
         raise ValueError(
             f"expected an alpha_range of some width, got ({low:g}, {high:g}), where no shift changes alpha: "
-            "take mixed.with_alpha_range(0, 1)"
+            "pass mixed.with_alpha_range(0, 1)"
         )
     alphas = torch.stack(correct_alphas(mixed, base_outputs.g, output.h, labels))
     middle = -mixed.alpha_scale.double() * output.score.double()
@@ -202,8 +213,9 @@ def _correct_shifts(base_outputs: BaseOutputs, output: MixerOutput, labels: Tens
     return torch.cat([torch.logit(((alphas - low) / (high - low)).clamp(0, 1)) + middle, middle[None]])
 
 
-def _from_shifts(ends: np.ndarray) -> CleanAccuracyCurve:
-    low, high, middle = ends
+def _shift_curve(columns: np.ndarray) -> CleanAccuracyCurve:
+    """Return the curve of the columns that `_correct_shifts` returns."""
+    low, high, middle = columns
     return CleanAccuracyCurve(low, high, (middle.min().item() - SATURATED, middle.max().item() + SATURATED), "shift")
 
 
@@ -219,7 +231,7 @@ def _mixer_pass(mixed: MixedClassifier, images: Tensor) -> tuple[BaseOutputs, Mi
 def _per_image(
     function: Callable[[Batch], Tensor], model: nn.Module, data: ImageData, batch_size: int, progress: Progress | None
 ) -> np.ndarray:
-    """Return the columns that `function` computes for each batch, joined for all images."""
+    """Return the columns that `function` computes for each batch, for all images."""
     check_data(data)
     columns = []
     for batch in batches(data, batch_size, device=device_of(model, data)):

@@ -1,7 +1,7 @@
-"""MixedNUTS: search for the transform of h, and the alpha, that make a mixture without training most robust.
+"""MixedNUTS: search for the transform of h, and for the alpha, of the most robust mixture. Nothing is trained.
 
 The search needs logits only, so that hundreds of settings take seconds. The clean accuracy of each setting is exact.
-Its robust accuracy is an estimate from an attack on h. Therefore the best few settings are attacked themselves.
+Its robust accuracy is an estimate from an attack on h. Therefore the mixtures of the best few settings are attacked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALPHAS = (0.55, 0.9999)
 # The attack on h minimises the lead in h's logits, not in the transformed ones. An image counts as robust only if it
 # is still correct with the logits of its class and of the runner-up worse by this share of their standard deviation.
 PUSH = 0.1
-# Default numbers of validation images and of settings that are attacked.
+# Default numbers of validation images that are attacked, and of settings whose mixtures are attacked.
 ATTACKED, TRIED = 1000, 3
 
 
@@ -73,9 +73,10 @@ def fit_nonlinear(
     tried: int = TRIED,
     log: Log = no_log,
 ) -> MixedClassifier:
-    """Return the most robust MixedNUTS mixture with a clean accuracy. Its `card["transform"]` describes the setting.
+    """Return the most robust MixedNUTS mixture with this clean accuracy or more on the images `val`.
 
-    The `tried` settings that are best by estimate are attacked on the first `attacked` images.
+    The mixtures of the `tried` best settings by estimate are attacked on the first `attacked` images. The setting of
+    the result is in its `card["transform"]`.
     """
     data = val.to(next(robust.parameters()).device)
     few = data.take(slice(attacked))
@@ -83,7 +84,7 @@ def fit_nonlinear(
     log(f"attacking h on {len(few):,} validation images")
     worst = worst_logits(robust, few, margin_attack(threat))
     g, h = (fp32_logits_chunked(model, data.floats()) for model in (standard, robust))
-    # Settings that differ in scale alone are much the same: the best one of each power and shift is tried.
+    # Settings that differ in scale alone are similar: the best one of each power and shift is tried.
     distinct: dict[tuple[float, float], NonlinearSetting] = {}
     for setting in search_nonlinear(g, h, data.labels, worst, few.labels, clean_accuracy=clean_accuracy):
         distinct.setdefault((setting.power, setting.shift), setting)

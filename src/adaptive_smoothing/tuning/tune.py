@@ -22,17 +22,18 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, check_share, fixed_alpha_curve
 
-# The paper's factor for the logits of g: a confident g changes fewer predictions of which h is confident.
+# The paper's factor for the logits of g. A more confident g changes fewer of the predictions that h is confident of.
 STANDARD_SCALE = 3.0
-# Number of attacks on the data in a search for a robust accuracy.
+# Number of attacks on the data in the search for a robust accuracy.
 EVALUATIONS = 7
-# A search multiplies scales by the first factors, repeatedly, and the width of the range of alpha by the second ones.
+# The search for the most robust mixture multiplies scales by the first factors, repeatedly, and the width of the range
+# of alpha by the second ones.
 SCALE_FACTORS, RANGE_FACTORS = (0.5, 2.0), (0.5, 0.25)
 
 RobustAccuracy = Callable[[nn.Module], float]
 Log = Callable[[str], None]
 
-# The scales that can be multiplied by a factor; the first is that of a learned alpha.
+# Functions that multiply one scale of a mixture by a factor. The first one applies to a learned alpha only.
 RESCALINGS: tuple[Callable[[MixedClassifier, float], MixedClassifier], ...] = (
     lambda mixed, factor: mixed.with_sigmoid(factor * mixed.alpha_scale, mixed.alpha_shift),
     lambda mixed, factor: mixed.with_scales(factor * mixed.standard_scale, mixed.robust_scale),
@@ -61,7 +62,7 @@ def tune(
     - `clean_accuracy` with a `threat` or an `attack`: the most robust mixture with that clean accuracy, over scales of
       the logits and the range of a learned alpha as well. This takes five attacks, nine for a learned alpha, and one
       more for each further step that improves.
-    - `robust_accuracy` with a `threat` or an `attack`: the most accurate setting found that has it, by seven attacks.
+    - `robust_accuracy` with a `threat` or an `attack`: the most accurate setting that has it, found by seven attacks.
       This assumes that robust accuracy does not decrease with the setting, except for the noise of attacks.
 
     Args:
@@ -92,7 +93,7 @@ def tune(
 def robust_accuracy_under(
     data: ImageData, against: Threat | Cascade | PlainAttack, log: Log = no_log
 ) -> RobustAccuracy:
-    """Return a function from a model to its robust accuracy on `data`; a threat means the preset `fast`."""
+    """Return a function from a model to its robust accuracy on `data`. For a threat, the attack is the preset fast."""
     attack = replace(fast_attack(against), audit=()) if isinstance(against, Threat) else against
 
     def robust(model: nn.Module) -> float:
@@ -104,6 +105,7 @@ def robust_accuracy_under(
 
 
 def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float, log: Log = no_log) -> MixedClassifier:
+    """Return the view with the largest setting that has the clean accuracy `target`."""
     curve = accuracy_curve(mixed, data)
     setting = curve.largest_setting(target)
     log(curve.describe(setting))
@@ -115,10 +117,13 @@ def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float,
 
 
 def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
-    """Optimise one scale after the other, by a step in both directions and further ones while it improves."""
+    """Return the most robust view with the clean accuracy `target`, over scales and ranges of alpha.
+
+    One scale after the other is changed by a step in both directions, and by further steps while robustness improves.
+    """
 
     def attacked(view: MixedClassifier) -> tuple[float, MixedClassifier]:
-        """Attack a view at the target; return -1 as its robust accuracy if the target cannot be reached."""
+        """Return the robust accuracy of a view at the target, or -1 if it cannot reach the target, and the view."""
         curve = accuracy_curve(view, data)
         if not curve.reaches(target):
             return -1.0, view
@@ -146,7 +151,10 @@ def _narrower_ranges(mixed: MixedClassifier, data: ImageData, target: float) -> 
 
 
 def _most_accurate(mixed: MixedClassifier, data: ImageData, target: float, robust: RobustAccuracy) -> MixedClassifier:
-    """Find the smallest setting with the robust accuracy `target` by bisection over the steps of clean accuracy."""
+    """Return the view with the smallest setting that has the robust accuracy `target`.
+
+    This is a bisection over the settings between which the clean accuracy changes.
+    """
     settings, accuracy = accuracy_curve(mixed, data).steps()
     settings = settings[accuracy.argmax() :]  # smaller settings have less of both accuracies
     failing, enough = -1, len(settings) - 1

@@ -8,10 +8,10 @@ from torch import nn
 
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
-from adaptive_smoothing.training.loop import TrainingBatch
+from adaptive_smoothing.training.loop import TrainingBatch, TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
-from adaptive_smoothing.training.mixing.trainer import MixingTrainer, untrained_mixture
-from adaptive_smoothing.training.monitor import TrainingMonitor
+from adaptive_smoothing.training.mixing.train import untrained_mixture
+from adaptive_smoothing.training.mixing.trainer import MixingTrainer
 
 EPS = 0.06
 
@@ -88,12 +88,15 @@ def mixture(recipe: MixingRecipe, g: nn.Module = G, h: nn.Module = H):
     return untrained_mixture(recipe, g, h, shape=(3, 8, 8))
 
 
-def trainer(folder, recipe: MixingRecipe, data: ImageData | None = None, mixed=None, **options) -> MixingTrainer:
+def trainer(folder, recipe: MixingRecipe, data: ImageData | None = None, mixed=None) -> MixingTrainer:
     data = data or make_data()
-    options = {"monitor": TrainingMonitor(folder, quiet=True, tensorboard=False), **options}
-    run = MixingTrainer(recipe, mixed or mixture(recipe), data, data.take(slice(64)), folder, **options)
+    run = MixingTrainer(recipe, mixed or mixture(recipe), data, data.take(slice(64)), options(folder))
     run.save_every = 0.0
     return run
+
+
+def options(folder) -> TrainingOptions:
+    return TrainingOptions(folder, quiet=True, tensorboard=False)
 
 
 def first_batch(run: MixingTrainer) -> TrainingBatch:
@@ -117,6 +120,7 @@ def toy():
         recipe=make_recipe,
         mixture=mixture,
         trainer=trainer,
+        options=options,
         first_batch=first_batch,
         weights=weights,
     )

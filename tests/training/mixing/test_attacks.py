@@ -51,7 +51,7 @@ def test_the_steps_are_those_of_pgd(toy, tmp_path):
     run = toy.trainer(tmp_path, toy.recipe("A"))
     batch, threat = toy.first_batch(run), Linf(torch.linspace(0.0, toy.EPS, 64))
     runner = BatchRunner(TrainingPGD(threat, 5, cross_entropy), run.mixed.gray_box())
-    start = initial_state(batch, threat, step=STEP_FACTOR / 5) | {"iterate": batch.images}
+    start = initial_state(batch, threat, step_size=STEP_FACTOR / 5) | {"iterate": batch.images}
     expected = PGD(threat, steps=5).last_iterate(run.mixed.gray_box(), batch.images, batch.labels, batch.noise)
     for _ in range(2):  # the second batch reuses the state of the first
         torch.testing.assert_close(runner(start, 5)["iterate"], expected)

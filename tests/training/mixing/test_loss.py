@@ -1,12 +1,12 @@
-"""The composite loss against known answers."""
+"""The composite loss and the weight of attacked images against known answers."""
 
 import math
 
 import pytest
 import torch
 
+from adaptive_smoothing.training.mixing.loss import composite_loss
 from adaptive_smoothing.training.mixing.recipe import LossSettings
-from adaptive_smoothing.training.mixing.trainer import composite_loss
 
 
 def test_the_composite_loss_against_a_known_answer():
@@ -39,3 +39,24 @@ def test_a_saturated_alpha_has_a_bounded_loss_and_no_gradient():
     assert loss.tolist() == pytest.approx([0, bound, bound, 0], rel=0.01, abs=1e-4)
     (gradient,) = torch.autograd.grad(loss.sum(), alpha)
     assert not gradient.any()
+
+
+def test_the_weight_of_attacked_images_cancels_the_slope_by_the_shift(toy, tmp_path):
+    """Compared with finite differences of the losses of clean and attacked images."""
+    recipe = toy.recipe("flip-standard", loss={"error": 1.0, "bce": 0.0, "product": 0.0, "balanced": True})
+    run = toy.trainer(tmp_path, recipe)
+    examples = run.examples(toy.first_batch(run))
+
+    def losses(shift: float) -> torch.Tensor:
+        mixed = run.mixed.with_sigmoid(1.0, shift).combine(examples.base_outputs, examples.images)
+        return composite_loss(recipe.loss, mixed.logits, mixed.alpha, examples.labels, examples.pseudo_labels)
+
+    with torch.no_grad():
+        slopes = [half.mean().item() for half in ((losses(0.405) - losses(0.395)) / 0.01).chunk(2)]
+    assert slopes[0] > 0 > slopes[1]
+    run.loss(examples)
+    assert run.attacked_weight.slopes.tolist() == pytest.approx(slopes, rel=0.02)
+    loss = run.loss(examples)[0].item()  # the same batch again has the same weight
+    weight = -slopes[0] / slopes[1]
+    clean, attacked = (half.mean().item() for half in losses(0.4).chunk(2))
+    assert 0.05 < weight < 2 and loss == pytest.approx((clean + weight * attacked) / (1 + weight), rel=0.01)

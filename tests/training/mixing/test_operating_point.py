@@ -1,10 +1,10 @@
-"""The shift of alpha during training, and the weight of attacked images."""
+"""The range, scale and shift of alpha during training."""
 
 import pytest
 import torch
 
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.training.mixing.trainer import composite_loss
+from adaptive_smoothing.training.mixing.operating_point import standardize_scores
 from adaptive_smoothing.tuning.curves import accuracy_curve
 
 
@@ -60,22 +60,32 @@ def test_the_range_of_alpha_reaches_as_low_as_the_pair_needs(toy, tmp_path):
         assert run.mixed.mix(run.val_data.floats()).alpha.min() >= run.mixed.alpha_range[0]
 
 
-def test_the_weight_of_attacked_images_cancels_the_slope_by_the_shift(toy, tmp_path):
-    """Compared with finite differences of the losses of clean and attacked images."""
-    recipe = toy.recipe("flip-standard", loss={"error": 1.0, "bce": 0.0, "product": 0.0, "balanced": True})
-    run = toy.trainer(tmp_path, recipe)
-    examples = run.examples(toy.first_batch(run))
+def standardize(run):
+    standardize_scores(run.mixed, run.model, run.recipe.operating_point, run.validation_outputs())
 
-    def losses(shift: float) -> torch.Tensor:
-        mixed = run.mixed.with_sigmoid(1.0, shift).combine(examples.base_outputs, examples.images)
-        return composite_loss(recipe.loss, mixed.logits, mixed.alpha, examples.labels, examples.pseudo_labels)
 
-    with torch.no_grad():
-        slopes = [half.mean().item() for half in ((losses(0.405) - losses(0.395)) / 0.01).chunk(2)]
-    assert slopes[0] > 0 > slopes[1]
-    run._loss(examples)
-    assert run.attacked_weight.slopes.tolist() == pytest.approx(slopes, rel=0.02)
-    loss = run._loss(examples)[0].item()  # the same batch again has the same weight
-    weight = -slopes[0] / slopes[1]
-    clean, attacked = (half.mean().item() for half in losses(0.4).chunk(2))
-    assert 0.05 < weight < 2 and loss == pytest.approx((clean + weight * attacked) / (1 + weight), rel=0.01)
+def test_scores_are_standardized_without_a_change_of_alpha(run):
+    run.update_operating_point()
+    images = run.val_data.floats()
+    before = run.mixed.mix(images).alpha
+    assert before.std() > 0.1
+    standardize(run)
+    score = run.model(run.mixed.base_outputs(images)).score
+    assert score.mean().item() == pytest.approx(0, abs=1e-4) and score.std(correction=0).item() == pytest.approx(1)
+    torch.testing.assert_close(run.mixed.mix(images).alpha, before, atol=1e-3, rtol=0)
+    assert run.mixed.alpha_scale.item() == pytest.approx(run.recipe.operating_point.scale * run.model.spread.item())
+
+
+def test_a_fine_tuned_tail_can_be_trained_again(toy, run, tmp_path):
+    """It continues with the scores it had, and ends with the alpha that it learned."""
+    first = run
+    standardize(first)
+    again = toy.trainer(tmp_path / "again", first.recipe, toy.data(64), first.mixed)
+    images = again.val_data.floats()
+    again.update_operating_point()
+    before = again.mixed.mix(images).alpha
+    assert before.std() > 0.1
+    torch.testing.assert_close(again.mixed.alpha_scale, again.recipe.operating_point.scale * again.model.spread)
+    standardize(again)
+    torch.testing.assert_close(again.mixed.mix(images).alpha, before, atol=1e-3, rtol=0)
+    torch.testing.assert_close(again.mixed.alpha_scale, first.mixed.alpha_scale, rtol=0.2, atol=0)

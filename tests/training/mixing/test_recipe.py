@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).parents[3]
         ({"attack": {"setting": "Z"}}, "setting to be one of A, B, C, flip-standard, got 'Z'"),
         ({"attack": {"setting": "hostile"}}, "setting to be one of A, B, C, flip-standard, got 'hostile'"),
         ({"attack": {"unfooled": "drop"}}, "unfooled = 'keep', got 'drop': others were removed; leave it out"),
+        ({"attack": {"eps": -0.1}}, r"eps of at least 0, got -0\.1"),
+        ({"attack": {"norm": "L1"}}, "norm to be one of Linf, L2, got 'L1'"),
         ({"attack": {"eps_factor_min": 2.0}}, "0 <= eps_factor_min <= eps_factor_max"),
         ({"attack": {"through_robust": 1.0}}, r"through_robust in \[0, 1\)"),
         ({"mixer": {"kind": "oracle"}}, "kind to be one of network, fine-tuned-tail"),
@@ -79,10 +81,11 @@ def test_the_default_recipe_of_the_network_is_setting_c():
     assert replace(found, evaluate_every=stored.evaluate_every) == stored
 
 
-def test_the_default_recipe_has_the_threat_and_the_size_that_are_asked_for():
-    recipe = default_recipe(L2(0.5), "mine", clean_accuracy=0.8, size=64)
-    assert (recipe.name, recipe.attack.norm, recipe.attack.eps) == ("mine", "L2", 0.5)
-    assert recipe.operating_point.clean_accuracy == 0.8 and recipe.data.cutout == 16
+def test_the_default_recipe_has_the_threat_the_accuracy_and_the_size_that_are_asked_for():
+    for kind, cutout in (("fine-tuned-tail", 16), ("network", 0)):
+        recipe = default_recipe(L2(0.5), "mine", kind, clean_accuracy=0.8, size=64)
+        assert (recipe.name, recipe.attack.norm, recipe.attack.eps) == ("mine", "L2", 0.5)
+        assert recipe.operating_point.clean_accuracy == 0.8 and recipe.data.cutout == cutout
     with pytest.raises(ValueError, match="one radius for all images"):
         default_recipe(Linf(torch.rand(3)))
 

@@ -11,8 +11,8 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.mixing.recipe import MixerSettings, default_recipe
-from adaptive_smoothing.training.mixing.train import fit_adaptive, train_mixing
-from adaptive_smoothing.training.mixing.trainer import MixingTrainer, untrained_mixture
+from adaptive_smoothing.training.mixing.train import fit_adaptive, train_mixing, untrained_mixture
+from adaptive_smoothing.training.mixing.trainer import MixingTrainer
 from adaptive_smoothing.tuning.tune import tune
 
 SETTINGS = ["A", "B", "C", "flip-standard"]
@@ -24,15 +24,17 @@ def test_a_trained_mixture_keeps_the_range_of_training_unless_it_has_its_own(toy
     own = train_mixing(mixed, data, data, Linf(toy.EPS), recipe=recipe, folder=tmp_path / "own", quiet=True)
     assert own.alpha_range.tolist() == pytest.approx([0.7, 0.9])
     for number, (robust, low) in enumerate(((toy.unconfident_h, 0.5), (toy.h, 0.25))):
-        trained = fit_adaptive(toy.g, robust, data, data, recipe, folder=tmp_path / str(number), quiet=True)
+        trained = fit_adaptive(toy.g, robust, data, data, recipe, toy.options(tmp_path / str(number)))
         assert trained.alpha_range.tolist() == pytest.approx([low, 1.0], abs=0.01)
 
 
 def test_a_run_is_not_overwritten(toy, tmp_path):
     recipe, data = toy.recipe("flip-standard", epochs=1), toy.data(64)
-    fit_adaptive(toy.g, toy.h, data, data, recipe, folder=tmp_path, quiet=True)
-    with pytest.raises(FileExistsError, match=r"expected a folder without a run, got .*: continue with resume"):
-        fit_adaptive(toy.g, toy.h, data, data, recipe, folder=tmp_path, quiet=True)
+    fit_adaptive(toy.g, toy.h, data, data, recipe, toy.options(tmp_path))
+    with pytest.raises(
+        FileExistsError, match=r"expected a folder without a run, got .*: continue with resume=True \(--resume\)"
+    ):
+        fit_adaptive(toy.g, toy.h, data, data, recipe, toy.options(tmp_path))
 
 
 def test_the_default_recipe_fits_the_mixer(toy, tmp_path, monkeypatch):
@@ -44,6 +46,35 @@ def test_the_default_recipe_fits_the_mixer(toy, tmp_path, monkeypatch):
         train_mixing(mixed, data, data, Linf(toy.EPS), folder=tmp_path / setting, quiet=True)
     assert [found.attack.setting for found in asked] == ["C", "flip-standard"] and asked[0].attack.eps == toy.EPS
     assert asked[1].data.cutout == 2  # a quarter of the height
+
+
+@pytest.mark.parametrize(
+    ("eps", "clean_accuracy", "message"),
+    [
+        (0.03, 0.0, r"the threat of the recipe, Linf\(eps=0\.06\), got Linf\(eps=0\.03\): pass recipe\.attack\.threat"),
+        (0.06, 0.9, r"the clean accuracy of the recipe, 0\.8, got 0\.9: leave it out"),
+    ],
+)
+def test_arguments_that_contradict_the_recipe_are_errors(toy, tmp_path, eps, clean_accuracy, message):
+    recipe = toy.recipe("flip-standard", operating_point={"clean_accuracy": 0.8})
+    with pytest.raises(ValueError, match=message):
+        train_mixing(
+            toy.mixture(recipe),
+            toy.data(64),
+            toy.data(64),
+            Linf(eps),
+            recipe=recipe,
+            clean_accuracy=clean_accuracy,
+            folder=tmp_path,
+        )
+
+
+def test_a_mixing_network_is_trained_for_the_requested_clean_accuracy(toy, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(MixingTrainer, "run", lambda self: seen.append(self.operating_point.target))
+    mixed, options = toy.mixture(toy.recipe("B")), {"folder": tmp_path, "quiet": True}
+    train_mixing(mixed, toy.data(512), toy.data(64), Linf(toy.EPS), clean_accuracy=0.8, **options)
+    assert seen == [0.8]
 
 
 def test_the_scale_of_g_is_that_of_the_recipe_unless_the_mixture_has_one(toy, tmp_path, monkeypatch):
@@ -88,7 +119,7 @@ def test_transformers_and_convnexts_are_mixed_saved_and_loaded(toy, tmp_path, ki
     )
     data = toy.data(4)
     data = replace(data, images=data.images.repeat(1, 1, 4, 4))
-    mixed = fit_adaptive(g, h, data, data, recipe, folder=tmp_path / "run", quiet=True)
+    mixed = fit_adaptive(g, h, data, data, recipe, toy.options(tmp_path / "run"))
     mixed.save_pretrained(tmp_path / "mine")
     loaded = MixedClassifier.from_pretrained(tmp_path / "mine", standard=g, robust=h)
     assert torch.equal(loaded(data.floats()), mixed(data.floats()))

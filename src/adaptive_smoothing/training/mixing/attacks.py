@@ -1,6 +1,11 @@
-"""Attacks on the training images of a mixing network: the paper's settings A, B and C, and `flip-standard`.
+"""Attacks on the training images of a mixer, and the pseudo labels of the attacked images.
 
-The paper randomises the radius, the number of steps and the weight of the term that lowers alpha (sec. ada_exp).
+`AttackSettings` names one of the paper's settings A, B and C, or `flip-standard`. As in the paper, the radius, the
+number of steps and the weight of the term that lowers alpha are random (sec. ada_exp).
+
+- `MixtureAttacks` attacks one batch: some images through h alone, the others through the mixture.
+- A `TrainingAttack` draws the random numbers of a batch and runs its attack.
+- `TrainingPGD` and `TrainingAPGD` are the steps, which `BatchRunner` executes.
 """
 
 from __future__ import annotations
@@ -27,91 +32,76 @@ from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.mixing.recipe import AttackSettings
 
-# Probabilities of the most likely incorrect class, the next one and so on to be the target.
+# Probabilities with which `TargetedPGD` chooses the most likely incorrect class, the next one and so on.
 TARGET_PROBABILITIES = (0.5, 0.25, 0.15, 0.1)
-# Share of batches that setting C attacks without a target: AutoAttack has one such attack and nine with a target.
+# Share of the batches that setting C attacks without a target.
 UNTARGETED = 0.25
+# Least number of steps of an attack, if it is random.
 LEAST_STEPS = 3
-# Step size of the targeted PGD from a random start, in units of eps / steps.
+# Step size of `TargetedPGD`, in units of eps / steps.
 TARGETED_STEP = 2.5
 
 Network = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class TrainingPGD(StepAttack):
-    """PGD with one step size per image; its result is the last iterate.
+class MixtureAttacks:
+    """The attacks of a recipe on the training images of a mixture.
 
-    Without an objective, it is the cross-entropy and the term that lowers alpha, by the weight of each image.
+    The share `through_robust` of a batch is attacked through h alone, the others by the attack `setting`.
     """
 
-    threat: Threat
-    steps: int
-    objective: Objective | None = None
-    seed: int = 0
+    def __init__(
+        self, mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool
+    ) -> None:
+        self.share = settings.through_robust
+        self.on_mixture = attack_on_mixture(mixed, settings, device, compiled=compiled)
+        self.on_robust = attack_on_robust(mixed, settings, device)
 
-    @property
-    def evaluations(self) -> int:
-        return self.steps
-
-    def current_objective(self, state: State) -> Objective:
-        return self.objective or LowerAlpha(objectives.cross_entropy_loss, state["weight"])
-
-    def query(self, state: State) -> Tensor:
-        return state["iterate"]
-
-    def update(self, state: State, images: Tensor, answer: Answer) -> State:
-        assert answer.gradient is not None
-        threat = self.threat.with_eps(state["eps"])
-        return {"iterate": pgd_step(threat, images, answer.gradient, state["step_size"], state["clean"])}
-
-
-@dataclass(frozen=True)
-class TrainingAPGD(APGD):
-    """APGD with one weight per image of the term that lowers alpha."""
-
-    loss: Loss = objectives.cross_entropy_loss
-
-    def current_objective(self, state: State) -> Objective:
-        return LowerAlpha(self.loss, state["weight"])
+    def __call__(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+        """Return the attacked images and their pseudo labels: 0 for those attacked through h, 1 for the others."""
+        pseudo_labels = torch.ones(len(batch.labels), device=batch.labels.device)
+        count = round(self.share * len(batch.labels))
+        if not count:
+            return self.on_mixture(batch), pseudo_labels
+        pseudo_labels[:count] = 0
+        first, rest = (
+            batch._replace(images=batch.images[part], labels=batch.labels[part], positions=batch.positions[part])
+            for part in (slice(count), slice(count, None))
+        )
+        return torch.cat([self.on_robust(first), self.on_mixture(rest)]), pseudo_labels
 
 
-class BatchRunner:
-    """Runs the steps of an attack on one batch of training images after the other.
+def attack_on_mixture(
+    mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool
+) -> TrainingAttack:
+    """Return the attack `settings.setting` on a mixture."""
+    threat, steps = settings.threat, settings.steps
+    model = FastModel(mixed.gray_box() if settings.setting == "A" else mixed, device, compiled=compiled)
+    match settings.setting:
+        case "A":  # a gray-box attacker has no gradient of alpha, so that a term that lowers alpha is useless
+            return UntargetedPGD(model, settings, TrainingPGD(threat, steps, objectives.cross_entropy))
+        case "B":
+            return UntargetedPGD(model, settings, TrainingPGD(threat, steps))
+        case "C":
+            untargeted = TrainingAPGD(threat, steps, loss=objectives.cross_entropy_loss)
+            targeted = TrainingAPGD(threat, steps, loss=objectives.targeted_dlr_loss)
+            return RandomAPGD(model, settings, untargeted, targeted)
+        case "flip-standard":
+            robust = FastModel(without_transform(mixed.robust), device)
+            pgd = TrainingPGD(threat, steps, objectives.flip_standard)
+            return TargetedPGD(model, settings, pgd, ranking=robust)
+        case other:
+            raise AssertionError(f"no attack for the setting {other!r}")
 
-    On CUDA a step is recorded once. The weights change in place, so the recording uses the current ones.
-    """
 
-    def __init__(self, attack: StepAttack, model: Network) -> None:
-        self.attack, self.victim = attack, Victim(model)
-        self.batches: dict[int, JobBatch] = {}
-
-    def __call__(self, state: State, steps: int) -> State:
-        rows = len(state["label"])
-        if rows in self.batches:
-            self.batches[rows].load(state)
-        else:
-            owned = {name: value.clone() for name, value in state.items()}
-            self.batches[rows] = JobBatch(self.attack, self.victim, owned)
-        self.batches[rows].advance(steps)
-        return self.batches[rows].state
-
-
-def initial_state(batch: TrainingBatch, threat: Threat, step: float = 0.0) -> State:
-    """Return the state that every attack starts from; `step` is the step size in units of the radius."""
-    eps = torch.as_tensor(threat.eps)
-    return {
-        "clean": batch.images,
-        "label": batch.labels,
-        "target": batch.labels,
-        "eps": eps,
-        "step_size": step * eps,
-        "step": torch.zeros_like(batch.labels),
-    }
+def attack_on_robust(mixed: MixedClassifier, settings: AttackSettings, device: torch.device) -> TrainingAttack:
+    """Return PGD on h alone, which hardly changes the prediction of g."""
+    pgd = TrainingPGD(settings.threat, settings.steps, objectives.cross_entropy)
+    return UntargetedPGD(FastModel(without_transform(mixed.robust), device), settings, pgd)
 
 
 class TrainingAttack(ABC):
-    """Attacks on `model` whose random numbers are drawn from the generator of the batch.
+    """An attack on `model` with random numbers from the generator of each batch.
 
     `ranking` is the model that decides which classes are likely targets, by default `model`.
     """
@@ -146,7 +136,7 @@ class TrainingAttack(ABC):
 
     @torch.no_grad()
     def likely_classes(self, batch: TrainingBatch, count: int) -> Tensor:
-        """Return [images, at most count]: the incorrect classes, the most likely first."""
+        """Return [images, at most `count`]: the incorrect classes, the most likely first."""
         return most_likely_targets(self.ranking(batch.images), batch.labels, count)
 
     def _uniform(self, batch: TrainingBatch) -> Tensor:
@@ -157,14 +147,15 @@ class UntargetedPGD(TrainingAttack):
     """PGD from the clean images: settings A and B, and the attack on h alone."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
-        # Weights are drawn for every objective: all settings use the random numbers in the same order.
+        # Weights are drawn even if the objective has none, so that random numbers have the same order for all settings.
         weights, radii, steps = self.alpha_weights(batch), self.radii(batch), self.steps(batch)
-        state = initial_state(batch, radii, step=STEP_FACTOR / steps) | {"weight": weights, "iterate": batch.images}
+        state = initial_state(batch, radii, step_size=STEP_FACTOR / steps)
+        state |= {"weight": weights, "iterate": batch.images}
         return self.runners[0](state, steps)["iterate"].clone()
 
 
 class TargetedPGD(TrainingAttack):
-    """PGD from a random start towards a random class that h finds likely."""
+    """PGD from a random start towards a random class of the likely ones."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         threat, steps = self.radii(batch), self.steps(batch)
@@ -173,12 +164,12 @@ class TargetedPGD(TrainingAttack):
         drawn = torch.multinomial(probabilities, len(classes), replacement=True, generator=batch.noise)
         targets = classes.gather(1, drawn[:, None]).squeeze(1)
         start = threat.project(batch.images + threat.random_delta(batch.images, batch.noise), batch.images)
-        state = initial_state(batch, threat, step=TARGETED_STEP / steps) | {"target": targets, "iterate": start}
+        state = initial_state(batch, threat, step_size=TARGETED_STEP / steps) | {"target": targets, "iterate": start}
         return self.runners[0](state, steps)["iterate"].clone()
 
 
 class RandomAPGD(TrainingAttack):
-    """Setting C: one of the two APGD attacks of AutoAttack, chosen at random for each batch."""
+    """Setting C: APGD without or with a target, chosen at random for each batch, as both are part of AutoAttack."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         coin = torch.rand((), generator=generator(batch.noise.initial_seed(), "target"))
@@ -198,23 +189,68 @@ class RandomAPGD(TrainingAttack):
         return run(state | run.attack.begin(state, classes=0), steps)["worst"].clone()
 
 
-def make_attack(
-    mixed: MixedClassifier, settings: AttackSettings, device: torch.device, *, compiled: bool
-) -> TrainingAttack:
-    """Return the attack on a mixture that a recipe names."""
-    threat, steps, gray_box = settings.threat, settings.steps, settings.setting == "A"
-    model = FastModel(mixed.gray_box() if gray_box else mixed, device, compiled=compiled)
-    if settings.setting == "flip-standard":
-        pgd, robust = TrainingPGD(threat, steps, objectives.flip_standard), without_transform(mixed.robust)
-        return TargetedPGD(model, settings, pgd, ranking=FastModel(robust, device))
-    if settings.setting == "C":
-        losses = (objectives.cross_entropy_loss, objectives.targeted_dlr_loss)
-        return RandomAPGD(model, settings, *(TrainingAPGD(threat, steps, loss=loss) for loss in losses))
-    # A gray-box attacker has no gradient of alpha.
-    return UntargetedPGD(model, settings, TrainingPGD(threat, steps, objectives.cross_entropy if gray_box else None))
+def initial_state(batch: TrainingBatch, threat: Threat, step_size: float = 0.0) -> State:
+    """Return the part of the state that all attacks share; `step_size` is in units of the radius."""
+    eps = torch.as_tensor(threat.eps)
+    return {
+        "clean": batch.images,
+        "label": batch.labels,
+        "target": batch.labels,
+        "eps": eps,
+        "step_size": step_size * eps,
+        "step": torch.zeros_like(batch.labels),
+    }
 
 
-def attack_through_robust(mixed: MixedClassifier, settings: AttackSettings, device: torch.device) -> TrainingAttack:
-    """Return PGD on h alone, which hardly changes g."""
-    pgd = TrainingPGD(settings.threat, settings.steps, objectives.cross_entropy)
-    return UntargetedPGD(FastModel(without_transform(mixed.robust), device), settings, pgd)
+@dataclass(frozen=True)
+class TrainingPGD(StepAttack):
+    """PGD with one step size per image; its result is the last iterate.
+
+    The default objective is the cross-entropy and the term that lowers alpha, with one weight per image.
+    """
+
+    threat: Threat
+    steps: int
+    objective: Objective | None = None
+    seed: int = 0
+
+    def current_objective(self, state: State) -> Objective:
+        return self.objective or LowerAlpha(objectives.cross_entropy_loss, state["weight"])
+
+    def update(self, state: State, images: Tensor, answer: Answer) -> State:
+        assert answer.gradient is not None
+        threat = self.threat.with_eps(state["eps"])
+        return {"iterate": pgd_step(threat, images, answer.gradient, state["step_size"], state["clean"])}
+
+
+@dataclass(frozen=True)
+class TrainingAPGD(APGD):
+    """APGD on a loss and the term that lowers alpha, with one weight per image."""
+
+    loss: Loss = objectives.cross_entropy_loss
+
+    def current_objective(self, state: State) -> Objective:
+        return LowerAlpha(self.loss, state["weight"])
+
+
+class BatchRunner:
+    """Runs the steps of an attack on one batch of training images after the other.
+
+    On CUDA, a step is recorded once for each size of a batch. The weights change in place, so that the recording uses
+    the current ones.
+    """
+
+    def __init__(self, attack: StepAttack, model: Network) -> None:
+        self.attack, self.victim = attack, Victim(model)
+        self.batches: dict[int, JobBatch] = {}
+
+    def __call__(self, state: State, steps: int) -> State:
+        """Return the state after these steps. The next call overwrites its tensors."""
+        rows = len(state["label"])
+        if rows in self.batches:
+            self.batches[rows].load(state)
+        else:
+            owned = {name: value.clone() for name, value in state.items()}
+            self.batches[rows] = JobBatch(self.attack, self.victim, owned)
+        self.batches[rows].advance(steps)
+        return self.batches[rows].state

@@ -1,4 +1,7 @@
-"""The recipe of a mixing network: everything that determines its weights, in one TOML file."""
+"""The recipe of a mixer, such as the paper's mixing network: a TOML file with everything that determines its weights.
+
+`OLD_KEYS`, `OLD_VALUES` and `RETIRED` of a class are the spellings of stored files (see `settings.from_table`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from adaptive_smoothing.settings import read_toml
-from adaptive_smoothing.threat import NORMS, Threat
-from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, among, at_least, below_one
+from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.training.recipe import (
+    CommonRecipe,
+    OptimizerSettings,
+    ThreatSettings,
+    check_at_least,
+    check_below_one,
+    check_choice,
+)
 
 MIXERS = ("network", "fine-tuned-tail")
 ATTACKS = ("A", "B", "C", "flip-standard")
@@ -21,7 +31,8 @@ DEFAULT = Path(__file__).with_name("default.toml")
 class MixerSettings:
     """The mixer: the paper's `network` with `width` and `depth`, or a `fine-tuned-tail` of h with `hidden` units.
 
-    Taps that are not named are chosen automatically. `tail_lr_factor` multiplies the learning rate of the tail.
+    `standard_taps` and `robust_taps` name the layers of g and h whose features the mixer reads; by default they are
+    chosen automatically. `tail_lr_factor` multiplies the learning rate of a fine-tuned tail.
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"tail_pace": "tail_lr_factor"}
@@ -36,20 +47,22 @@ class MixerSettings:
     robust_taps: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        among("kind", self.kind, MIXERS)
-        for name in ("width", "depth", "hidden"):
-            at_least(name, getattr(self, name), 1)
+        check_choice("kind", self.kind, MIXERS)
+        check_at_least(1, width=self.width, depth=self.depth, hidden=self.hidden)
 
 
 @dataclass(frozen=True)
-class AttackSettings:
+class AttackSettings(ThreatSettings):
     """Attacks on training images (sec. ada_exp of the paper).
 
-    `setting` is one of the paper's A (gray-box PGD), B (white-box PGD) and C (the APGD attacks of AutoAttack), or
-    `flip-standard`: PGD towards likely classes that also makes g predict the target. The radius of an image is eps
-    times a random number from `eps_factor_min` to `eps_factor_max`. The number of steps is random with mean `steps`,
-    unless `vary_steps` is off. The term that lowers alpha has a random weight up to `alpha_weight`. A share
-    `through_robust` of the images is attacked through h alone. That hardly changes g, so alpha should be 0 there.
+    Args:
+        setting: the paper's A (gray-box PGD), B (white-box PGD) or C (the APGD attacks of AutoAttack), or
+            `flip-standard`: PGD towards likely classes that also makes g predict the target.
+        steps, vary_steps: the number of steps. With `vary_steps` it is random, with this mean.
+        eps_factor_min, eps_factor_max: the radius of an image is eps times a random number from this range.
+        alpha_weight: the largest weight of the term that lowers alpha. The weight of an image is random.
+        through_robust: the share of the images that is attacked through h alone. That hardly changes g, so alpha
+            should be 0 there.
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"smallest": "eps_factor_min", "largest": "eps_factor_max"}
@@ -57,8 +70,6 @@ class AttackSettings:
     RETIRED: ClassVar[dict[str, object]] = {"unfooled": "keep"}
 
     setting: str = "C"
-    norm: str = "Linf"
-    eps: float = 8 / 255
     steps: int = 20
     vary_steps: bool = True
     eps_factor_min: float = 0.4
@@ -67,26 +78,24 @@ class AttackSettings:
     through_robust: float = 0.125
 
     def __post_init__(self) -> None:
-        among("setting", self.setting, ATTACKS)
-        among("norm", self.norm, NORMS)
-        at_least("steps", self.steps, 1)
+        super().__post_init__()
+        check_choice("setting", self.setting, ATTACKS)
+        check_at_least(1, steps=self.steps)
+        check_below_one("alpha_weight", self.alpha_weight)
+        check_below_one("through_robust", self.through_robust)
         least, most = self.eps_factor_min, self.eps_factor_max
         if not 0 <= least <= most:
             raise ValueError(f"expected 0 <= eps_factor_min <= eps_factor_max, got {least} and {most}")
-        below_one("alpha_weight", self.alpha_weight)
-        below_one("through_robust", self.through_robust)
-
-    @property
-    def threat(self) -> Threat:
-        return NORMS[self.norm](self.eps)
 
 
 @dataclass(frozen=True)
 class LossSettings:
     """Weights of the composite loss, eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE.
 
-    `error` weighs a term that the paper does not have: a sigmoid of the lead of the best incorrect class. `attacked` is
-    the weight of attacked images, with `balanced` times the factor for which alpha_shift does not change the loss.
+    Args:
+        error: weight of a term that the paper does not have: a sigmoid of the lead of the best incorrect class.
+        attacked: weight of attacked images. Clean images have the weight 1.
+        balanced: multiply `attacked` by the factor for which alpha_shift does not change the loss (`AttackedWeight`).
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"dialled": "balanced"}
@@ -99,19 +108,24 @@ class LossSettings:
     balanced: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ce", "bce", "product", "error", "attacked"):
-            at_least(name, getattr(self, name), 0)
+        check_at_least(0, ce=self.ce, bce=self.bce, product=self.product, error=self.error, attacked=self.attacked)
         if self.ce + self.bce + self.product + self.error == 0:
             raise ValueError("expected a loss with a positive weight, got zeros: set ce, bce, product or error")
 
 
 @dataclass(frozen=True)
 class OperatingPointSettings:
-    """Alpha in training: alpha = low + (1 - low) sigmoid(scale * score + shift).
+    """Alpha in training: alpha = low + (1 - low) * sigmoid(scale * score + shift).
 
-    `low` becomes smaller for a pair that needs more of g. With `recover` > 0 the shift is chosen anew every `every`
-    steps, such that the mixture recovers that share of the clean accuracy that h has less than g on validation images.
-    With `clean_accuracy` > 0 it is chosen for that clean accuracy. So training uses the shift of the final mixture.
+    Without a target for the clean accuracy, `scale`, `shift` and `low` are used as they are. With one, `shift` is only
+    the start: every `every` steps it is set to the largest shift that has the target accuracy on validation images. So
+    training uses the operating point of the final mixture. `low` is then reduced for a pair that needs more of g.
+
+    Args:
+        low: the smallest alpha. A confident g decides below an alpha of 1/2, where the loss is flat, so that nothing is
+            learned there.
+        recover: the target as a share of the way from the clean accuracy of h to that of g; 0: no target.
+        clean_accuracy: the target itself, which replaces `recover`; 0: no target.
     """
 
     scale: float = 2.0
@@ -122,9 +136,9 @@ class OperatingPointSettings:
     every: int = 10
 
     def __post_init__(self) -> None:
-        below_one("low", self.low)
-        below_one("recover", self.recover)
-        at_least("every", self.every, 1)
+        check_below_one("low", self.low)
+        check_below_one("recover", self.recover)
+        check_at_least(1, every=self.every)
         if not 0 <= self.clean_accuracy <= 1:
             raise ValueError(f"expected clean_accuracy in [0, 1], got {self.clean_accuracy}: pass 0.9 for 90 %")
 
@@ -151,12 +165,15 @@ class MixingOptimizer(OptimizerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("weight_perturbation", self.weight_perturbation, 0)
+        check_at_least(0, weight_perturbation=self.weight_perturbation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixingRecipe(CommonRecipe):
-    """The recipe of a mixing network for two classifiers that are not changed."""
+    """The recipe of a mixer for two classifiers that are not changed.
+
+    `standard_scale` multiplies the logits of g.
+    """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"dial": "operating_point"}
 
@@ -180,18 +197,18 @@ def default_recipe(
 ) -> MixingRecipe:
     """Return the default recipe: `default.toml` for a fine-tuned tail, the paper's setting C for its network.
 
-    By default a fine-tuned tail is trained for a clean accuracy between those of h and g. Images are `size` x `size`.
+    Images are `size` x `size`. Without a `clean_accuracy`, a fine-tuned tail is trained for one between those of h and
+    g, and a network for none.
     """
     if isinstance(threat.eps, Tensor):
         raise ValueError("expected one radius for all images, got one per image: pass ads.Linf(8 / 255) or similar")
-    norm, eps = threat.norm, float(threat.eps)
     if kind == "network":
-        return MixingRecipe(name=name, attack=AttackSettings(setting="C", norm=norm, eps=eps, steps=75))
-    recipe = read_toml(DEFAULT, MixingRecipe)
+        recipe = MixingRecipe(name=name, attack=AttackSettings(setting="C", steps=75))
+    else:
+        recipe = read_toml(DEFAULT, MixingRecipe)
+        recipe = replace(recipe, name=name, data=replace(recipe.data, cutout=size // 4))
     return replace(
         recipe,
-        name=name,
-        attack=replace(recipe.attack, norm=norm, eps=eps),
+        attack=replace(recipe.attack, norm=threat.norm, eps=float(threat.eps)),
         operating_point=replace(recipe.operating_point, clean_accuracy=clean_accuracy),
-        data=replace(recipe.data, cutout=size // 4),
     )

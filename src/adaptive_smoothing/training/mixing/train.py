@@ -1,4 +1,4 @@
-"""Train the mixing network of a mixture, which gives each image its alpha."""
+"""Train the mixer of a mixture, which gives each image its alpha."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
+from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
-from adaptive_smoothing.training.mixing.trainer import MixingTrainer, untrained_mixture
-from adaptive_smoothing.training.monitor import TrainingMonitor
-from adaptive_smoothing.training.recipe import CommonRecipe
-
-FOLDER = "runs/mixing"
+from adaptive_smoothing.training.mixing.trainer import MixingTrainer
 
 
 def train_mixing(
@@ -30,7 +29,7 @@ def train_mixing(
     *,
     recipe: MixingRecipe | None = None,
     clean_accuracy: float = 0.0,
-    folder: Path | str = FOLDER,
+    folder: Path | str = "runs/mixing",
     device: str | None = None,
     compiled: bool | None = None,
     resume: bool = False,
@@ -38,27 +37,24 @@ def train_mixing(
 ) -> MixedClassifier:
     """Train the `Mixer` of a mixture in place; return the mixture at the operating point of the recipe.
 
-    The result has the range of alpha and the scale of g from training, unless `mixed` has its own. The default recipe
-    is `default_recipe` for the threat and the clean accuracy. `val` has the images for the operating point. Neither
-    `train` nor `val` may be used to test g or h.
+    The result has the range of alpha and the scale of g from training, unless `mixed` has its own.
+
+    Args:
+        train, val: images for training, and for the operating point. Neither may be used to test g or h.
+        threat: the norm and the radius of the attacks on training images.
+        recipe: default: `default_recipe` for the mixer, the threat and the clean accuracy.
+        clean_accuracy: the target for the operating point; default: that of the recipe.
+        folder: receives the checkpoint and the log.
+        compiled: compile the networks; by default on CUDA only.
+        resume: continue an interrupted training in the folder.
     """
     if recipe is None:
         kind = "fine-tuned-tail" if isinstance(mixed.alpha, FineTunedTail) else "network"
         recipe = default_recipe(threat, kind=kind, clean_accuracy=clean_accuracy, size=train.images.shape[-1])
-    if mixed.standard_scale == 1:
-        mixed = mixed.with_scales(recipe.standard_scale, mixed.robust_scale)
-    folder, device = Path(folder), device or str(mixed.alpha_shift.device)
-    monitor = TrainingMonitor(folder, title=recipe.name, quiet=quiet)
-    trainer = MixingTrainer(recipe, mixed, train, val, folder, device=device, compiled=compiled, monitor=monitor)
-    if trainer.checkpoint.exists() and not resume:
-        raise FileExistsError(
-            f"expected a folder without a run, got {folder}: continue with resume, choose another folder, or delete it"
-        )
-    if resume:
-        trainer.resume()
-    trainer.run()
-    low, high = mixed.alpha_range.tolist()
-    return trainer.mixed if (low, high) == (0, 1) else trainer.mixed.with_alpha_range(low, high)
+    _check_agreement(recipe, threat, clean_accuracy)
+    device = device or str(mixed.alpha_shift.device)
+    options = TrainingOptions(Path(folder), device=device, compiled=compiled, resume=resume, quiet=quiet)
+    return _train(mixed, train, val, recipe, options)
 
 
 def fit_adaptive(
@@ -67,30 +63,61 @@ def fit_adaptive(
     train: ImageData,
     val: ImageData,
     recipe: MixingRecipe,
-    *,
-    folder: Path | str = FOLDER,
-    device: str | None = None,
-    compiled: bool | None = None,
-    resume: bool = False,
-    quiet: bool = False,
+    options: TrainingOptions,
 ) -> MixedClassifier:
     """Return the mixture of two classifiers with a new mixer, made and trained by the recipe (see `train_mixing`)."""
     channels, height, width = train.images.shape[1:]
     mixed = untrained_mixture(recipe, standard, robust, (channels, height, width))
-    return train_mixing(
-        mixed,
-        train,
-        val,
-        recipe.attack.threat,
-        recipe=recipe,
-        folder=folder,
-        device=device,
-        compiled=compiled,
-        resume=resume,
-        quiet=quiet,
-    )
+    return _train(mixed, train, val, recipe, options)
 
 
-def training_facts(recipe: CommonRecipe, images: int, seconds: float, device: torch.device | str) -> dict[str, Any]:
+def untrained_mixture(
+    recipe: MixingRecipe, standard: nn.Module, robust: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)
+) -> MixedClassifier:
+    """Return the mixture of two classifiers of images of this shape, with the mixer of the recipe before training."""
+    torch.manual_seed(recipe.seed)
+    settings, point = recipe.mixer, recipe.operating_point
+    mixer: Mixer
+    if settings.kind == "fine-tuned-tail":
+        tap = settings.robust_taps[0] if settings.robust_taps else None
+        mixer = FineTunedTail.of(robust, tap, shape=shape, hidden=settings.hidden)
+    else:
+        taps = {"standard_taps": settings.standard_taps, "robust_taps": settings.robust_taps}
+        mixer = MixingNetwork.between(standard, robust, **taps, shape=shape, width=settings.width, depth=settings.depth)
+    mixed = MixedClassifier(standard, robust, mixer, standard_scale=recipe.standard_scale)
+    return mixed.with_sigmoid(point.scale, point.shift)
+
+
+def training_facts(recipe: MixingRecipe, images: int, seconds: float, device: torch.device | str) -> dict[str, Any]:
     """Return the facts about a training for the card of its mixture."""
     return {"recipe": asdict(recipe), "train_images": images, "seconds": round(seconds, 1), **environment(device)}
+
+
+def _check_agreement(recipe: MixingRecipe, threat: Threat, clean_accuracy: float) -> None:
+    """Raise an error if an argument of `train_mixing` contradicts the recipe, which would win."""
+    attack, point = recipe.attack, recipe.operating_point
+    if threat != attack.threat:
+        raise ValueError(
+            f"expected the threat of the recipe, {attack.threat}, got {threat}: pass recipe.attack.threat, or change "
+            "attack.norm and attack.eps of the recipe"
+        )
+    if clean_accuracy not in (0, point.clean_accuracy):
+        raise ValueError(
+            f"expected the clean accuracy of the recipe, {point.clean_accuracy:g}, got {clean_accuracy:g}: leave it "
+            "out, or change operating_point.clean_accuracy of the recipe"
+        )
+
+
+def _train(
+    mixed: MixedClassifier, train: ImageData, val: ImageData, recipe: MixingRecipe, options: TrainingOptions
+) -> MixedClassifier:
+    """Train the mixer in place; return the mixture with its own scale of g and range of alpha, if it has any."""
+    options.check_folder()
+    if mixed.standard_scale == 1:
+        mixed = mixed.with_scales(recipe.standard_scale, mixed.robust_scale)
+    trainer = MixingTrainer(recipe, mixed, train, val, options)
+    if options.resume:
+        trainer.resume()
+    trainer.run()
+    low, high = mixed.alpha_range.tolist()
+    return trainer.mixed if (low, high) == (0, 1) else trainer.mixed.with_alpha_range(low, high)

@@ -1,21 +1,20 @@
-"""The weights of a model in training: moving averages, batch-norm statistics and adversarial perturbation."""
+"""Weights of a model in training: their moving average, batch-norm statistics, and adversarial perturbation (AWP)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-FULL_PRECISION = nullcontext()
+from adaptive_smoothing.mixing.base_classifiers import BaseOutputs
 
 
 class MovingAverage:
-    """An exponential moving average of the parameters of a model.
+    """An exponential moving average of the parameters of a model, in `values`.
 
     The decay grows from 0.1 to its final value, so that the initial weights are forgotten early.
     """
@@ -23,16 +22,18 @@ class MovingAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.parameters: list[Tensor] = list(model.parameters())
-        self.average = [parameter.detach().clone() for parameter in self.parameters]
+        self.values = [parameter.detach().clone() for parameter in self.parameters]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
+        """Move the average towards the current parameters."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
+        torch._foreach_lerp_(self.values, self.parameters, 1 - decay)
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
-        torch._foreach_copy_(self.parameters, self.average)
+        """Overwrite the parameters of the model with the average."""
+        torch._foreach_copy_(self.parameters, self.values)
 
 
 @contextmanager
@@ -47,8 +48,29 @@ def restored(model: nn.Module) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+@torch.no_grad()
+def measure_statistics(
+    model: nn.Module, batches: Iterable[Tensor | BaseOutputs], arithmetic: torch.autocast | None = None
+) -> None:
+    """Set batch-norm statistics to their mean over `batches`. Each forward pass runs in this arithmetic.
+
+    Averaged weights need statistics of their own to be accurate. `batches` may be a generator that calls the model in
+    evaluation mode, so training mode is on for one forward pass at a time.
+    """
+    norms = batch_norms(model)
+    for norm in norms:
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.zero_()  # the first batch replaces the old statistics
+    for batch in batches:
+        mode, momenta = model.training, [norm.momentum for norm in norms]
+        model.train()
+        for norm in norms:
+            norm.momentum = None  # equal weights for all batches
+        with arithmetic or nullcontext():
+            model(batch)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        model.train(mode)
 
 
 def learns_statistics(model: nn.Module) -> bool:
@@ -60,33 +82,16 @@ def learns_statistics(model: nn.Module) -> bool:
     return learns
 
 
-@torch.no_grad()
-def measure_statistics(
-    model: nn.Module, batches: Iterable[Any], arithmetic: AbstractContextManager[Any] = FULL_PRECISION
-) -> None:
-    """Set batch-norm statistics to their mean over `batches`, computed in this arithmetic.
-
-    Averaged weights need statistics of their own to be accurate. The iterator may use the model in evaluation mode to
-    make its batches, so training mode is on for one forward pass at a time.
-    """
-    norms = batch_norms(model)
-    for norm in norms:
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.zero_()  # the first batch replaces the old statistics
-    for batch in batches:
-        mode, momenta = model.training, [norm.momentum for norm in norms]
-        model.train()
-        for norm in norms:
-            norm.momentum = None  # equal weights for all batches
-        with arithmetic:
-            model(batch)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        model.train(mode)
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Return the batch-norm layers of a model."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 class WeightPerturbation:
-    """Moves each weight tensor along the gradient of the loss by `strength` times its norm, during one step."""
+    """Adversarial weight perturbation (Wu et al. 2020) of the weight matrices and kernels of a model.
+
+    Each tensor moves along the gradient of the loss by `strength` times its own norm.
+    """
 
     def __init__(self, model: nn.Module, strength: float) -> None:
         self.strength = strength
@@ -94,7 +99,7 @@ class WeightPerturbation:
 
     @contextmanager
     def applied(self, loss: Callable[[], Tensor], active: bool = True) -> Iterator[None]:
-        """Perturb the weights inside of the context."""
+        """Perturb the weights along the gradient of `loss` inside of the context."""
         if not (self.strength and active):
             yield
             return

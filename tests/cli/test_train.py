@@ -71,5 +71,7 @@ def test_a_candidate_is_evaluated_on_test_images_only_when_it_is_chosen(train):
 
 def test_a_run_is_not_overwritten(train):
     train("--test-images", "4")
-    with pytest.raises(FileExistsError, match=r"expected a folder without a run, got .*: continue with --resume"):
+    with pytest.raises(
+        FileExistsError, match=r"expected a folder without a run, got run: continue with resume=True \(--resume\)"
+    ):
         train()

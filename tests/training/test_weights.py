@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adaptive_smoothing.training.averaging import MovingAverage, measure_statistics, restored
+from adaptive_smoothing.training.weights import MovingAverage, measure_statistics, restored
 
 
 def test_moving_average_follows_its_formula():
