@@ -1,12 +1,16 @@
-# make demo     the whole story on the models and images inside the package
-# make test     the tests
-# make lint     style, types and the direction of imports
-# make bench    seconds an epoch of training (wants a GPU)
+# make demo     mix and attack the two models of the package; writes an HTML page
+# make test     run the tests on all cores
+# make lint     check style, types and the direction of imports
+# make format   correct style and layout
+# make bench    measure the seconds of a training epoch (needs a GPU)
+# make clean    delete the virtual environment, runs and caches
+#
+# ARGS is passed on: make test ARGS="tests/mixing -x"
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The exact torch first and alone: a range would take the newest build with its CUDA packages.
+# Install this exact version of torch first: pip would resolve a range to the newest build with its CUDA packages.
 TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt

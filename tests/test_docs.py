@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "adaptive_smoothing"
 TABLES = ROOT / "docs" / "tables"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 WIDTH = 120
 MOST_LINES = {"README.md": 150, "results.md": 450}
 MOST_TERMS = 40
+SCREEN = 45
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,31 @@ def test_the_glossary_is_short_and_defines_each_term_once():
     terms = [term for found in re.findall(r"^- \*\*(.+?)\*\*", text, re.MULTILINE) for term in found.split(", ")]
     assert 20 <= len(re.findall(r"^- \*\*", text, re.MULTILINE)) <= MOST_TERMS
     assert len(terms) == len(set(terms))
+
+
+def test_a_section_of_the_results_fits_on_a_screen():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    lengths = {section.partition("\n")[0]: len(section.splitlines()) for section in text.split("\n## ")[1:]}
+    assert len(lengths) > 5
+    assert not {title: lines for title, lines in lengths.items() if lines > SCREEN}
+
+
+def test_the_log_has_the_newest_entries_first_and_an_index_of_them():
+    page = ROOT / "docs" / "log.md"
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\d{4}-\d\d-\d\d): (.+)$", text, re.MULTILINE)
+    index = re.findall(r"^- (\d{4}-\d\d-\d\d), \[(.+?)\]", text, re.MULTILINE)
+    assert index == headings
+    assert [date for date, _ in headings] == sorted((date for date, _ in headings), reverse=True)
+    assert max(map(len, text.splitlines())) <= WIDTH  # rows of tables as well
+
+
+def test_the_files_that_contributors_are_sent_to_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = {name for name in re.findall(r"`([\w./-]+\.(?:py|toml|md))`", text) if "NAME" not in name}
+    assert len(named) > 20
+    missing = [name for name in named if not any((place / name).exists() for place in (ROOT, PACKAGE))]
+    assert not missing, f"CONTRIBUTING.md names {missing}"
 
 
 def _outside_code(page: Path) -> list[tuple[int, str]]:

@@ -15,7 +15,7 @@ from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import interval, read_rows
 
 CLEAN_ACCURACY = 0.9
-# Evaluations of g and h alone. Two attacks of AutoAttack fool g on every image; h met all four.
+# Evaluations of g and h alone: the two APGD attacks of AutoAttack fool g on every image; h was attacked by all four.
 ALONE = {"g": "verdicts/g-margin", "h": "verdicts/h-standard"}
 # The mixtures of the stored comparison, in the order of the table, with the names that readers see.
 MIXTURES = {
@@ -43,9 +43,9 @@ def headline() -> Table:
     rows = tuple((title, _share(clean), _share(robust)) for title, (clean, robust) in found.items())
     columns = ("ResNet-18 pair", f"clean, % ({clean_images:,} images)", f"robust, % ({attacked_images:,} images)")
     note = (
-        "Robust: correct, and not fooled by any attack within Linf 8/255. Mixtures: the preset `adaptive`, our "
-        "strongest. g and h: AutoAttack. Every mixture is set to 90 % clean accuracy on validation images. In "
-        "brackets: 95 % intervals."
+        "Robust: correct, and not fooled by any attack within Linf 8/255. Attacks: on mixtures `adaptive`, our "
+        "strongest preset; on h AutoAttack; on g its two APGD attacks, which fool every image. Every mixture is set "
+        "to 90 % clean accuracy on validation images. In brackets: 95 % intervals."
     )
     return Table("CIFAR-10: clean and robust accuracy under the strongest attacks", columns, rows, note)
 
