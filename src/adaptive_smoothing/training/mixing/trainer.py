@@ -16,8 +16,8 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
-from adaptive_smoothing.models.weight_files import compact_weights
 from adaptive_smoothing.models.digest import weights_digest
+from adaptive_smoothing.models.weight_files import compact_weights
 from adaptive_smoothing.training.loop import Loop, TrainingBatch, TrainingOptions
 from adaptive_smoothing.training.mixing.attacks import MixtureAttacks
 from adaptive_smoothing.training.mixing.loss import AttackedWeight, composite_loss
