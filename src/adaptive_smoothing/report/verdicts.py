@@ -14,8 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
-from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.figures import Panel, png, side_by_side
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import GAP_COLUMNS, Table, gap_cells
 from adaptive_smoothing.results import atomic, write_json, write_rows
