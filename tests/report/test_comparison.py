@@ -1,8 +1,6 @@
 """Comparisons of mixtures: read from files, in a panel, in tables of the package and of docs/tables."""
 
-import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +9,10 @@ from matplotlib.figure import Figure
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.report.comparison import comparison_panel, frontier_table
 
-TABLES = Path(__file__).parents[2] / "docs" / "tables"
-
 
 @pytest.fixture(scope="module")
-def mixture_tables():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(TABLES)  # as in `python docs/tables`
-        return importlib.import_module("mixture_tables")
+def mixture_tables(docs_tables):
+    return docs_tables("mixture_tables")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Load the model that a command is about: a classifier, a stored mixture, or g and h with an alpha."""
+"""The model of a command: a classifier, a stored mixture, or a mixture of two classifiers with one alpha."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from adaptive_smoothing.models.zoo import model_facts, short_name
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model to evaluate, the classifiers in it, and facts about them for a result file."""
+    """A model to evaluate.
+
+    Args:
+        parts: the classifiers in it, by name.
+        facts: facts about the classifiers for a result file.
+        short: its name in a form that can be part of a folder's name.
+    """
 
     model: nn.Module
     parts: dict[str, nn.Module]
@@ -28,7 +34,10 @@ class LoadedModel:
     def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> LoadedModel:
         """Return a classifier or a stored mixture by name, or the mixture of two classifiers with `alpha`."""
         if (robust is None) != (alpha is None):
-            raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
+            given = "H without --alpha" if alpha is None else "--alpha without H"
+            raise ValueError(
+                f"expected G, H and --alpha for a mixture, or one MODEL alone, got {given}: add or remove one"
+            )
         if robust is None and pretrained.exists(model):
             mixed = MixedClassifier.from_pretrained(model, device=device)
             description = pretrained.read(pretrained.find(model))
@@ -45,7 +54,7 @@ class LoadedModel:
 
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
-    """Raise an error if a model has another number of classes than the data."""
+    """Raise an error if a model has a different number of classes than the data."""
     _, channels, height, width = data.images.shape
     for name, model in models.items():
         if (count := num_classes(model, (channels, height, width))) != data.num_classes:
