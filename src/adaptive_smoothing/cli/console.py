@@ -66,7 +66,7 @@ class TimeBar(RichProgress):
     """One bar with the time elapsed and the time left. In a file, where a bar cannot move, it prints lines instead."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(Description(), BarColumn(20), Times(Column(no_wrap=True)), console=console)
+        super().__init__(Description(), BarColumn(12), Times(Column(no_wrap=True)), console=console)
         self.only = self.add_task("", total=None)
         self.printed = 0.0
 

@@ -79,10 +79,11 @@ def test_the_alphas_table_follows_the_curves(read: Reader, report: Report) -> No
     assert row[5] == f"{100 * run.accuracy('worst')[at_mix]:.1f} % ({low:.1f} to {high:.1f})"
 
 
-def test_lines_do_not_break_inside_a_number(full_page: str) -> None:
+def test_lines_do_not_break_inside_a_number_or_an_option(full_page: str) -> None:
     text = full_page.replace(NO_BREAK, "_")
     assert "with 91.2_% (89.1_to_93.1) on 800 validation images" in text
     assert '<th scope="row">mixture, α_=_0.753</th>' in text
+    assert "evaluate with <code>--preset</code> adaptive" in text
 
 
 def test_text_of_users_is_escaped(full_page: str) -> None:

@@ -127,5 +127,6 @@ def _facts(facts: dict[str, Any], prefix: str = "") -> str:
 
 
 def _html(text: str) -> str:
-    """Return the text for HTML. Lines do not break inside `90.1 %`, `α = 0.8` and `(89.1 to 90.8)`."""
-    return re.sub(r"(?<=[\dα]) (?=%|= |to \d)|(?<=[\dα] =) (?=\d)|(?<=\d to) (?=\d)", NO_BREAK, escape(text))
+    """Return the text for HTML. Lines do not break inside `90.1 %`, `α = 0.8`, `(89.1 to 90.8)` and `--option`."""
+    joined = re.sub(r"(?<=[\dα]) (?=%|= |to \d)|(?<=[\dα] =) (?=\d)|(?<=\d to) (?=\d)", NO_BREAK, escape(text))
+    return re.sub(r"(?<= )--[\w-]+", r"<code>\g<0></code>", joined)

@@ -128,7 +128,7 @@ def _learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
         return words
     images = len(learned.measured.clean_correct)
     clean, robust = share(learned.measured.clean_correct), share(learned.measured.robust_correct)
-    return f"{words} In the live run, on {images:,} images, it has {clean} clean, and {robust} under PGD."
+    return f"{words} In the live run, on {images:,} images, this mixture has {clean} clean, and {robust} under PGD."
 
 
 def _live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
