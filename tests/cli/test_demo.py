@@ -95,7 +95,8 @@ def test_a_learned_alpha_is_compared_with_a_fixed_one(mixture: Path, tmp_path: P
     assert "With one α for all images, the mixture is correct on 87.5 % and 50.0 % of the same images" in printed
     assert "The network gives 25.0 points more robust accuracy (± 42.4)" in printed
     now = load_facts("runs/demo")["learned alpha"]
-    assert now["images"] == 6 and f"In the live run, on 6 images, this mixture has {100 * now['clean']:.1f} %" in printed
+    assert now["images"] == 6
+    assert f"In the live run, on 6 images, this mixture has {100 * now['clean']:.1f} %" in printed
     page = (tmp_path / "runs/demo/page.html").read_text()
     assert "One α for all images, or one for each image" in page and (tmp_path / "runs/demo/learned.png").exists()
 

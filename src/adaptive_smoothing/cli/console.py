@@ -144,8 +144,9 @@ class RunProgressBar:
         done, left = progress.finished - self.began, progress.images - progress.finished
         seconds = (time.perf_counter() - self.start) / done * left if done else None
         so_far = "" if progress.accuracy is None else f", {self.word} so far {100 * progress.accuracy:.1f} %"
-        # Shares of a shard add up to a whole number except for rounding errors.
-        self.bar.say(f"{math.ceil(left - 1e-3):,} images left{so_far}{_stage(progress.stage)}", seconds)
+        images = math.ceil(left - 1e-3)  # shares of a shard add up to a whole number except for rounding errors
+        text = f"{images:,} image{'s' * (images != 1)} left{so_far}{_stage(progress.stage)}"
+        self.bar.say(text, seconds)
 
 
 def _stage(stage: str) -> str:

@@ -29,10 +29,10 @@ def models() -> None:
     if not cards:
         console.print("There are no models in the package or in a zoo/ folder.")
     else:
-        console.print(rich_table(Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), NOTE)))
+        console.print(rich_table(Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), NOTE)), "")
     if mixtures:
         rows = tuple(_mixture_row(name, folder) for name, folder in mixtures.items())
-        console.print(rich_table(Table("Mixtures", MIXTURE_COLUMNS, rows, MIXTURE_NOTE)))
+        console.print(rich_table(Table("Mixtures", MIXTURE_COLUMNS, rows, MIXTURE_NOTE)), "")
     sources = ", ".join(f"{source}:NAME" for source in zoo.SOURCES)
     console.print(f"Other models are named {sources}, or by the path of a .safetensors file with a .json next to it.")
 

@@ -36,8 +36,9 @@ def rich_table(table: Table) -> rich.table.Table:
         collapse_padding=True,
     )
     for position, column in enumerate(table.columns):
-        # A shortened name could be mistaken for another one.
-        drawn.add_column(column, justify="right" if position else "left", no_wrap=position == 0, overflow="fold")
+        # A name is not shortened, because it could be mistaken for another one. A cell may have lines of its own.
+        keep_lines = position == 0 or any("\n" in row[position] for row in table.rows)
+        drawn.add_column(column, justify="right" if position else "left", no_wrap=keep_lines, overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)
     return drawn

@@ -56,11 +56,12 @@ def audit_sentence(audit: Audit, images: int) -> str:
     if not audit.random:
         return f"No audit: {audit.survivors} images survived the attacks, which is too few."
     points = 100 * audit.missed_share * audit.unseen / images
+    closest = f", and {audit.closest_fooled} of the {audit.closest} with the smallest margin" if audit.closest else ""
     return (
-        f"Audit of the {audit.survivors:,} images that survived, with full FAB-T and Square: {audit.random_fooled} of "
-        f"{audit.random} random images were fooled, and {audit.closest_fooled} of the {audit.closest} with the "
-        f"smallest margin. With 95 % confidence, at most {100 * audit.missed_share:.1f} % of the {audit.unseen:,} "
-        f"images that were not audited can be fooled. That is {points:.2f} points of accuracy."
+        f"Audit of the {audit.survivors:,} images that survived, with full FAB-T and Square: fooled were "
+        f"{audit.random_fooled} of {audit.random} random images{closest}. With 95 % confidence, at most "
+        f"{100 * audit.missed_share:.1f} % of the {audit.unseen:,} images that were not audited can be fooled. That is "
+        f"{points:.2f} points of accuracy."
     )
 
 
