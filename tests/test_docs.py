@@ -1,9 +1,11 @@
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "docs" / "tables"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 WIDTH = 120
 MOST_LINES = {"README.md": 150, "results.md": 450}
@@ -11,8 +13,10 @@ MOST_TERMS = 40
 
 
 @pytest.fixture(scope="module")
-def tables(docs_tables):
-    return docs_tables("pages")
+def tables():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TABLES)  # as in `python docs/tables`
+        return importlib.import_module("pages")
 
 
 def test_the_tables_of_the_documents_are_those_of_the_result_files(tables):

@@ -85,9 +85,9 @@ def test_further_attacks_are_added_to_the_same_mixtures(mixture_tables, folder):
         ("50.00", "66.67", "33.33"),
     ]
     assert first.with_attacks_of(first).points[0].facts == first.points[0].facts
-    other_operating_point = replace(further[0], clean_correct=~first.points[1].clean_correct)
+    other_dial = replace(further[0], clean_correct=~first.points[1].clean_correct)
     with pytest.raises(ValueError, match="expected the same predictions of fixed in both runs"):
-        first.with_attacks_of(replace(first, points=(other_operating_point,)))
+        first.with_attacks_of(replace(first, points=(other_dial,)))
     with pytest.raises(ValueError, match=r"of the same, got .*test.* and .*val"):
         first.with_attacks_of(replace(first, facts=first.facts | {"settings": {"split": "val"}}))
 
