@@ -42,6 +42,7 @@ ROUNDS = 5
 
 
 def models(g: nn.Module, h: nn.Module) -> dict[str, nn.Module]:
+    """Return the models to measure, by name."""
     return {
         "g": g,
         "h": h,
@@ -51,7 +52,7 @@ def models(g: nn.Module, h: nn.Module) -> dict[str, nn.Module]:
 
 
 def images_per_second(model: nn.Module, arithmetic: Arithmetic, images: Tensor, labels: Tensor) -> float:
-    """Return the images per second, the median of some rounds."""
+    """Return the images per second of a step, the median of some rounds."""
     victim = Victim(FastModel(model, images.device, arithmetic), arithmetic=arithmetic)
     state, rounds = {"label": labels, "target": labels}, []
     for _ in range(ROUNDS + 1):
@@ -62,13 +63,13 @@ def images_per_second(model: nn.Module, arithmetic: Arithmetic, images: Tensor, 
 def errors(model: nn.Module, arithmetic: Arithmetic, images: Tensor) -> dict[str, float]:
     """Return the median and the largest error, and the share of images whose error is above the bound."""
     logits = fp32_logits_chunked(model, images)
-    off = torch.cat(
-        [arithmetic.error(model, *both) for both in zip(images.split(500), logits.split(500), strict=True)]
-    ) / (logits.amax(1) - logits.amin(1))
+    batches = zip(images.split(500), logits.split(500), strict=True)
+    largest = torch.cat([arithmetic.error(model, *batch) for batch in batches])
+    error = largest / (logits.amax(1) - logits.amin(1))
     return {
-        "median": off.median().item(),
-        "largest": off.max().item(),
-        "above_bound": (off > TOLERANCE).double().mean().item(),
+        "median": error.median().item(),
+        "largest": error.max().item(),
+        "above_bound": (error > TOLERANCE).double().mean().item(),
     }
 
 

@@ -62,7 +62,7 @@ class Counting(nn.Module):
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the last result, and the median time."""
+    """Repeat `work` until enough seconds are measured. Return the last result, the median time and the repetitions."""
     seconds: list[float] = []
     while sum(seconds) < ENOUGH:
         result, took = clocked(work)
@@ -77,7 +77,7 @@ def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> 
 
     def work() -> Verdict:
         engine.passes.forward = engine.passes.backward = 0
-        judging = EvaluationRun(
+        run = EvaluationRun(
             model=model,
             data=data,
             cascade=cascade,
@@ -86,7 +86,7 @@ def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> 
             options=EvaluationOptions(alarms=False),
             engine=engine,
         )
-        return judging.run()
+        return run.run()
 
     first = {"first": clocked(work)[1]} if compiled else {}
     verdict, row = timed(work)
@@ -120,6 +120,7 @@ def reference(
 def attacks(
     model: nn.Module, data: ImageData, device: torch.device, wanted: list[str]
 ) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return functions that run the wanted attacks, by name; all of them if none is named."""
     everything = {
         "fast": lambda: ours("fast", model, data, device),
         "standard": lambda: ours("standard", model, data, device),
@@ -131,7 +132,7 @@ def attacks(
 
 
 def compared(runs: dict[str, dict[str, Any]], images: int) -> dict[str, dict[str, Any]]:
-    """Return the numbers of each attack, compared with the reference."""
+    """Return the numbers of each attack, and for ours also the differences from the reference."""
     robust = {name: set(run["robust"]) for name, run in runs.items()}
     theirs = next((name for name in ("reference", *runs) if name in runs and name.startswith("reference")), None)
     rows = {}

@@ -115,7 +115,7 @@ def _no_rows() -> dict[str, np.ndarray]:
 
 
 def _threat(found: Certificates, which: np.ndarray, norm: str, images: Tensor) -> Threat:
-    """Return the ball just inside the radius in float32; an L2 certificate covers the Linf ball inside its own."""
+    """Return the ball just inside the radius, in float32. An L2 certificate covers the Linf ball inside its own."""
     certified = found.settings["norm"]
     radius = torch.from_numpy(found.rows["radius"][which]).to(images) * (1 - 1e-6)
     if norm == "Linf" and certified == "L2":
@@ -151,6 +151,7 @@ def _worst(
 
 
 def _lead(probabilities: Tensor, classes: Tensor) -> Tensor:
+    """Return the probability of each class minus the largest of the others."""
     own = probabilities.gather(1, classes[:, None]).squeeze(1)
     return own - probabilities.scatter(1, classes[:, None], -1.0).amax(1)
 
@@ -158,7 +159,7 @@ def _lead(probabilities: Tensor, classes: Tensor) -> Tensor:
 def _check(
     target: CertificationTarget, moved: Tensor, classes: Tensor, index: Tensor, samples: int, precision: str, seed: int
 ) -> dict[str, np.ndarray]:
-    """Return the columns of moved images: with an upper bound on the class, and lower bounds on all others."""
+    """Return the columns of moved images, with an upper bound on their class and lower bounds on all others."""
     if isinstance(target.robust, SmoothedClassifier):
         own, others, mean = _bounds(target.robust, moved, classes, index, samples, precision, seed)
     else:

@@ -1,4 +1,4 @@
-"""Time measurement of all benchmarks."""
+"""Time measurement for the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def clocked(work: Callable[[], Result]) -> tuple[Result, float]:
-    """Return the result of `work`, and the seconds it took; waits for the GPU before and after."""
+    """Return the result of `work` and the seconds it took. Waits for the GPU before and after."""
     _finish()
     began = time.perf_counter()
     result = work()

@@ -53,7 +53,7 @@ from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Linf, Threat
 
-# To see whether more restarts or steps fool more images.
+# A larger budget, to see whether more restarts or steps fool more images.
 RESTARTS = 5
 STEPS = 500
 QUIET = EvaluationOptions(alarms=False)
@@ -72,7 +72,7 @@ class LessSteep:
 
 @dataclass(frozen=True)
 class GiveWay:
-    """Lowers alpha and moves g to the target class, without regard to h."""
+    """An objective that lowers alpha and moves g to the target class, without regard to h."""
 
     weight: float = 20.0
     largest_margin: float = 5.0
@@ -86,20 +86,23 @@ class GiveWay:
 
 
 def has_score(model: nn.Module) -> bool:
+    """Return whether alpha is a sigmoid of a score, which `LessSteep` can change."""
     return isinstance(model, MixedClassifier) and isinstance(model.alpha, Mixer)
 
 
 def has_both(model: nn.Module) -> bool:
+    """Return whether the mixture has a score and a transformed h."""
     return has_score(model) and has_transformed_robust(model)
 
 
 def less_steep_plain(model: nn.Module) -> nn.Module:
+    """Return the mixture without the transform of h, and with a less steep alpha."""
     assert isinstance(model, MixedClassifier)
     return LessSteep(1.0)(model.plain())
 
 
 def attacks(threat: Threat) -> dict[str, Stage]:
-    """Return the attacks by title."""
+    """Return the attacks by title. An attack with a condition (`needs`) is run only on models that meet it."""
 
     def targeted(objective: Any, source: Any = None, needs: Any = None, **budget: int) -> Stage:
         return Stage("apgd", APGD(threat, objective=objective, target_classes=TARGETS, **budget), source, needs)
@@ -156,6 +159,7 @@ def measure(
         robust[name], seconds[name] = verdict.robust_correct.numpy(), round(time.perf_counter() - began, 1)
         print(f"{name}: {verdict.robust:.2%} in {seconds[name]} s", flush=True)
         everything = np.logical_and.reduce(list(robust.values()))
+        # In the file, robust accuracy is called "stands", and images that only other attacks fool "fell to another".
         rows: dict[str, dict[str, Any]] = {
             name: {"stands": float(left.mean()), "fell to another": int((left & ~everything).sum())}
             for name, left in (robust | {"all of them": everything}).items()

@@ -4,9 +4,9 @@
     python benchmarks/same_results.py run . --out after
     python benchmarks/same_results.py compare before after
 
-`run` executes the commands below on one CPU core with fixed seeds, using `src/` and `zoo/` of the checkout
-that is named. `compare` compares what they wrote: arrays bit by bit, and every number that describes a mixture.
-With `--old`, `run` uses the commands in `OLD_SPELLING`: those of code up to commit 255d989.
+`run` executes the commands below on one CPU core with fixed seeds, using `src/` and `zoo/` of the given checkout.
+`compare` compares bit by bit the arrays that they wrote and every number that describes a mixture.
+With `--old`, `run` spells commands as code up to commit 255d989 expects them (`OLD_SPELLING`).
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def run(checkout: Path, out: Path, names: list[str], old: bool) -> None:
 
 
 def arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Every array and every number of a mixture that a command wrote, by file and name."""
+    """Return every array and every number of a mixture that a command wrote, by file and name."""
     found: dict[str, np.ndarray] = {}
     for path in sorted(folder.rglob("*.npz")):
         with np.load(path, allow_pickle=False) as columns:
             found |= {f"{path.relative_to(folder)}: {name}": columns[name] for name in columns}
     for path in sorted(folder.rglob("*.safetensors")):
-        if path.name != "checkpoint.safetensors":  # which holds the state of the optimizer as well
+        if path.name != "checkpoint.safetensors":  # a checkpoint also has the state of the optimizer
             found |= {f"{path.relative_to(folder)}: {name}": value for name, value in load_file(path).items()}
     mixture = folder / "mixture.json"
     if mixture.is_file():
@@ -89,7 +89,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def compare(before: Path, after: Path) -> bool:
-    """Print one line per command; returns whether everything agrees bit by bit."""
+    """Print one line per command, and return whether everything agrees bit by bit."""
     same = True
     for name in COMMANDS:
         mine, theirs = arrays(before / name), arrays(after / name)

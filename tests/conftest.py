@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per process, a working torchvision import, and classifiers with known answers."""
+"""Shared by all tests: one thread per process, an import of torchvision that works, a linear classifier, Ctrl-C."""
 
 import importlib
 import importlib.util
@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
 
 def _define_missing_torchvision_operators() -> torch.library.Library | None:
-    """torchvision built for another torch cannot load its operators, and then its import (and timm's) fails
-    on the first one that it wants to describe. Nothing here uses them: declaring them is enough.
+    """Declare the operators of torchvision if it was built for another torch, so that it and timm can be imported.
+
+    Such a torchvision fails on import, at the first operator that it registers. No test uses the operators.
     """
     if importlib.util.find_spec("torchvision") is None:
         return None
@@ -43,25 +45,6 @@ def _define_missing_torchvision_operators() -> torch.library.Library | None:
 
 # The operators live as long as this object.
 TORCHVISION = _define_missing_torchvision_operators()
-
-
-@pytest.fixture
-def stop_certifying(monkeypatch):
-    """`done = stop_certifying(at=2)`: Ctrl-C comes with the second shard that is sampled; `done` has all sizes."""
-
-    def stop(at: int) -> list[int]:
-        done, certify = [], Smoothing.certify
-
-        def stops(self, images, index, tell):
-            done.append(len(images))
-            if len(done) == at:
-                raise KeyboardInterrupt
-            return certify(self, images, index, tell)
-
-        monkeypatch.setattr(Smoothing, "certify", stops)
-        return done
-
-    return stop
 
 
 class LinearClassifier(nn.Module):
@@ -94,7 +77,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture
 def ctrl_c_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Somebody stops an evaluation when the k-th entry of its journal is written."""
+    """Return `at(k)`: Ctrl-C comes when the k-th entry of a journal is written."""
     write = Journal.write
 
     def at(k: int) -> None:
@@ -112,9 +95,30 @@ def ctrl_c_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.fixture
+def stop_certifying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Return `stop(at)`: Ctrl-C comes with the at-th shard that is sampled. It returns the sizes of all shards."""
+    certify = Smoothing.certify
+
+    def stop(at: int) -> list[int]:
+        done: list[int] = []
+
+        def stops(self, images, index, tell):
+            done.append(len(images))
+            if len(done) == at:
+                raise KeyboardInterrupt
+            return certify(self, images, index, tell)
+
+        monkeypatch.setattr(Smoothing, "certify", stops)
+        return done
+
+    return stop
+
+
+@pytest.fixture
 def write_comparison() -> Callable[[Path], Path]:
+    """Return `write(folder)`, which stores two mixtures at two clean accuracies: 8 images, 4 attacked with C."""
+
     def write(folder: Path) -> Path:
-        """Two mixtures at two clean accuracies, 8 images, of which 4 were attacked with C."""
         rows, found = {"index": np.arange(8), "label": np.zeros(8, int)}, []
         right = {
             0: "11111110 11110000 1100",
@@ -135,3 +139,15 @@ def write_comparison() -> Callable[[Path], Path]:
         return folder
 
     return write
+
+
+@pytest.fixture(scope="session")
+def docs_tables() -> Callable[[str], ModuleType]:
+    """Return a function that imports a module of docs/tables by name, as `python docs/tables` does."""
+
+    def load(name: str) -> ModuleType:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(Path(__file__).parents[1] / "docs" / "tables")
+            return importlib.import_module(name)
+
+    return load

@@ -7,8 +7,9 @@ from places import BENCHMARKS, percent, sweep
 from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import parameters
-from adaptive_smoothing.report.sentences import Choice, at
-from adaptive_smoothing.report.tables import PAPER_GAPS, Table, alpha_table, cost_table, gap_table
+from adaptive_smoothing.report.tables import Table
+from adaptive_smoothing.report.tradeoff.report import PAPER_GAPS, Choice, at
+from adaptive_smoothing.report.tradeoff.tables import alpha_table, choice_table, gap_table
 from adaptive_smoothing.results import read_json
 
 
@@ -51,7 +52,7 @@ def curve(pair: str) -> Table:
 
 def chosen(pair: str) -> Table:
     """Return the alpha for a target clean accuracy, and its cost."""
-    return cost_table(load_tradeoff(sweep(pair)), chosen_alpha(pair))
+    return choice_table(load_tradeoff(sweep(pair)), chosen_alpha(pair))
 
 
 def held(*pairs: str) -> Table:

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from adaptive_smoothing.report.certified import frontier_panel
-from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.figures import Panel, png, side_by_side
 from adaptive_smoothing.report.style import LIGHT, Style
 
 # h alone, and the h whose mixtures match its clean accuracy, as in the paper.

@@ -8,8 +8,7 @@ from places import RESULTS, comparison, percent, sweep
 
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
 from adaptive_smoothing.evaluation.verdict import ROBUST
-from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.figures import Panel, png, side_by_side
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import interval, read_rows

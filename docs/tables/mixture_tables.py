@@ -7,8 +7,9 @@ from functools import reduce
 import numpy as np
 from places import BENCHMARKS, RESULTS, comparison, percent
 
-from adaptive_smoothing.evaluation.comparison import Comparison
-from adaptive_smoothing.report.tables import Table, attacks_table, frontier_table, lead_table
+from adaptive_smoothing.evaluation.comparison import Comparison, Point
+from adaptive_smoothing.report.comparison import frontier_table, gain
+from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import read_json, read_rows
 
 
@@ -75,3 +76,42 @@ def overhead() -> Table:
     )
     columns = ("mixture", "arithmetic", "g and h, images per second", "mixture, images per second", "extra time, %")
     return Table(f"{' and '.join(measured['models'])} on one {measured['device']}", columns, rows)
+
+
+def lead_table(comparison: Comparison) -> Table:
+    """Return how many points of robust accuracy mixtures gain over the first one at the same clean accuracy."""
+    first, *others = comparison.mixtures
+    rows = [
+        (point.mixture, f"{100 * point.accuracy:.2f}", *_lead(point, comparison.robust_at(first, point.accuracy)))
+        for name in others
+        for point in comparison.mixtures[name]
+    ]
+    columns = ("mixture", "clean", "robust", f"{first}, robust", "gain")
+    note = (
+        f"{first}: interpolated between its two nearest settings; – outside its range. 95 % intervals over the "
+        "attacked images."
+    )
+    return Table("At the same clean accuracy, %", columns, tuple(rows), note)
+
+
+def _lead(point: Point, first: np.ndarray | None) -> tuple[str, str, str]:
+    robust = f"{100 * point.robust:.2f}"
+    if first is None:
+        return robust, "–", "–"
+    return robust, f"{100 * first.mean():.2f}", gain(point.robust_correct[: len(first)], first)
+
+
+def attacks_table(comparison: Comparison) -> Table:
+    """Return one row per mixture and setting, one column per attack, and one for all attacks together."""
+    counts = {name: attack["images"] for point in comparison.points for name, attack in point.facts["attacks"].items()}
+    rows = []
+    for point in comparison.points:
+        found = point.facts["attacks"]
+        left = [f"{100 * found[name]['robust']:.2f}" if name in found else "–" for name in counts]
+        rows.append([point.mixture, f"{100 * point.accuracy:.2f}", *left, f"{100 * point.robust:.2f}"])
+    columns = ["mixture", "clean", *counts, "all"]
+    if len(counts) == 1:
+        columns, *rows = (line[:-1] for line in (columns, *rows))
+    images = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+    note = f"Images attacked: {images}{f'; all: {comparison.images:,}' if len(counts) > 1 else ''}."
+    return Table("Mixtures under attack, %", tuple(columns), tuple(map(tuple, rows)), note)

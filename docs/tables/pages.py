@@ -16,11 +16,11 @@ from places import COMPARED, RESULTS, ROOT, sweep
 
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
+from adaptive_smoothing.report.comparison import comparison_panel
 from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.panels import comparison_panel
-from adaptive_smoothing.report.run_folder import figures
-from adaptive_smoothing.report.sentences import Report
 from adaptive_smoothing.report.tables import markdown
+from adaptive_smoothing.report.tradeoff.figures import figures
+from adaptive_smoothing.report.tradeoff.report import Report
 
 PAIRS = ("resnet18", "compact")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "attacks", "certification")))

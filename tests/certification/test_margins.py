@@ -1,21 +1,15 @@
 """Robust margins, as docs/tables shows them."""
 
-import importlib
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-TABLES = Path(__file__).parents[2] / "docs" / "tables"
 CORRECT = np.array([True, True, True, False])
 MARGINS = np.array([0.9, 0.5, 0.1, 0.8])
 
 
 @pytest.fixture(scope="module")
-def margins():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(TABLES)
-        return importlib.import_module("margins")
+def margins(docs_tables):
+    return docs_tables("margins")
 
 
 def test_a_mixture_is_robust_where_h_leads_by_the_needed_margin(margins):

@@ -17,7 +17,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.tradeoff import save_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.report.sentences import Report
+from adaptive_smoothing.report.tradeoff.report import Report
 
 OPTIONS = {"depth": 10, "width": 0.25}
 
@@ -101,5 +101,5 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         save_tradeoff(folder, report.live or report.main, {**choice, **report.facts})
         return Path(folder) / "page.html"
 
-    monkeypatch.setattr(demo.run_folder, "write_run", write)
-    monkeypatch.setattr(sweep, "write_run", write)
+    for verb in (demo, sweep):
+        monkeypatch.setattr(verb, "write_run", write)

@@ -65,7 +65,7 @@ def test_the_stored_run_gives_the_numbers_and_the_live_run_checks_them() -> None
     # 77 validation images, all of them correct up to alpha 0.625.
     CleanAccuracyCurve(np.full(77, -np.inf), np.full(77, 0.625)).save(demo.STORED / VALIDATION)
     printed = run("--clean-accuracy", "50", "--images", "4", "--out", "second")
-    assert "points are the live run on 4 images, and the lines are the stored run of the same models on 8" in printed
+    assert "squares are the live run on 4 images, and the lines are the stored run of the same models on 8" in printed
     assert load_tradeoff("second").images == 4
     assert "On 77 validation images" in printed and 0 < load_facts("second")["choice"]["alpha"] < 0.625
 
@@ -91,11 +91,12 @@ def mixture(package: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wr
 
 def test_a_learned_alpha_is_compared_with_a_fixed_one(mixture: Path, tmp_path: Path) -> None:
     printed = run("--clean-accuracy", "0.6", "--images", "6")
-    assert "is correct on 87.5 % of 8 test images. Under the strongest attacks of this package" in printed
-    assert "it is correct on 75.0 % of 4 images. One α for all images is correct on 87.5 % and 50.0 %" in printed
-    assert "The network has 25.0 points more robust accuracy (± 42.4)" in printed
+    assert "the mixture is correct on 87.5 % of 8 test images, and on 75.0 % of 4 images under the strongest" in printed
+    assert "With one α for all images, the mixture is correct on 87.5 % and 50.0 % of the same images" in printed
+    assert "The network gives 25.0 points more robust accuracy (± 42.4)" in printed
     now = load_facts("runs/demo")["learned alpha"]
-    assert now["images"] == 6 and f"In the live run, on 6 images, it has {100 * now['clean']:.1f} %" in printed
+    assert now["images"] == 6
+    assert f"In the live run, on 6 images, this mixture has {100 * now['clean']:.1f} %" in printed
     page = (tmp_path / "runs/demo/page.html").read_text()
     assert "One α for all images, or one for each image" in page and (tmp_path / "runs/demo/learned.png").exists()
 
@@ -110,7 +111,7 @@ def test_a_learned_alpha_of_other_models_is_left_out(mixture: Path) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_ctrl_c_during_the_learned_alpha(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "measured_now", interrupt)
+    monkeypatch.setattr(demo, "measure_learned", interrupt)
     printed = run("--clean-accuracy", "0.5", "--images", "2", code=130)
     assert "stopped: the learned α was not attacked" in printed
     assert "A network can choose α" in printed and "In the live run" not in printed

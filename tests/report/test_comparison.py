@@ -1,4 +1,4 @@
-"""Comparisons of mixtures: read from files, in tables, in a panel."""
+"""Comparisons of mixtures: read from files, in a panel, in tables of the package and of docs/tables."""
 
 from dataclasses import replace
 
@@ -7,8 +7,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from adaptive_smoothing.evaluation.comparison import Comparison
-from adaptive_smoothing.report.panels import comparison_panel
-from adaptive_smoothing.report.tables import attacks_table, frontier_table, lead_table
+from adaptive_smoothing.report.comparison import comparison_panel, frontier_table
+
+
+@pytest.fixture(scope="module")
+def mixture_tables(docs_tables):
+    return docs_tables("mixture_tables")
 
 
 @pytest.fixture
@@ -32,13 +36,13 @@ def test_one_row_per_mixture_one_column_per_clean_accuracy(folder):
     assert table.rows[1] == ("ours", "87.50 / 75.00 (+25.00 ± 42.44)", "100.00 / 50.00 (+25.00 ± 42.44)")
 
 
-def test_gains_at_the_same_clean_accuracy(folder):
+def test_gains_at_the_same_clean_accuracy(mixture_tables, folder):
     """At 15/16 the first mixture is halfway between 0.5 and 0.25; its settings do not reach 1/16."""
     comparison = Comparison.read(folder)
     low, high, below, above = comparison.points
     clean = np.array([False, *[True] * 15])
     points = low, high, replace(below, clean_correct=clean), replace(above, clean_correct=~clean)
-    table = lead_table(replace(comparison, points=points))
+    table = mixture_tables.lead_table(replace(comparison, points=points))
     assert table.columns == ("mixture", "clean", "robust", "fixed, robust", "gain")
     unreached, between = table.rows
     assert unreached == ("ours", "6.25", "50.00", "–", "–") and between[:4] == ("ours", "93.75", "75.00", "37.50")
@@ -46,25 +50,25 @@ def test_gains_at_the_same_clean_accuracy(folder):
     assert comparison.robust_at("fixed", 0.875).tolist() == low.robust_correct.tolist()
 
 
-def test_one_column_per_attack(folder):
-    table = attacks_table(Comparison.read(folder))
+def test_one_column_per_attack(mixture_tables, folder):
+    table = mixture_tables.attacks_table(Comparison.read(folder))
     assert table.columns == ("mixture", "clean", "B", "C", "all")
     assert table.rows[2] == ("ours", "87.50", "50.00", "75.00", "75.00")
     assert table.note == "Images attacked: B: 8, C: 4; all: 4."
 
 
-def test_a_single_attack_has_no_column_for_all(folder):
+def test_a_single_attack_has_no_column_for_all(mixture_tables, folder):
     comparison = Comparison.read(folder)
     points = (
         replace(point, facts=point.facts | {"attacks": {"B": {"robust": 0.5, "images": 8}}})
         for point in comparison.points
     )
-    table = attacks_table(replace(comparison, points=tuple(points)))
+    table = mixture_tables.attacks_table(replace(comparison, points=tuple(points)))
     assert table.columns == ("mixture", "clean", "B")
     assert table.rows[2] == ("ours", "87.50", "50.00") and table.note == "Images attacked: B: 8."
 
 
-def test_further_attacks_are_added_to_the_same_mixtures(folder):
+def test_further_attacks_are_added_to_the_same_mixtures(mixture_tables, folder):
     first = Comparison.read(folder)
     attacks = {"attacks": {"D": {"robust": 2 / 3, "images": 3}}}
     further = [
@@ -72,7 +76,7 @@ def test_further_attacks_are_added_to_the_same_mixtures(folder):
     ]
     settings = {"split": "test", "preset": ["D"]}
     both = first.with_attacks_of(replace(first, points=tuple(further), facts=first.facts | {"settings": settings}))
-    table = attacks_table(both)
+    table = mixture_tables.attacks_table(both)
     assert table.columns == ("mixture", "clean", "B", "C", "D", "all")
     assert [row[-3:] for row in table.rows] == [
         ("50.00", "–", "50.00"),

@@ -1,16 +1,18 @@
-"""Terminal output that the verbs share: progress bars, measurements that move them, reports, paths of the files."""
+"""Terminal output that verbs share: progress bars, printed reports, and the measurements of `demo` and `sweep`."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, Task
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 from rich.text import Text
 from torch import nn
 
@@ -22,8 +24,10 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.sweep import attack_count, tradeoff
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.report.sentences import Report, sentences
-from adaptive_smoothing.report.tables import Table, rich_table, tables
+from adaptive_smoothing.report.tables import Table, rich_table
+from adaptive_smoothing.report.tradeoff.report import Choice, Report, percent
+from adaptive_smoothing.report.tradeoff.sentences import sentences
+from adaptive_smoothing.report.tradeoff.tables import tables
 from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
 
@@ -36,27 +40,34 @@ def screen() -> Console:
     return Console(highlight=False)
 
 
-class TimeLeft(ProgressColumn):
-    """Counts down to the expected end. Rich's own column starts a new estimate whenever the expected end moves."""
+class Description(ProgressColumn):
+    """What is being done. It is shortened on a narrow terminal, so that the times are shown in full."""
 
     def render(self, task: Task) -> Text:
-        if task.total is None:
-            return Text("-:--")
-        return Text(clock(task.total - (task.elapsed or 0)), style="progress.remaining")
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
+class Times(ProgressColumn):
+    """The time elapsed and the time left. Rich's own column starts a new estimate whenever the expected end moves."""
+
+    def render(self, task: Task) -> Text:
+        elapsed = task.elapsed or 0.0
+        left = "" if task.total is None else f", {clock(task.total - elapsed)} left"
+        return Text(f"{clock(elapsed)} elapsed{left}", style="progress.elapsed")
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as minutes and seconds, for example 1:05."""
+    """Return a duration as minutes and seconds, for example 1:05, or with hours, 2:01:05."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
-    return f"{minutes}:{rest:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class TimeBar(RichProgress):
     """One bar with the time elapsed and the time left. In a file, where a bar cannot move, it prints lines instead."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
-        super().__init__(*columns, TimeLeft(), console=console)
+        super().__init__(Description(), BarColumn(12), Times(Column(no_wrap=True)), console=console)
         self.only = self.add_task("", total=None)
         self.printed = 0.0
 
@@ -86,7 +97,7 @@ def print_report(console: Console, texts: Iterable[str], shown: Iterable[Table])
 
 
 def finish(console: Console, page: Path, interrupted: bool) -> None:
-    """Print where the files are, and exit with 130 if Ctrl-C ended the run."""
+    """Print the paths of the files, and exit with 130 if Ctrl-C ended the run."""
     names = sorted(path.name for path in page.parent.iterdir() if path != page)
     console.print(f"\nWritten to {page.parent}: {', '.join(names)}", markup=False)
     # A path that is broken over two lines cannot be clicked or copied.
@@ -111,23 +122,32 @@ class Count:
 
 @dataclass
 class RunProgressBar:
-    """Shows the images left, the accuracy so far, and the time left at the pace of this process."""
+    """Shows the images left, the accuracy so far, and the time left at the pace of this process.
+
+    Args:
+        word: what the accuracy is called.
+        began: the work that was finished when the measurement of the pace began, at the time `start`.
+        working: whether a stage was running at the last call.
+    """
 
     bar: TimeBar
     word: str = "robust"
     began: float | None = None
-    start: float = field(default_factory=time.perf_counter)
+    start: float = 0.0
     working: bool = False
 
     def __call__(self, progress: Progress) -> None:
-        # Shards read from the journal have no stage. They take no time, so they do not count for the pace.
-        idle, self.working = not (progress.stage or self.working), bool(progress.stage)
-        if self.began is None or idle or progress.finished <= self.began:
+        # A shard that is read from the journal never has a stage. It takes no time, so it does not count for the pace.
+        from_journal = not progress.stage and not self.working
+        self.working = bool(progress.stage)
+        if self.began is None or from_journal or progress.finished <= self.began:
             self.began, self.start = progress.finished, time.perf_counter()
         done, left = progress.finished - self.began, progress.images - progress.finished
         seconds = (time.perf_counter() - self.start) / done * left if done else None
         so_far = "" if progress.accuracy is None else f", {self.word} so far {100 * progress.accuracy:.1f} %"
-        self.bar.say(f"{int(left + 0.999):,} images left{so_far}{_stage(progress.stage)}", seconds)
+        images = math.ceil(left - 1e-3)  # shares of a shard add up to a whole number except for rounding errors
+        text = f"{images:,} image{'s' * (images != 1)} left{so_far}{_stage(progress.stage)}"
+        self.bar.say(text, seconds)
 
 
 def _stage(stage: str) -> str:
@@ -166,3 +186,14 @@ def measure_clean_accuracy(
         accuracy = accuracy_curve(MixedClassifier(g, h, 0.5), val, batch_size=batch_size, progress=count)
     accuracy.save(folder / VALIDATION)
     return accuracy
+
+
+def choose(accuracy: CleanAccuracyCurve, wanted: float, console: Console) -> Choice:
+    """Return the largest alpha with the wanted accuracy on validation images, and print it."""
+    alpha, images = accuracy.largest_setting(wanted), len(accuracy.low)
+    choice = Choice(wanted, alpha, accuracy(alpha), images)
+    console.print(
+        f"The largest α with a clean accuracy of {percent(wanted)} is {alpha:.3f}. On {images:,} validation images "
+        f"it gives {choice.reached}.\n"
+    )
+    return choice

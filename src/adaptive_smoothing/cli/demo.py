@@ -16,13 +16,14 @@ from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import (
     RunProgressBar,
     TimeBar,
+    choose,
     finish,
     measure_clean_accuracy,
     measure_tradeoff,
     screen,
     show,
 )
-from adaptive_smoothing.cli.options import VALIDATION, as_share, choose
+from adaptive_smoothing.cli.options import VALIDATION, as_share
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
@@ -33,15 +34,16 @@ from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import model_facts
-from adaptive_smoothing.report import run_folder
-from adaptive_smoothing.report.sentences import Choice, Report
+from adaptive_smoothing.report.tradeoff.report import Choice, Report
+from adaptive_smoothing.report.tradeoff.run_folder import write_run
 from adaptive_smoothing.runs.folder import environment, make_folder
 from adaptive_smoothing.runs.progress import RunProgress
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, at_setting
 
 STANDARD, ROBUST, MIXED = "compact-standard", "compact-robust", "compact-mixed"
-STORED = Path(run_folder.__file__).parent / "stored" / "compact"
+# The run of `sweep` on the whole test set, and the comparison of a learned with a fixed alpha.
+STORED = Path(__file__).parents[1] / "report" / "stored" / "compact"
 COMPARED = STORED.with_name(MIXED)
 ATTACK = PGD(Linf(8 / 255), steps=20)
 
@@ -68,8 +70,10 @@ class Workload:
         return sorted({chosen, *others})
 
 
-# About a minute on two CPU cores, and a few seconds on a GPU.
-CPU, GPU = Workload(24, 8, (0.0, 0.5, 0.7, 1.0), 0.05), Workload(1000, 500, MIX_ALPHAS, 0.0)
+# About a minute on two CPU cores.
+CPU = Workload(24, 8, (0.0, 0.5, 0.7, 1.0), 0.05)
+# A few seconds.
+GPU = Workload(1000, 500, MIX_ALPHAS, 0.0)
 
 
 def demo(
@@ -87,23 +91,26 @@ def demo(
     pair = Pair.load(opt.pick_device(device))
     make_folder(out, overwrite=True)
     console.print(_introduction(pair), markup=False)
-    stored, learned, start = _stored_facts(pair, console), stored_comparison(pair.facts), time.perf_counter()
+    stored, learned = _stored_facts(pair, console), _stored_comparison(pair)
+    start = time.perf_counter()
     choice = choose(_clean_accuracy(pair, stored is not None, out, console), target, console)
     work = CPU if pair.device == "cpu" else GPU
     test = pair.test.take(slice(images or work.images))
-    live, interrupted = _measure(pair, test, choice, work, console)
+    live, interrupted = _attack_pair(pair, test, choice, work, console)
     if learned is not None and not interrupted:
         learned, interrupted = _attack_learned(learned, pair, test, target, work.batch_size, console)
     seconds = round(time.perf_counter() - start, 1)
     facts = {"models": pair.facts, "seconds": seconds, "interrupted": interrupted}
     if learned is not None and learned.measured is not None:
         facts["learned alpha"] = learned.measured.facts
-    report = Report(live, None, choice, {**facts, **environment(pair.device)}, learned)
-    if stored:
+    facts |= environment(pair.device)
+    if stored is None:
+        report = Report(live, None, choice, facts, learned)
+    else:
         # The stored run has far more images, so the report gives its numbers and shows the live run as a check.
-        report = replace(report, main=load_tradeoff(STORED), live=live, facts={**report.facts, "stored run": stored})
+        report = Report(load_tradeoff(STORED), live, choice, {**facts, "stored run": stored}, learned)
     show(console, report)
-    finish(console, run_folder.write_run(out, report), interrupted)
+    finish(console, write_run(out, report), interrupted)
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def _introduction(pair: Pair) -> str:
 
 
 def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
-    """Return the facts of the stored run, or None if it is missing or of other weights."""
+    """Return the facts of the stored run, or None if it is missing or was made with other weights."""
     if not has_tradeoff(STORED):
         console.print("This installation has no stored results of these models: only the live run is reported.\n")
         return None
@@ -148,6 +155,17 @@ def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
     return facts
 
 
+def _stored_comparison(pair: Pair) -> LearnedAlphaResult | None:
+    """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
+    if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
+        return None
+    mixture = pretrained.read(pretrained.find(MIXED))
+    made_for = {"g": mixture["standard"], "h": mixture["robust"]}
+    if any(made_for[letter].get("sha256") != model["sha256"] for letter, model in pair.facts.items()):
+        return None
+    return LearnedAlphaResult(Comparison.read(COMPARED))
+
+
 def _clean_accuracy(pair: Pair, stored: bool, folder: Path, console: Console) -> CleanAccuracyCurve:
     """Return the clean accuracy at every alpha. The stored one is preferred: it has more validation images."""
     if stored:
@@ -155,50 +173,46 @@ def _clean_accuracy(pair: Pair, stored: bool, folder: Path, console: Console) ->
     return measure_clean_accuracy(pair.standard, pair.robust, pair.val, batch_size=50, folder=folder, console=console)
 
 
-def _measure(pair: Pair, test: ImageData, choice: Choice, work: Workload, console: Console) -> tuple[Tradeoff, bool]:
-    """Attack g, h and the mixture; returns the trade-off, and whether Ctrl-C ended the attacks."""
+def _attack_pair(
+    pair: Pair, test: ImageData, choice: Choice, work: Workload, console: Console
+) -> tuple[Tradeoff, bool]:
+    """Attack g, h and the mixture. Return the trade-off, and whether Ctrl-C ended the attacks."""
     mix_alphas = work.mix_alphas(choice.alpha)
     attacked = ", ".join(f"{alpha:.3g}" for alpha in mix_alphas)
     console.print(
-        f"Attacking {len(test):,} test images with {ATTACK.steps} steps of PGD, on g (STD), on h (ROB), and on the "
+        f"Attacking {len(test):,} test images with {ATTACK.steps} steps of PGD: on g (STD), on h (ROB), and on the "
         f"mixture (MIX) at α = {attacked}. Use --images N for another number of images.\n"
     )
-    size = work.batch_size
     return measure_tradeoff(
-        pair.standard, pair.robust, test, ATTACK, mix_alphas=mix_alphas, batch_size=size, console=console
+        pair.standard,
+        pair.robust,
+        test,
+        ATTACK,
+        mix_alphas=mix_alphas,
+        batch_size=work.batch_size,
+        console=console,
     )
 
 
 def _attack_learned(
     learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float, batch_size: int, console: Console
 ) -> tuple[LearnedAlphaResult, bool]:
-    """Attack the mixture with a learned alpha; returns the result, and whether Ctrl-C ended the attack."""
+    """Attack the mixture with a learned alpha. Return the result, and whether Ctrl-C ended the attack."""
     try:
         with TimeBar(console) as bar:
             bar.say(f"attacking the mixture with a learned α on {len(data):,} images", None)
-            return measured_now(learned, pair, data, wanted, batch_size, RunProgressBar(bar)), False
+            return measure_learned(learned, pair, data, wanted, batch_size, RunProgressBar(bar)), False
     except KeyboardInterrupt:
         console.print("[yellow]stopped[/]: the learned α was not attacked")
         return learned, True
 
 
-def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
-    """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
-    if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
-        return None
-    description = pretrained.read(pretrained.find(MIXED))
-    made_for = {"g": description["standard"], "h": description["robust"]}
-    if any(made_for[letter].get("sha256") != facts["sha256"] for letter, facts in models.items()):
-        return None
-    return LearnedAlphaResult(Comparison.read(COMPARED))
-
-
-def measured_now(
+def measure_learned(
     learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float, batch_size: int, progress: RunProgress
 ) -> LearnedAlphaResult:
-    """Return `learned` with the accuracies of the mixture on these images, clean and under attack.
+    """Return `learned` with a measurement of the mixture on these images, clean and under attack.
 
-    It is returned unchanged if the mixture cannot reach the wanted clean accuracy.
+    If the mixture cannot reach the wanted clean accuracy, it is not measured.
     """
     folder = pretrained.find(MIXED)
     accuracy = CleanAccuracyCurve.load(folder / VALIDATION)

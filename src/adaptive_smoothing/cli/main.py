@@ -1,4 +1,4 @@
-"""Entry point of the command line: finds the verb, and prints errors as one sentence."""
+"""Entry point of the command line: imports the verb that is called, and prints an error as one sentence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.version import VERSION
 
-# The first line of the help of each verb. Listing the verbs this way imports none of them.
+# The first line of the help of each verb. With this list, `--help` imports none of them.
 VERBS = {
     "demo": "Mix and attack the two models of the package, in under three minutes on a CPU.",
     "train": "Train a base classifier: standard, at, trades, iaat or gaussian.",
@@ -28,13 +28,7 @@ VERBS = {
 
 
 class Verbs(TyperGroup):
-    """Lists the verbs with their first lines, and imports the file of the verb that is called."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        return TyperCommand(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
+    """Imports the file of a verb when the verb is called, and says after Ctrl-C how to go on."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -65,6 +59,14 @@ app = typer.Typer(
 )
 
 
+def _not_imported() -> None:
+    """Stand in for a verb in the list of verbs. `Verbs` imports the verb itself."""
+
+
+for verb, line in VERBS.items():
+    app.command(verb, help=line)(_not_imported)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"adaptive-smoothing {VERSION}")
@@ -81,12 +83,12 @@ def options(
 
 
 def main() -> None:
-    """Run a command; an error that the user can fix is one sentence on stderr, not a traceback."""
+    """Run a command. An error that the user can fix is printed as one sentence on stderr, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show α shows a question mark.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    # Batch systems send SIGTERM before they kill a process: it ends a run like Ctrl-C.
+    # Batch systems send SIGTERM before they kill a process. It ends a run like Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(standalone_mode=True)

@@ -16,10 +16,10 @@ NOTE = "Accuracy on test images; PGD-20 at the threat the model was trained for,
 MIXTURE_COLUMNS = ("name", "from", "g and h", "alpha", "clean", "adaptive")
 MIXTURE_NOTE = (
     "clean: accuracy on test images, or on validation images if the test images were not measured. adaptive: accuracy "
-    "under the attacks of that preset, on the number of test images in the card. `evaluate NAME` attacks a mixture."
+    "under the attacks of that preset, on some of the test images. `evaluate NAME` attacks a mixture."
 )
 
-# Titles of the kinds of a learned alpha, by their names in a mixture.
+# Titles of the kinds of a learned alpha, by their names in the file of a mixture.
 KINDS = {"network": "mixing network", "fine-tuned-tail": "fine-tuned tail"}
 
 
@@ -27,14 +27,14 @@ def models() -> None:
     """List the models and mixtures of the package and of the zoo, with the accuracies on their cards."""
     cards, mixtures, console = zoo.names(), pretrained.names(), screen()
     if not cards:
-        console.print("No models found, neither in the package nor in a zoo/ folder.")
+        console.print("There are no models in the package or in a zoo/ folder.")
     else:
-        console.print(rich_table(Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), NOTE)))
+        console.print(rich_table(Table("Models", COLUMNS, tuple(_row(card) for card in cards.values()), NOTE)), "")
     if mixtures:
         rows = tuple(_mixture_row(name, folder) for name, folder in mixtures.items())
-        console.print(rich_table(Table("Mixtures", MIXTURE_COLUMNS, rows, MIXTURE_NOTE)))
+        console.print(rich_table(Table("Mixtures", MIXTURE_COLUMNS, rows, MIXTURE_NOTE)), "")
     sources = ", ".join(f"{source}:NAME" for source in zoo.SOURCES)
-    console.print(f"Other models can be loaded as {sources}, or from a .safetensors file with a .json next to it.")
+    console.print(f"Other models are named {sources}, or by the path of a .safetensors file with a .json next to it.")
 
 
 def _row(card: zoo.Card) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
         return name, _source(folder), "cannot be read", "–", "–", "–"
     alpha, figures = described["alpha"], described["card"].get("figures", {})
     measured = figures.get("val", {}) | figures.get("test", {})
-    bases = " and ".join(base_name(described[role]) for role in pretrained.ROLES)
+    bases = "\n".join(base_name(described[role]) for role in pretrained.ROLES)
     kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
     accuracies = (_percent(measured.get(name)) for name in ("clean", "adaptive"))
     return name, _source(folder), bases, KINDS.get(kind, kind), *accuracies

@@ -8,10 +8,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-
-from adaptive_smoothing.report.sentences import Choice, percent
-from adaptive_smoothing.tuning.curves import CleanAccuracyCurve
 
 # In a run folder: the alphas between which each validation image is classified correctly. The alpha for any other
 # clean accuracy can be computed from this file.
@@ -20,13 +16,13 @@ VALIDATION = "validation.npz"
 Data = Annotated[str, typer.Option(help="Data set: builtin, cifar10, cifar100, or a path.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
 Download = Annotated[bool, typer.Option("--download", help="Download the data set if it is missing.")]
-Split = Annotated[str, typer.Option(help="test, val, or all for data without splits.")]
+Split = Annotated[str, typer.Option(help="Part of the data set: test, val, or all for data without splits.")]
 Images = Annotated[int | None, typer.Option(min=1, help="Use the first N images only.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; by default a folder in runs/ named after the command.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the run folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted training in the run folder.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Devices = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, or several: cuda:0,cuda:1.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, ...")]
+Devices = Annotated[str, typer.Option("--device", help="Where to compute: auto, cpu, cuda, or several: cuda:0,cuda:1.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
 ThreatText = Annotated[str, typer.Option("--threat", help="Norm and radius of the attack: Linf:8/255, L2:0.5, ...")]
 CleanAccuracy = Annotated[
@@ -59,7 +55,7 @@ def pick_devices(names: str) -> list[str]:
 
 
 def devices() -> list[str]:
-    """Return the devices that torch can compute on here."""
+    """Return the devices of this machine that torch can use."""
     gpus = ["cuda", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     return ["cpu", *gpus * torch.cuda.is_available(), *["mps"] * torch.backends.mps.is_available()]
 
@@ -68,18 +64,7 @@ def as_share(wanted: float) -> float:
     """Return an accuracy as a share: 0.9 and 90 mean the same."""
     if 0 < wanted <= 1:
         return wanted
-    # Ten per cent or less is no better than a guess among ten classes: such a number is a typing error.
+    # A random guess among ten classes reaches ten percent. A smaller number is a typing error.
     if 10 < wanted <= 100:
         return wanted / 100
     raise ValueError(f"expected an accuracy such as 0.9, or 90 in percent, got {wanted:g}")
-
-
-def choose(accuracy: CleanAccuracyCurve, wanted: float, console: Console) -> Choice:
-    """Return the largest alpha with the wanted accuracy on validation images, and print it."""
-    alpha, images = accuracy.largest_setting(wanted), len(accuracy.low)
-    choice = Choice(wanted, alpha, accuracy(alpha), images)
-    console.print(
-        f"The largest α with a clean accuracy of {percent(wanted)} is {alpha:.3f}. On {images:,} validation images "
-        f"it gives {choice.reached}.\n"
-    )
-    return choice

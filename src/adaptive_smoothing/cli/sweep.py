@@ -11,15 +11,15 @@ import typer
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import finish, measure_clean_accuracy, measure_tradeoff, screen, show
-from adaptive_smoothing.cli.options import as_share, choose
+from adaptive_smoothing.cli.console import choose, finish, measure_clean_accuracy, measure_tradeoff, screen, show
+from adaptive_smoothing.cli.options import as_share
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
 from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import model_facts, short_name
-from adaptive_smoothing.report.run_folder import write_run
-from adaptive_smoothing.report.sentences import Report
+from adaptive_smoothing.report.tradeoff.report import Report
+from adaptive_smoothing.report.tradeoff.run_folder import write_run
 from adaptive_smoothing.runs.folder import environment, make_folder
 from adaptive_smoothing.runs.sharded import check_size
 from adaptive_smoothing.settings import changed

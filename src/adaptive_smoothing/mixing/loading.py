@@ -34,7 +34,10 @@ class LoadedModel:
     def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> LoadedModel:
         """Return a classifier or a stored mixture by name, or the mixture of two classifiers with `alpha`."""
         if (robust is None) != (alpha is None):
-            raise ValueError("expected G, H and --alpha for a mixture, or one MODEL alone, got only some of the three")
+            given = "H without --alpha" if alpha is None else "--alpha without H"
+            raise ValueError(
+                f"expected G, H and --alpha for a mixture, or one MODEL alone, got {given}: add or remove one"
+            )
         if robust is None and pretrained.exists(model):
             mixed = MixedClassifier.from_pretrained(model, device=device)
             description = pretrained.read(pretrained.find(model))
@@ -51,7 +54,7 @@ class LoadedModel:
 
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
-    """Raise an error if a model has another number of classes than the data."""
+    """Raise an error if a model has a different number of classes than the data."""
     _, channels, height, width = data.images.shape
     for name, model in models.items():
         if (count := num_classes(model, (channels, height, width))) != data.num_classes:

@@ -13,8 +13,7 @@ from matplotlib.ticker import PercentFormatter
 
 from adaptive_smoothing.certification.certificates import Certificates, Frontier
 from adaptive_smoothing.certification.smoothing import reachable_radius
-from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.figures import Panel, png, side_by_side
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.verdicts import FACTS

@@ -1,4 +1,4 @@
-"""The paper's figure STD+ROB for any pair of models, and a figure of the confidence gaps.
+"""Figures of one or more panels side by side, and what panels have in common.
 
 The figures do not use pyplot, so drawing leaves no state behind and needs no display.
 """
@@ -6,38 +6,21 @@ The figures do not use pyplot, so drawing leaves no state behind and needs no di
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import Formatter, MaxNLocator
+from numpy.typing import ArrayLike
 
-from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.panels import Panel, curves_panel, frontier_panel, gap_panel
 from adaptive_smoothing.report.style import LIGHT, Style
+from adaptive_smoothing.results import interval
 
-
-def tradeoff_figure(
-    stored: Tradeoff,
-    live: Tradeoff | None = None,
-    chosen_alpha: float | None = None,
-    *,
-    style: Style = LIGHT,
-    paper: bool = True,
-) -> Figure:
-    """Return a figure of accuracy against alpha (left), and of clean against attacked accuracy (right).
-
-    Args:
-        stored: a run, drawn as lines.
-        live: a smaller run, drawn as points with 95 % intervals in the same colours.
-        paper: add the models of the paper, which were measured on CIFAR-10 at Linf 8/255.
-    """
-    curves = curves_panel(stored, live, chosen_alpha, style)
-    return side_by_side([curves, frontier_panel(stored, chosen_alpha, style, paper=paper)], style)
-
-
-def gap_figure(tradeoff: Tradeoff, alpha: float | None = None, *, style: Style = LIGHT) -> Figure:
-    """Return histograms of the confidence gaps of h (left) and g (right), for correct and incorrect predictions."""
-    return side_by_side([gap_panel(tradeoff, "h", alpha, style), gap_panel(tradeoff, "g", style=style)], style)
+# Draws one panel of a figure.
+Panel = Callable[[Axes], None]
 
 
 def side_by_side(panels: Sequence[Panel], style: Style = LIGHT) -> Figure:
@@ -62,3 +45,21 @@ def svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "adaptive_smoothing", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
+
+
+def error_bars(axes: Axes, places: ArrayLike, correct: Iterable[np.ndarray], **look: Any) -> None:
+    """Draw the accuracy of each row of correct images, with its 95 % interval."""
+    accuracy, low, high = np.array([(row.mean(), *interval(int(row.sum()), len(row))) for row in correct]).T
+    axes.errorbar(places, accuracy, yerr=np.stack([accuracy - low, high - accuracy]).clip(0), capsize=2, **look)
+
+
+def percent_axes(axes: Axes, formatter: Formatter) -> None:
+    """Put about seven ticks on both axes, and format them."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+        axis.set_major_formatter(formatter)
+
+
+def legend_below(axes: Axes, columns: int = 2) -> None:
+    """Draw the legend below the panel."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)

@@ -1,4 +1,4 @@
-"""An evaluation in words, as tables, as a figure, and as the files of its run folder."""
+"""An evaluation in words, in tables and in a figure, and the files of its run folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
-from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.panels import Panel
+from adaptive_smoothing.report.figures import Panel, png, side_by_side
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import GAP_COLUMNS, Table, gap_cells
 from adaptive_smoothing.results import atomic, write_json, write_rows
@@ -38,11 +37,6 @@ def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts:
     write_json(folder / RESULT, {**verdict.summary(), "models": models})
 
 
-def verdict_tables(verdict: Verdict, costs: dict[str, Cost]) -> list[Table]:
-    """Return all tables of an evaluation."""
-    return [waterfall_table(verdict), gap_table(verdict), cost_table(costs)]
-
-
 def sentences(verdict: Verdict) -> list[str]:
     """Return the result in words: accuracies with their intervals, and the audit."""
     clean_low, clean_high = (100 * bound for bound in verdict.clean_interval)
@@ -57,6 +51,25 @@ def sentences(verdict: Verdict) -> list[str]:
     return found
 
 
+def audit_sentence(audit: Audit, images: int) -> str:
+    """Return the outcome of the audit in words."""
+    if not audit.random:
+        return f"No audit: {audit.survivors} images survived the attacks, which is too few."
+    points = 100 * audit.missed_share * audit.unseen / images
+    closest = f", and {audit.closest_fooled} of the {audit.closest} with the smallest margin" if audit.closest else ""
+    return (
+        f"Audit of the {audit.survivors:,} images that survived, with full FAB-T and Square: fooled were "
+        f"{audit.random_fooled} of {audit.random} random images{closest}. With 95 % confidence, at most "
+        f"{100 * audit.missed_share:.1f} % of the {audit.unseen:,} images that were not audited can be fooled. That is "
+        f"{points:.2f} points of accuracy."
+    )
+
+
+def verdict_tables(verdict: Verdict, costs: dict[str, Cost]) -> list[Table]:
+    """Return all tables of an evaluation."""
+    return [waterfall_table(verdict), gap_table(verdict), cost_table(costs)]
+
+
 def waterfall_table(verdict: Verdict) -> Table:
     """Return how many images each attack fooled, and the accuracy after it."""
     rows = [(stage_title(key), f"{took:,}", f"{100 * left:.2f} %") for key, took, left in verdict.waterfall]
@@ -64,24 +77,11 @@ def waterfall_table(verdict: Verdict) -> Table:
     return Table("Accuracy after each attack", ("", "images fooled", "accuracy left"), tuple(rows), note)
 
 
-def audit_sentence(audit: Audit, images: int) -> str:
-    """Return the outcome of the audit in words."""
-    if not audit.random:
-        return f"No audit: {audit.survivors} images survived the attacks, which is too few."
-    points = 100 * audit.missed_share * audit.unseen / images
-    return (
-        f"Audit with full FAB-T and Square, of {audit.survivors:,} images that survived: {audit.random_fooled} of "
-        f"{audit.random} random ones were fooled, and {audit.closest_fooled} of the {audit.closest} with the smallest "
-        f"margin. With 95 % confidence, at most {100 * audit.missed_share:.1f} % of the {audit.unseen:,} others can be "
-        f"fooled, which is {points:.2f} points of accuracy."
-    )
-
-
 def gap_table(verdict: Verdict) -> Table:
     """Return the paper's tab:confidence for one model."""
     rows = tuple(
-        (name, f"{100 * (cell['accuracy'] or 0):.2f} %", *gap_cells(cell, "right"), *gap_cells(cell, "wrong"))
-        for name, cell in verdict.gaps().items()
+        (name, f"{100 * (gaps['accuracy'] or 0):.2f} %", *gap_cells(gaps, "right"), *gap_cells(gaps, "wrong"))
+        for name, gaps in verdict.gaps().items()
     )
     note = (
         "Gap: probability of the first class minus that of the second; under attack, on the worst version of an image. "
@@ -93,23 +93,28 @@ def gap_table(verdict: Verdict) -> Table:
 
 def cost_table(costs: dict[str, Cost]) -> Table:
     """Return parameters, operations and speed of the model, and of g and h if it is a mixture."""
-    speeds = [cost.images_per_second for cost in costs.values()]
-    base = speeds[0]
-    rows = [
-        (name, f"{cost.parameters / 1e6:.2f} M", f"{cost.flops / 1e9:.3f} G", f"{speed:,.0f}", f"{speed / base:.2f}")
-        for (name, cost), speed in zip(costs.items(), speeds, strict=True)
-    ]
+    first = next(iter(costs.values())).images_per_second
+    rows = tuple(
+        (
+            name,
+            f"{cost.parameters / 1e6:.2f} M",
+            f"{cost.flops / 1e9:.3f} G",
+            f"{cost.images_per_second:,.0f}",
+            f"{cost.images_per_second / first:.2f}",
+        )
+        for name, cost in costs.items()
+    )
     columns = ("", "parameters", "FLOPs per image", "images / s", "relative speed")
     note = "Forward passes on this machine, with default settings of torch."
-    return Table("Cost of a prediction", columns, tuple(rows), note)
+    return Table("Cost of a prediction", columns, rows, note)
 
 
-def waterfall_figure(verdict: Verdict, *, style: Style = LIGHT) -> Figure:
+def waterfall_figure(verdict: Verdict) -> Figure:
     """Return a figure of the accuracy after each attack (left), and of the margins of the images (right)."""
-    return side_by_side([waterfall_panel(verdict, style), margin_panel(verdict, style)], style)
+    return side_by_side([waterfall_panel(verdict), margin_panel(verdict)])
 
 
-def waterfall_panel(verdict: Verdict, style: Style) -> Panel:
+def waterfall_panel(verdict: Verdict, style: Style = LIGHT) -> Panel:
     """Return a panel with one bar per attack: the accuracy it leaves, and the share it fooled."""
 
     def draw(axes: Axes) -> None:
@@ -132,14 +137,7 @@ def waterfall_panel(verdict: Verdict, style: Style) -> Panel:
     return draw
 
 
-def _bins(values: np.ndarray) -> list[float]:
-    """Return the edges of about forty bins over all values, one of them at zero."""
-    low, high = values.min(initial=0.0), values.max(initial=0.0)
-    width = max((high - low) / BINS, 1e-3)
-    return [width * edge for edge in range(math.floor(low / width), math.ceil(high / width) + 2)]
-
-
-def margin_panel(verdict: Verdict, style: Style) -> Panel:
+def margin_panel(verdict: Verdict, style: Style = LIGHT) -> Panel:
     """Return a histogram of the margin of the correct class on the worst version found of each image."""
 
     def draw(axes: Axes) -> None:
@@ -159,3 +157,10 @@ def margin_panel(verdict: Verdict, style: Style) -> Panel:
         axes.legend()
 
     return draw
+
+
+def _bins(values: np.ndarray) -> list[float]:
+    """Return the edges of about forty bins over all values, one of them at zero."""
+    low, high = values.min(initial=0.0), values.max(initial=0.0)
+    width = max((high - low) / BINS, 1e-3)
+    return [width * edge for edge in range(math.floor(low / width), math.ceil(high / width) + 2)]

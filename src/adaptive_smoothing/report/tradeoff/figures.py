@@ -1,39 +1,69 @@
-"""Panels of the figures: each function returns a function that draws one panel on axes."""
+"""Figures of a trade-off, and their panels. A panel is a function that draws on axes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import Formatter, FuncFormatter, MaxNLocator, PercentFormatter
-from numpy.typing import ArrayLike
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.sentences import base_accuracies
+from adaptive_smoothing.report.comparison import comparison_panel
+from adaptive_smoothing.report.figures import Panel, error_bars, legend_below, percent_axes, side_by_side
 from adaptive_smoothing.report.style import LIGHT, Style
-from adaptive_smoothing.results import interval
+from adaptive_smoothing.report.tradeoff.report import PAPER_GAPS, Report, base_accuracies, like_the_paper
 
-Panel = Callable[[Axes], None]
-
-MARKERS = "os^Dv*"
+# Label and line of each curve.
 CURVES = {
     "clean": ("clean images", "-"),
     "rob": ("ROB: attack made on h", "-."),
     "std": ("STD: attack made on g", "--"),
     "mix": ("MIX: attack on the mixture", "o-"),
 }
-# Clean and PGD-20 accuracy of the paper's ResNet-18 pair, from its table tab:confidence.
-PAPER = {"g": (0.9528, 0.0010), "h": (0.8353, 0.4417)}
+
+
+def figures(report: Report) -> dict[str, Figure]:
+    """Return the figures of a report, by the names of their files."""
+    paper = like_the_paper(report.main.settings)
+    found = {
+        "figure": tradeoff_figure(report.main, report.live, report.alpha, paper=paper),
+        "gaps": gap_figure(report.main, report.alpha),
+    }
+    if report.learned is not None:
+        found["learned"] = side_by_side([comparison_panel(report.learned.comparison)])
+    return found
+
+
+def tradeoff_figure(
+    stored: Tradeoff,
+    live: Tradeoff | None = None,
+    chosen_alpha: float | None = None,
+    *,
+    style: Style = LIGHT,
+    paper: bool = True,
+) -> Figure:
+    """Return the paper's figure STD+ROB (left), and clean against attacked accuracy (right).
+
+    Args:
+        stored: a run, drawn as lines.
+        live: a smaller run, drawn as squares with 95 % intervals in the same colours.
+        paper: add the models of the paper, which were measured on CIFAR-10 at Linf 8/255.
+    """
+    curves = curves_panel(stored, live, chosen_alpha, style)
+    return side_by_side([curves, frontier_panel(stored, chosen_alpha, style, paper=paper)], style)
+
+
+def gap_figure(tradeoff: Tradeoff, alpha: float | None = None, *, style: Style = LIGHT) -> Figure:
+    """Return histograms of the confidence gaps of h (left) and g (right), for correct and incorrect predictions."""
+    return side_by_side([gap_panel(tradeoff, "h", alpha, style), gap_panel(tradeoff, "g", style=style)], style)
 
 
 def curves_panel(
     stored: Tradeoff, live: Tradeoff | None = None, chosen_alpha: float | None = None, style: Style = LIGHT
 ) -> Panel:
-    """Return a panel of accuracy against alpha, clean and under the three attacks; `live` is drawn as points.
+    """Return a panel of accuracy against alpha, clean and under the three attacks; `live` is drawn as squares.
 
     The 95 % intervals are those of `live` if it is given, otherwise those of `stored`.
     """
@@ -50,11 +80,11 @@ def curves_panel(
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.02, 1.08), xlabel="mixing weight α", ylabel="accuracy")
         axes.set_title(
-            f"Lines: stored run, {stored.images:,} images. Points: live run, {live.images:,}"
+            f"Lines: stored run, {stored.images:,} images. Squares: live run, {live.images:,} images"
             if live
             else f"Accuracy on {stored.images:,} images, with 95 % intervals"
         )
-        _legend_below(axes)
+        legend_below(axes)
 
     return draw
 
@@ -76,11 +106,11 @@ def frontier_panel(
         _alpha_labels(axes, tradeoff)
         if paper:
             _paper_points(axes, style)
-        _percent_axes(axes, PercentFormatter(1, decimals=0))
+        percent_axes(axes, PercentFormatter(1, decimals=0))
         axes.margins(0.12)
         axes.set_ylim(bottom=-0.02)
         axes.set(xlabel="clean accuracy", ylabel="accuracy under attack", title="Robust against clean accuracy")
-        _legend_below(axes)
+        legend_below(axes)
 
     return draw
 
@@ -99,7 +129,8 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
         looks = ((True, style.clean, ""), (False, style.mix, "///"))
         for (label, key), (correct, color, hatch) in zip(groups, looks, strict=True):
             _histogram(axes, tradeoff.rows[f"{key}_gap"][tradeoff.rows[key] == correct], label, color, hatch)
-        axes.set_xlim(0, 1)
+        axes.set_xlim(-0.005, 1.005)  # bars and lines at both ends are drawn in full
+        axes.set_xticks(np.linspace(0, 1, 6))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         if alpha is not None and alpha >= 0.5:
             axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 1])
@@ -107,25 +138,7 @@ def gap_panel(tradeoff: Tradeoff, model: str, alpha: float | None = None, style:
             _overrule_line(axes, alpha, style)
         axes.set(xlabel="confidence gap: first class over second", ylabel="share of these images")
         axes.set_title(f"{model}, the {name} classifier")
-        _legend_below(axes, columns=1)
-
-    return draw
-
-
-def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:
-    """Return a panel of robust against clean accuracy, one line per mixture, with 95 % intervals."""
-
-    def draw(axes: Axes) -> None:
-        colors = (style.faint, style.std, style.rob, style.clean, style.mix, style.ink)
-        looks = cycle(zip(colors, MARKERS, strict=True))
-        for (name, points), (color, marker) in zip(comparison.mixtures.items(), looks, strict=False):
-            look: dict[str, Any] = {"color": color, "markersize": 5, "elinewidth": 0.8, "label": name}
-            rows = [point.robust_correct for point in points]
-            _error_bars(axes, [point.accuracy for point in points], rows, fmt=f"{marker}-", **look)
-        _percent_axes(axes, FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
-        axes.set(xlabel="clean accuracy", ylabel="accuracy under all attacks")
-        axes.set_title(f"{comparison.images:,} images, with 95 % intervals")
-        _legend_below(axes)
+        legend_below(axes, columns=1)
 
     return draw
 
@@ -136,30 +149,14 @@ def alpha_words(tradeoff: Tradeoff) -> str:
     return f"α = {first:.3g}" if first == last else f"α from {first:.3g} to {last:.3g}"
 
 
-def _legend_below(axes: Axes, columns: int = 2) -> None:
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)
-
-
-def _percent_axes(axes: Axes, formatter: Formatter) -> None:
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
-        axis.set_major_formatter(formatter)
-
-
-def _intervals(axes: Axes, live: Tradeoff, curve: str, color: str, marker: str) -> None:
+def _intervals(axes: Axes, run: Tradeoff, curve: str, color: str, marker: str) -> None:
     """Draw the 95 % intervals at the alphas of the MIX attack. At all 101 alphas they would hide the lines."""
-    alphas = live.alphas_of(curve)
-    keep = [int(np.abs(alphas - alpha).argmin()) for alpha in live.mix_alphas]
+    alphas = run.alphas_of(curve)
+    keep = [int(np.abs(alphas - alpha).argmin()) for alpha in run.mix_alphas]
     # Shifted sideways, so that intervals of curves that meet do not overlap.
     shift = {"clean": -0.009, "rob": -0.003, "std": 0.003, "mix": 0.009}[curve]
     look: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 4.5, "elinewidth": 1.1}
-    _error_bars(axes, alphas[keep] + shift, live.rows[curve][keep], **look)
-
-
-def _error_bars(axes: Axes, places: ArrayLike, correct: Iterable[np.ndarray], **look: Any) -> None:
-    """Draw the accuracy of each row of correct images, with its 95 % interval."""
-    accuracy, low, high = np.array([(row.mean(), *interval(int(row.sum()), len(row))) for row in correct]).T
-    axes.errorbar(places, accuracy, yerr=np.stack([accuracy - low, high - accuracy]).clip(0), capsize=2, **look)
+    error_bars(axes, alphas[keep] + shift, run.rows[curve][keep], **look)
 
 
 def _chosen_line(axes: Axes, alpha: float, style: Style) -> None:
@@ -200,9 +197,10 @@ def _alpha_labels(axes: Axes, tradeoff: Tradeoff) -> None:
 
 
 def _paper_points(axes: Axes, style: Style) -> None:
-    for (model, point), marker in zip(PAPER.items(), ("^", "v"), strict=True):
+    for model, marker in (("g", "^"), ("h", "v")):
+        clean, attacked = PAPER_GAPS[f"{model} clean"][0], PAPER_GAPS[f"{model} pgd"][0]
         look: dict[str, Any] = {"color": style.faint, "markerfacecolor": "none", "markersize": 7}
-        axes.plot(*point, marker, label=f"the paper's {model}, ResNet-18", **look)
+        axes.plot(clean, attacked, marker, label=f"the paper's {model}, ResNet-18", **look)
 
 
 def _histogram(axes: Axes, gaps: np.ndarray, label: str, color: str, hatch: str) -> None:
@@ -211,7 +209,7 @@ def _histogram(axes: Axes, gaps: np.ndarray, label: str, color: str, hatch: str)
         return
     middle = float(np.median(gaps))
     look: dict[str, Any] = {"histtype": "stepfilled", "facecolor": color + "40", "edgecolor": color, "linewidth": 1.5}
-    name = f"{label}: {len(gaps):,} image{'s' * (len(gaps) != 1)}, median {middle:.2f}"
+    name = f"{label}: {len(gaps):,} image{'s' * (len(gaps) != 1)}, median {middle:.2f} (dashed)"
     share = np.full(len(gaps), 1 / len(gaps))
     axes.hist(gaps, np.linspace(0, 1, 21).tolist(), weights=share, hatch=hatch, label=name, **look)
     axes.axvline(middle, ymax=0.78, color=color, linewidth=1.4, linestyle="--")

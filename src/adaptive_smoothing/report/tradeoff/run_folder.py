@@ -1,30 +1,16 @@
-"""Write the run folder of a report: rows, figures, page."""
+"""Write the run folder of a trade-off: rows, figures, page."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from adaptive_smoothing.evaluation.tradeoff import save_tradeoff
-from adaptive_smoothing.report.figures import gap_figure, png, side_by_side, svg, tradeoff_figure
-from adaptive_smoothing.report.page import TITLE, like_the_paper, write_page
-from adaptive_smoothing.report.panels import comparison_panel
-from adaptive_smoothing.report.sentences import Report
+from adaptive_smoothing.report.figures import png, svg
+from adaptive_smoothing.report.tradeoff.figures import figures
+from adaptive_smoothing.report.tradeoff.page import TITLE, write_page
+from adaptive_smoothing.report.tradeoff.report import Report
 from adaptive_smoothing.results import atomic
-
-
-def figures(report: Report) -> dict[str, Figure]:
-    """Return the figures of a run folder, by the names of their files."""
-    paper = like_the_paper(report.main.settings)
-    found = {
-        "figure": tradeoff_figure(report.main, report.live, report.alpha, paper=paper),
-        "gaps": gap_figure(report.main, report.alpha),
-    }
-    if report.learned is not None:
-        found["learned"] = side_by_side([comparison_panel(report.learned.comparison)])
-    return found
 
 
 def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
-from adaptive_smoothing.report.page import page
-from adaptive_smoothing.report.sentences import Choice, Report
+from adaptive_smoothing.report.tradeoff.page import page
+from adaptive_smoothing.report.tradeoff.report import Choice, Report
 
 SETTINGS = {"data": "cifar10/test", "fingerprint": "f" * 64, "norm": "Linf", "eps": 8 / 255, "steps": 20}
 

@@ -8,9 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.figures import gap_figure, png, svg, tradeoff_figure
-from adaptive_smoothing.report.sentences import Report
+from adaptive_smoothing.report.figures import png, svg
 from adaptive_smoothing.report.style import DARK
+from adaptive_smoothing.report.tradeoff.figures import gap_figure, tradeoff_figure
+from adaptive_smoothing.report.tradeoff.report import Report
 
 
 def line(axes: Axes, label: str) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +69,7 @@ def test_the_gap_figure_separates_correct_and_incorrect_predictions(run: Tradeof
     h, g = gap_figure(run, alpha=0.8).axes
     labels = [text.get_text() for text in h.get_legend().get_texts()]
     median = np.median(run.rows["rob_h_gap"][run.rows["rob_h"]])
-    assert f"correct under attack: {run.rows['rob_h'].sum():,} images, median {median:.2f}" in labels
+    assert f"correct under attack: {run.rows['rob_h'].sum():,} images, median {median:.2f} (dashed)" in labels
     assert f"incorrect on clean images: {(~run.rows['clean_h']).sum():,} images" in " ".join(labels)
     assert any("α = 0.800" in text.get_text() for text in h.texts) and not g.texts
 

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from adaptive_smoothing.report.figures import side_by_side, svg
-from adaptive_smoothing.report.panels import (
-    Panel,
-    alpha_words,
-    comparison_panel,
-    curves_panel,
-    frontier_panel,
-    gap_panel,
-)
-from adaptive_smoothing.report.sentences import Report, at, base_accuracies, percent, sentences, threat_words
+from adaptive_smoothing.report.comparison import comparison_panel
+from adaptive_smoothing.report.figures import Panel, side_by_side, svg
 from adaptive_smoothing.report.style import DARK, LIGHT, Style
-from adaptive_smoothing.report.tables import Table, tables
+from adaptive_smoothing.report.tables import Table
+from adaptive_smoothing.report.tradeoff.figures import alpha_words, curves_panel, frontier_panel, gap_panel
+from adaptive_smoothing.report.tradeoff.report import (
+    Report,
+    at,
+    attack_name,
+    base_accuracies,
+    like_the_paper,
+    percent,
+)
+from adaptive_smoothing.report.tradeoff.sentences import sentences, threat_words
+from adaptive_smoothing.report.tradeoff.tables import tables
 from adaptive_smoothing.results import atomic
 
 TITLE = "Mixing an accurate and a robust classifier"
+NO_BREAK = "\N{NO-BREAK SPACE}"
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -40,9 +45,9 @@ def page(report: Report, title: str = TITLE) -> str:
     subtitle = f"{settings['data']}, {report.main.images:,} images. The attacker may {threat_words(settings)}."
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),
-        subtitle=escape(subtitle),
+        subtitle=_html(subtitle),
         tiles="\n".join(_tiles(report)),
-        story="\n".join(f"<p>{escape(text)}</p>" for text in sentences(report)),
+        story="\n".join(f"<p>{_html(text)}</p>" for text in sentences(report)),
         figures="\n".join(_figures(report)),
         tables="\n".join(_table(table) for table in tables(report)),
         facts=_facts({"settings": settings, **report.facts}),
@@ -55,9 +60,9 @@ def _tiles(report: Report) -> list[str]:
         mixture = at(report.main, "clean", report.alpha), at(report.main, "worst", report.alpha)
         found.insert(1, (f"mixture, α = {report.alpha:.3f}", *mixture))
     return [
-        f'<div class="tile{" ours" * name.startswith("mixture")}"><h2>{escape(name)}</h2>'
-        f"<dl><dt>clean</dt><dd>{percent(clean.value)}</dd>"
-        f"<dt>under attack</dt><dd>{percent(attacked.value)}</dd></dl></div>"
+        f'<div class="tile{" ours" * name.startswith("mixture")}"><h2>{_html(name)}</h2>'
+        f"<dl><dt>clean</dt><dd>{_html(percent(clean.value))}</dd>"
+        f"<dt>under {attack_name(report.main)}</dt><dd>{_html(percent(attacked.value))}</dd></dl></div>"
         for name, clean, attacked in found
     ]
 
@@ -86,27 +91,20 @@ def _figures(report: Report) -> list[str]:
     return [_figure(caption, panel) for caption, panel in panels.items()]
 
 
-def like_the_paper(settings: dict[str, Any]) -> bool:
-    """Return whether the paper's models were measured in the same way: CIFAR-10, PGD-20 at Linf 8/255."""
-    same_images = settings["data"].split("/")[0] in ("builtin", "cifar10")
-    same_ball = settings["norm"] == "Linf" and abs(settings["eps"] - 8 / 255) < 1e-6
-    return same_images and same_ball and settings["steps"] == 20
-
-
 def _figure(caption: str, panel: Callable[[Style], Panel]) -> str:
     drawings = (svg(side_by_side([panel(style)], style)).encode() for style in (LIGHT, DARK))
     light, dark = (f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}" for drawing in drawings)
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(caption)}" loading="lazy"></picture>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f"<figcaption>{_html(caption)}</figcaption></figure>"
     )
 
 
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     body = "\n".join(_row(row) for row in table.rows)
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    note = f'<p class="note">{_html(table.note)}</p>' if table.note else ""
     return (
         f'<section><h2>{escape(table.title)}</h2><div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>\n{body}\n</tbody></table></div>{note}</section>"
@@ -114,9 +112,9 @@ def _table(table: Table) -> str:
 
 
 def _row(row: tuple[str, ...]) -> str:
-    figures = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+    figures = "".join(f"<td>{_html(cell)}</td>" for cell in row[1:])
     chosen = ' class="chosen"' if "chosen" in row[0] or row[0].startswith("mixture") else ""
-    return f'<tr{chosen}><th scope="row">{escape(row[0])}</th>{figures}</tr>'
+    return f'<tr{chosen}><th scope="row">{_html(row[0])}</th>{figures}</tr>'
 
 
 def _facts(facts: dict[str, Any], prefix: str = "") -> str:
@@ -126,3 +124,9 @@ def _facts(facts: dict[str, Any], prefix: str = "") -> str:
         else f"<dt>{escape(prefix + str(key))}</dt><dd>{escape(str(value))}</dd>"
         for key, value in facts.items()
     )
+
+
+def _html(text: str) -> str:
+    """Return the text for HTML. Lines do not break inside `90.1 %`, `α = 0.8`, `(89.1 to 90.8)` and `--option`."""
+    joined = re.sub(r"(?<=[\dα]) (?=%|= |to \d)|(?<=[\dα] =) (?=\d)|(?<=\d to) (?=\d)", NO_BREAK, escape(text))
+    return re.sub(r"(?<= )--[\w-]+", r"<code>\g<0></code>", joined)

@@ -1,0 +1,145 @@
+"""The report of a trade-off in words. Every number is computed from the rows of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
+from adaptive_smoothing.report.tradeoff.report import Choice, Report, at, base_accuracies, images_word, percent, share
+from adaptive_smoothing.results import difference
+
+# With fewer images a 95 % interval is wider than 20 points, so the ratio of two accuracies means nothing.
+FEW = 100
+
+
+def sentences(report: Report) -> Iterator[str]:
+    """Yield the report in words, one paragraph at a time."""
+    if report.facts.get("interrupted"):
+        name, images = "The live run" if report.live else "This run", (report.live or report.main).images
+        yield f"{name} was interrupted: its numbers are for the {images:,} images that were finished."
+    yield _base_classifiers(report.main)
+    if report.choice is not None:
+        yield _mixture(report.main, report.choice)
+        yield _attacks(report.main, report.choice.alpha)
+    yield _confidence(report.main, report.alpha)
+    if report.learned is not None and report.choice is not None:
+        yield _learned_alpha(report.learned, report.choice)
+    if report.live is not None:
+        yield _live_run(report.main, report.live, report.alpha)
+
+
+def threat_words(settings: dict[str, Any]) -> str:
+    """Return what the attacker may do, for a reader who does not know norms."""
+    eps = settings["eps"]
+    level = Fraction(eps * 255).limit_denominator(100)
+    radius = f"{level}/255" if abs(level / 255 - Fraction(eps)) < 1e-7 and level.denominator == 1 else f"{eps:g}"
+    if settings["norm"] == "Linf":
+        return f"change every pixel by up to {radius}"
+    return f"change the image by a vector of {settings['norm']} length up to {radius}"
+
+
+def _base_classifiers(run: Tradeoff) -> str:
+    (g_clean, g_attacked), (h_clean, h_attacked) = base_accuracies(run, "g"), base_accuracies(run, "h")
+    return (
+        f"On {run.images:,} {images_word(run.settings)}, the standard classifier g is correct on "
+        f"{percent(g_clean.value)}. An attacker may {threat_words(run.settings)} (PGD, {run.settings['steps']} steps). "
+        f"Under this attack g is correct on {percent(g_attacked.value)}. The robust classifier h is correct on "
+        f"{percent(h_clean.value)}, and on {percent(h_attacked.value)} under attack."
+    )
+
+
+def _mixture(run: Tradeoff, choice: Choice) -> str:
+    clean, worst = at(run, "clean", choice.alpha).value, at(run, "worst", choice.alpha).value
+    return (
+        f"The mixture (1 − α) g + α h of their probabilities needs no training. The largest α with a clean accuracy of "
+        f"{percent(choice.wanted)} is {choice.alpha:.3f}, with {choice.reached} on {choice.images:,} validation "
+        f"images. On the {images_word(run.settings)} the mixture is correct on {percent(clean)}, and on "
+        f"{percent(worst)} under all three attacks of this run. {_compared_with_h(run, clean, worst)}"
+    )
+
+
+def _compared_with_h(run: Tradeoff, clean: float, worst: float) -> str:
+    h_clean, h_attacked = (part.value for part in base_accuracies(run, "h"))
+    if run.images < FEW:
+        return f"h has {percent(h_clean)} and {percent(h_attacked)}. So few images do not show small differences."
+    more = f"{_points(clean - h_clean)} clean accuracy than h"
+    if not h_attacked:
+        return f"It has {more}. h has no robust accuracy on these images."
+    kept = "all" if worst >= h_attacked else percent(worst / h_attacked)
+    return f"It keeps {kept} of the robust accuracy of h, and has {more}."
+
+
+def _points(difference: float) -> str:
+    return f"{100 * abs(difference):.1f} points {'more' if difference >= 0 else 'less'}"
+
+
+def _attacks(run: Tradeoff, alpha: float) -> str:
+    left = {curve: at(run, curve, alpha).value for curve in ("std", "rob", "mix")}
+    strongest = left["mix"] <= min(left["std"], left["rob"])
+    return (
+        f"At this α, {percent(left['std'])} of the images are correct under the attack on g (STD), "
+        f"{percent(left['rob'])} under the attack on h (ROB), and {percent(left['mix'])} under the attack on the "
+        f"mixture itself (MIX). {percent(at(run, 'worst', alpha).value)} are correct under all three. MIX is "
+        f"{'' if strongest else 'not '}the strongest of them. Stronger attacks than PGD give lower numbers, above all "
+        "for a mixture, because a confident g hides its gradient. To measure them, run adaptive-smoothing evaluate "
+        "with --preset adaptive."
+    )
+
+
+def _confidence(run: Tradeoff, alpha: float | None) -> str:
+    gaps = run.gaps()
+    correct, incorrect = gaps["h pgd"]["right_median"], gaps["h clean"]["wrong_median"]
+    if correct is None or incorrect is None:
+        reason = "h is never correct under attack on them, or never incorrect without one"
+        return f"These images cannot show why mixing works: {reason}."
+    words = (
+        "Mixing depends on the confidence gap of h: the probability of its first class minus that of its second. The "
+        f"median gap is {correct:.2f} where h is correct under attack, and {incorrect:.2f} where h is incorrect on a "
+        "clean image. A small gap of h can be overruled by g, whose median gap is "
+        f"{gaps['g clean']['right_median'] or 0.0:.2f} where it is correct."
+    )
+    if alpha is None or not 0.5 <= alpha < 1:
+        return words
+    limit, rows = (1 - alpha) / alpha, run.rows
+    correct_above = (rows["rob_h_gap"][rows["rob_h"]] > limit).mean()
+    incorrect_above = (rows["clean_h_gap"][~rows["clean_h"]] > limit).mean()
+    return (
+        f"{words} At α = {alpha:.3f}, g cannot overrule h where the gap of h is above (1 − α) / α = {limit:.2f}. The "
+        f"gap is above this limit for {percent(correct_above)} of the correct predictions of h under attack, and for "
+        f"{percent(incorrect_above)} of its incorrect predictions on clean images."
+    )
+
+
+def _learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
+    ours, fixed = learned.compare_with_fixed(choice.wanted)
+    ahead, half = difference(ours.robust_correct, fixed.robust_correct)
+    words = (
+        "A network can choose α for each image. One was trained for this pair, and tuned to "
+        f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images. With it, the mixture is correct "
+        f"on {percent(ours.accuracy)} of {len(ours.clean_correct):,} test images, and on {percent(ours.robust)} of "
+        f"{len(ours.robust_correct):,} images under the strongest attacks of this package. With one α for all images, "
+        f"the mixture is correct on {percent(fixed.accuracy)} and {percent(fixed.robust)} of the same images. The "
+        f"network gives {_points(ahead)} robust accuracy (± {100 * half:.1f})."
+    )
+    if learned.measured is None:
+        return words
+    images = len(learned.measured.clean_correct)
+    clean, robust = share(learned.measured.clean_correct), share(learned.measured.robust_correct)
+    return f"{words} In the live run, on {images:,} images, this mixture has {clean} clean, and {robust} under PGD."
+
+
+def _live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
+    words = (
+        f"In the first figure, the squares are the live run on {live.images:,} images, and the lines are the stored "
+        f"run of the same models on {run.images:,} images."
+    )
+    if alpha is None or (now := at(live, "worst", alpha)).bounds is None:
+        return words
+    stored = at(run, "worst", alpha).value
+    outcome = f"contains the stored {percent(stored)}"
+    if not now.bounds[0] <= stored <= now.bounds[1]:
+        outcome = f"does not contain the stored {percent(stored)}, as happens for one interval in twenty"
+    return f"{words} Under all attacks the live run gave {now}. This 95 % interval {outcome}."
