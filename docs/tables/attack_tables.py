@@ -1,14 +1,20 @@
-"""Tables of attacks: speed, robust accuracy, arithmetic."""
+"""Tables and figures of attacks: speed, robust accuracy, arithmetic."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from places import BENCHMARKS, RESULTS, percent
 
 from adaptive_smoothing.attacks.cascade import stage_title
+from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.report.figures import png
 from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.results import read_json
+from adaptive_smoothing.report.verdicts import WATERFALL, waterfall_figure
+from adaptive_smoothing.results import read_json, read_rows
+from adaptive_smoothing.runs.folder import RESULT, ROWS
 
 # Words in stored result files, and those of the documents.
 OBJECTIVES = {
@@ -80,6 +86,20 @@ def verdicts(*runs: str) -> Table:
 
 def _step(step: dict[str, Any]) -> str:
     return f"{stage_title(step['attack'])}: {percent(step['left'])}"
+
+
+def draw_waterfalls() -> None:
+    """Draw the figure of every stored evaluation again."""
+    for path in RESULTS.glob(f"verdicts/*/{RESULT}"):
+        (path.parent / WATERFALL).write_bytes(png(waterfall_figure(read_verdict(path.parent))))
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Return the verdict of a stored evaluation, without its alarms and its audit."""
+    result, rows = read_json(folder / RESULT), read_rows(folder / ROWS)
+    columns = {field: torch.from_numpy(rows[name]) for name, field in Verdict.COLUMNS.items()}
+    stages = tuple(step["attack"] for step in result["waterfall"][1:])
+    return Verdict(**columns, stages=stages, settings=result["settings"])
 
 
 # The AutoAttack columns of tab:confidence: accuracy; correct: mean, median; incorrect: mean, median.

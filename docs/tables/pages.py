@@ -77,9 +77,10 @@ def _wrapped(text: str) -> str:
 
 
 def draw() -> None:
-    """Draw every figure of results/ again."""
+    """Draw the figures of results/ again."""
     (RESULTS / "headline.png").write_bytes(headline_figure())
     certified_figures.draw_all()
+    attack_tables.draw_waterfalls()
     for pair in PAIRS:
         report = Report(load_tradeoff(sweep(pair)), choice=base_tables.chosen_alpha(pair))
         for name, figure in figures(report).items():

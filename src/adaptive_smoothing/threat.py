@@ -28,6 +28,13 @@ def per_image(value: float | Tensor, images: Tensor) -> float | Tensor:
     return column(value.to(images), images)
 
 
+def selected(value: float | Tensor, which: Tensor | slice) -> float | Tensor:
+    """Return the numbers of a selection of the images; a plain number is returned unchanged."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    return value[which.to(value.device) if isinstance(which, Tensor) else which]
+
+
 @dataclass(frozen=True)
 class Threat(ABC):
     """All perturbations of norm at most `eps` that keep the image in [0, 1]."""
@@ -56,7 +63,7 @@ class Threat(ABC):
 
     def take(self, which: Tensor | slice) -> Threat:
         """Return the threat for a selection of the images."""
-        return self.with_eps(self.eps[which]) if isinstance(self.eps, Tensor) and self.eps.dim() else self
+        return self.with_eps(selected(self.eps, which))
 
     def project(self, adversarial: Tensor, images: Tensor) -> Tensor:
         """Return `adversarial` projected into the ball around `images`, then clipped to [0, 1]."""

@@ -1,5 +1,6 @@
 """PGD on linear models, whose optimal perturbation is known; its options, its errors and its warnings."""
 
+import copy
 import warnings
 
 import pytest
@@ -217,11 +218,16 @@ def test_a_model_without_a_gradient_gives_a_warning(linear):
     assert torch.equal(adversarial, x)
 
 
-def test_evaluate_gives_each_image_its_radius(linear):
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_evaluate_gives_each_image_its_radius(linear, device):
     x = (make_images() * 255).round() / 255
     y = linear(x).argmax(1)
     y[::2] = 1 - y[::2]  # every second image is misclassified and not attacked
     radius = torch.where(torch.arange(64) % 4 == 1, 1.0, 0.0)
     data = from_tensors((x * 255).round().to(torch.uint8), y)
-    result = evaluate(linear, data, PGD(Linf(radius), steps=20), options=EvaluationOptions(batch_size=10))
+    model, options = copy.deepcopy(linear).to(device), EvaluationOptions(batch_size=10)
+    result = evaluate(model, data, PGD(Linf(radius), steps=20, stop_when_fooled=True), options=options)
     assert torch.equal(result.robust_correct, torch.arange(64) % 4 == 3)

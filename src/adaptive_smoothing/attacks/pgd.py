@@ -17,7 +17,7 @@ from adaptive_smoothing.attacks.objectives import Model, Objective, cross_entrop
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.threat import Threat, column, per_image
+from adaptive_smoothing.threat import Threat, column, per_image, selected
 
 # With `stop_when_fooled`, the margin at which an attack stops: more than the rounding error of TF32, because a success
 # counts only after a check in full precision.
@@ -75,7 +75,7 @@ class PGD:
 
     def take(self, which: Tensor | slice) -> PGD:
         """Return the attack for a selection of the images, with their radii and step sizes."""
-        step_size = None if self.step_size is None else _take(self.step_size, which)
+        step_size = None if self.step_size is None else selected(self.step_size, which)
         return replace(self, threat=self.threat.take(which), step_size=step_size)
 
     def _start(self, images: Tensor, noise: torch.Generator | None = None) -> Tensor:
@@ -109,7 +109,7 @@ def ascend(
     for _ in range(steps):
         loss, logits, gradient = loss_and_gradient(objective, model, iterate, labels[active])
         with torch.no_grad():
-            size = _take(step_size, active)
+            size = selected(step_size, active)
             following = pgd_step(threat.take(active), iterate, gradient, size, images[active])
             keep = None if observe is None else observe(active, iterate, loss, logits)
         if keep is not None:
@@ -121,11 +121,6 @@ def ascend(
         with torch.no_grad():
             observe(active, iterate, *objective(model, iterate, labels[active]))
     return iterate
-
-
-def _take(step_size: float | Tensor, which: Active) -> float | Tensor:
-    """Return the step sizes of a selection of the images; one step size for all images is returned unchanged."""
-    return step_size[which] if isinstance(step_size, Tensor) and step_size.dim() else step_size
 
 
 def pgd_step(threat: Threat, iterate: Tensor, gradient: Tensor, step_size: float | Tensor, clean: Tensor) -> Tensor:

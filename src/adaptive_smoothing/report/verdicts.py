@@ -149,8 +149,8 @@ def margin_panel(verdict: Verdict, style: Style = LIGHT) -> Panel:
         for which, color, word in ((robust, style.clean, "robust"), (fooled, style.mix, "fooled")):
             axes.hist(margin[which & known].numpy(), bins=bins, color=color, label=f"{word}: {int(which.sum()):,}")
         axes.axvline(0, color=style.ink, linewidth=1)
-        axes.set(xlabel="margin of the correct class on the worst version found, in logits", ylabel="images")
-        axes.set_title("Margins under attack")
+        axes.set(xlabel="margin of the correct class, in logits", ylabel="images")
+        axes.set_title("Worst version found of each image")
         # Leave room for the legend above the bars.
         axes.set_ylim(0, 1.25 * axes.get_ylim()[1])
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
