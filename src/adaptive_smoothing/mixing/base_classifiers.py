@@ -1,4 +1,4 @@
-"""The base classes of mixtures of g and h (`BaseClassifiers`) and of networks that choose alpha (`Mixer`)."""
+"""The base classes of mixtures of g and h (`BaseClassifiers`) and of modules that compute alpha (`Mixer`)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class MixerOutput(NamedTuple):
 
 
 class Mixer(nn.Module, ABC):
-    """A network that chooses alpha for each image, from the logits and features of the base classifiers.
+    """A module that computes an alpha for each image, and may replace the logits of h.
 
-    It returns a score, from which `MixedClassifier` computes alpha = sigmoid(alpha_scale * score + alpha_shift).
+    It returns a score, from which `MixedClassifier` computes
+    alpha = low + (high - low) * sigmoid(alpha_scale * score + alpha_shift), where (low, high) is its `alpha_range`.
     """
 
     # The layers of g and of h whose features the mixer reads.

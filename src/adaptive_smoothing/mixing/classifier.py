@@ -94,7 +94,7 @@ class MixedClassifier(BaseClassifiers):
         return isinstance(self.alpha, nn.Module) and low < high
 
     def gray_box(self) -> MixedClassifier:
-        """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixing network."""
+        """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixer."""
         return self._view(GrayBoxMixture)
 
     def smooth(self) -> MixedClassifier:

@@ -80,7 +80,7 @@ class FineTunedTail(Mixer):
         return MixerOutput((score - self.centre) / self.spread, h * self.log_scale.exp())
 
     def standardize(self, base_outputs: BaseOutputs) -> None:
-        """Set the shift and the scale of the scores, so that they have mean 0 and variance 1 on these images."""
+        """Set `centre` and `spread`, so that the scores have mean 0 and variance 1 on these images."""
         scores, _ = self._raw_score_and_h(base_outputs)
         self.centre.copy_(scores.mean())
         spread = scores.std(correction=0)

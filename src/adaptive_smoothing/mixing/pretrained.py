@@ -30,11 +30,10 @@ from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, without_transform
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.cards import read_json_object
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.models.weight_files import read_weights, write_weights
-from adaptive_smoothing.results import write_json, write_text
+from adaptive_smoothing.results import read_json, write_json, write_text
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 FORMAT = 1
@@ -104,7 +103,7 @@ def names() -> dict[str, Path]:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return the content of `mixture.json`, with the present name of its kind of mixer."""
-    description = read_json_object(folder / FILE)
+    description = read_json(folder / FILE)
     if (found := description.get("format")) != FORMAT:
         hint = "it was written by another version"
         raise ValueError(f"expected a mixture of format {FORMAT} in {folder / FILE}, got format {found!r}: {hint}")

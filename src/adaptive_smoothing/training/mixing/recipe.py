@@ -11,16 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.settings import check_at_least, check_below_one, check_choice, read_toml
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.training.recipe import (
-    CommonRecipe,
-    OptimizerSettings,
-    ThreatSettings,
-    check_at_least,
-    check_below_one,
-    check_choice,
-)
+from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, ThreatSettings
 
 MIXERS = ("network", "fine-tuned-tail")
 ATTACKS = ("A", "B", "C", "flip-standard")
