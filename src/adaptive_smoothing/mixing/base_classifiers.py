@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import chain
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,12 +45,23 @@ class Mixer(nn.Module, ABC):
     alpha = low + (high - low) * sigmoid(alpha_scale * score + alpha_shift), where (low, high) is its `alpha_range`.
     """
 
+    # A mixer that can be stored (see `mixers`) has a name for files, a name for tables, a description for cards, and a
+    # property `options` with the arguments of `restore`.
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+
     # The layers of g and of h whose features the mixer reads.
     standard_taps: tuple[str, ...] = ()
     robust_taps: tuple[str, ...] = ()
 
     @abstractmethod
     def forward(self, base_outputs: BaseOutputs) -> MixerOutput: ...
+
+    @classmethod
+    def restore(cls, robust: nn.Module, **options: Any) -> Self:
+        """Return a mixer for this h with the stored `options` of one, before its weights are loaded."""
+        return cls(**options)
 
 
 class BaseClassifiers(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
-from adaptive_smoothing.mixing.transforms import LogitTransform
+from adaptive_smoothing.mixing.transforms import LogitTransform, without_transform
 from adaptive_smoothing.models.features import FeatureTaps, dry_run, find_layer, suggest_branch
 from adaptive_smoothing.models.resnet import without_autocast
 
@@ -36,6 +36,10 @@ class FineTunedTail(Mixer):
         hidden: the width of the network that computes the score.
         shape: the shape of the images that the copy was made with. Loading needs it to make the copy again.
     """
+
+    kind = "fine-tuned-tail"
+    title = "fine-tuned tail"
+    summary = "a fine-tuned copy of the last stage of the robust classifier, whose logits are averaged in"
 
     centre: Tensor
     spread: Tensor
@@ -69,6 +73,10 @@ class FineTunedTail(Mixer):
         tap = tap or suggest_branch(robust, shape)
         tail = tail_after(robust, tap, shape)
         return cls(tail.requires_grad_(True), tap, shape=shape, hidden=hidden).to(tail.head.weight.device).eval()
+
+    @classmethod
+    def restore(cls, robust: nn.Module, **options: Any) -> Self:
+        return cls.of(without_transform(robust), **options)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing import mixture_card
 from adaptive_smoothing.mixing.base_classifiers import Mixer
-from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
-from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, without_transform
+from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS
+from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.models.weight_files import read_weights, write_weights
 from adaptive_smoothing.results import read_json, write_json, write_text
+from adaptive_smoothing.settings import check_choice
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 FORMAT = 1
@@ -41,9 +41,6 @@ ROLES = ("standard", "robust")
 # The numbers that mix two classifiers: arguments of `MixedClassifier`.
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
-# The kinds of mixers. `mixture_card.KINDS` describes them.
-NETWORK, TAIL = "network", "fine-tuned-tail"
-OLD_KINDS = {"second-ending": TAIL}
 
 
 def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str, Any], hold: bool) -> Path:
@@ -182,21 +179,20 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
         return alpha.item()
-    if not isinstance(alpha, MixingNetwork | FineTunedTail):
-        raise ValueError(
-            f"expected a number, a MixingNetwork or a FineTunedTail as alpha, got a {type(alpha).__name__}: "
-            "save its weights yourself, and mix again"
-        )
+    known = tuple(MIXERS.values())
+    if not isinstance(alpha, known):
+        expected = f"a number or one of {', '.join(mixer.__name__ for mixer in known)}"
+        hint = "save its weights yourself, and mix again"
+        raise ValueError(f"expected {expected} as alpha, got a {type(alpha).__name__}: {hint}")
     sha256, _ = write_weights(alpha, folder / WEIGHTS)
-    kind = TAIL if isinstance(alpha, FineTunedTail) else NETWORK
-    return {"kind": kind, "options": alpha.options, "sha256": sha256}
+    return {"kind": alpha.kind, "options": alpha.options, "sha256": sha256}
 
 
 def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folder: Path) -> float | Mixer:
     if not isinstance(description, dict):
         return float(description)
-    options, tail = _tuples(description["options"]), description["kind"] == TAIL
-    mixer = FineTunedTail.of(without_transform(robust), **options) if tail else MixingNetwork(**options)
+    check_choice("the kind of the mixer", description["kind"], MIXERS)
+    mixer = MIXERS[description["kind"]].restore(robust, **_tuples(description["options"]))
     mixer.load_state_dict(read_weights(folder / WEIGHTS, description["sha256"]))
     return freeze(mixer)
 

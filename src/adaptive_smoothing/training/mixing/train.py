@@ -49,7 +49,7 @@ def train_mixing(
         resume: continue an interrupted training in the folder.
     """
     if recipe is None:
-        kind = "fine-tuned-tail" if isinstance(mixed.alpha, FineTunedTail) else "network"
+        kind = FineTunedTail.kind if isinstance(mixed.alpha, FineTunedTail) else MixingNetwork.kind
         recipe = default_recipe(threat, kind=kind, clean_accuracy=clean_accuracy, size=train.images.shape[-1])
     _check_agreement(recipe, threat, clean_accuracy)
     device = device or str(mixed.alpha_shift.device)
@@ -78,7 +78,7 @@ def untrained_mixture(
     torch.manual_seed(recipe.seed)
     settings, point = recipe.mixer, recipe.operating_point
     mixer: Mixer
-    if settings.kind == "fine-tuned-tail":
+    if settings.kind == FineTunedTail.kind:
         tap = settings.robust_taps[0] if settings.robust_taps else None
         mixer = FineTunedTail.of(robust, tap, shape=shape, hidden=settings.hidden)
     else:
