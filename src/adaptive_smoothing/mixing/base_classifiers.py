@@ -154,7 +154,5 @@ class BaseClassifiers(nn.Module):
 
 def _check_same_classes(g: int | None, h: int | None) -> None:
     if isinstance(g, int) and isinstance(h, int) and g != h:
-        raise ValueError(
-            f"expected two classifiers over the same classes, got {g} from the standard and {h} from the robust one; "
-            "class i must mean the same in both"
-        )
+        found = f"{g} from the standard and {h} from the robust one; class i must mean the same in both"
+        raise ValueError(f"expected two classifiers over the same classes, got {found}")

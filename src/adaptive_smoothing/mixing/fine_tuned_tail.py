@@ -66,10 +66,8 @@ class FineTunedTail(Mixer):
     ) -> Self:
         """Return a mixer for this h, with a copy of the layers after `tap`: by default of its last stage."""
         if isinstance(robust, LogitTransform):
-            raise ValueError(
-                f"expected the network whose last stage is copied, got a {type(robust).__name__} of one: pass the "
-                "network inside, or use a MixingNetwork"
-            )
+            found, hint = type(robust).__name__, "pass the network inside, or use a MixingNetwork"
+            raise ValueError(f"expected the network whose last stage is copied, got a {found} of one: {hint}")
         tap = tap or suggest_branch(robust, shape)
         tail = tail_after(robust, tap, shape)
         return cls(tail.requires_grad_(True), tap, shape=shape, hidden=hidden).to(tail.head.weight.device).eval()
@@ -135,9 +133,8 @@ def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 3
     """
     find_layer(model, layer)
     if not _layers_after(model, layer):
-        raise ValueError(
-            f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: choose an earlier one"
-        )
+        hint = "choose an earlier one"
+        raise ValueError(f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: {hint}")
     logits, features = dry_run(FeatureTaps(model, [layer]), model, shape, 2)
     for find in (_layers_after, _traced_after):
         layers = find(model, layer)

@@ -117,10 +117,9 @@ def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
     origin = zoo.origin(model)
     if hold_at is not None:
         if origin is None or "arch" not in origin:
-            raise ValueError(
-                f"expected base classifiers of architectures of this package to hold, got a {type(model).__name__}: "
-                "save without hold, and pass it again when loading"
-            )
+            expected = "expected base classifiers of architectures of this package to hold"
+            hint = "save without hold, and pass it again when loading"
+            raise ValueError(f"{expected}, got a {type(model).__name__}: {hint}")
         zoo.save(model, hold_at.parent, hold_at.stem, {"arch": origin["arch"], "options": origin["options"]})
         return {"held": hold_at.name}
     if origin is not None and zoo.is_as_stored(model):
@@ -136,20 +135,17 @@ def _restore_base(
         return TRANSFORMS[description["transform"]](network, **description["options"])
     if given is not None:
         if not _is_same(given, description):
-            raise ValueError(
-                f"expected the {role} classifier this mixture was saved with, got one with other weights: "
-                "mix others with MixedClassifier(g, h, mixed.alpha)"
-            )
+            expected = f"expected the {role} classifier this mixture was saved with"
+            hint = "mix others with MixedClassifier(g, h, mixed.alpha)"
+            raise ValueError(f"{expected}, got one with other weights: {hint}")
         return given.to(device)
     if "held" in description:
         return zoo.load(folder / description["held"], device=device)
     if "name" in description:
         _check_sha256(role, description)
         return zoo.load(description["name"], device=device)
-    raise ValueError(
-        f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only: "
-        f"pass {role}=... the module it was saved with"
-    )
+    expected = f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only"
+    raise ValueError(f"{expected}: pass {role}=... the module it was saved with")
 
 
 def _is_same(given: nn.Module, description: Mapping[str, Any]) -> bool:
@@ -167,10 +163,9 @@ def _check_sha256(role: str, description: Mapping[str, Any]) -> None:
     """Raise an error if the model that now has the described name has another sha256."""
     name, expected, card = description["name"], description.get("sha256"), zoo.find_card(description["name"])
     if expected and card is not None and card.sha256 and card.sha256 != expected:
-        raise ValueError(
-            f"expected {name} with sha256 {expected[:12]} as the {role} classifier, got one with {card.sha256[:12]}: "
-            "the mixture was made for other weights of that name"
-        )
+        wanted = f"{name} with sha256 {expected[:12]} as the {role} classifier"
+        hint = "the mixture was made for other weights of that name"
+        raise ValueError(f"expected {wanted}, got one with {card.sha256[:12]}: {hint}")
 
 
 def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:

@@ -97,15 +97,12 @@ def _check_agreement(recipe: MixingRecipe, threat: Threat, clean_accuracy: float
     """Raise an error if an argument of `train_mixing` contradicts the recipe, which would win."""
     attack, point = recipe.attack, recipe.operating_point
     if threat != attack.threat:
-        raise ValueError(
-            f"expected the threat of the recipe, {attack.threat}, got {threat}: pass recipe.attack.threat, or change "
-            "attack.norm and attack.eps of the recipe"
-        )
+        hint = "pass recipe.attack.threat, or change attack.norm and attack.eps of the recipe"
+        raise ValueError(f"expected the threat of the recipe, {attack.threat}, got {threat}: {hint}")
     if clean_accuracy not in (0, point.clean_accuracy):
-        raise ValueError(
-            f"expected the clean accuracy of the recipe, {point.clean_accuracy:g}, got {clean_accuracy:g}: leave it "
-            "out, or change operating_point.clean_accuracy of the recipe"
-        )
+        wanted = f"the clean accuracy of the recipe, {point.clean_accuracy:g}"
+        hint = "leave it out, or change operating_point.clean_accuracy of the recipe"
+        raise ValueError(f"expected {wanted}, got {clean_accuracy:g}: {hint}")
 
 
 def _train(
