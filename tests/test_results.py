@@ -44,6 +44,15 @@ def test_nan_is_refused_and_the_old_file_stays(tmp_path):
     assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
 
 
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "expected JSON in .*a.json"), ("[1]", "JSON object in .*, got list")]
+)
+def test_a_file_that_is_no_json_object_is_explained(tmp_path, text, message):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "a.json")
+
+
 def test_rows_are_read_as_written(tmp_path):
     rows = {"correct": np.array([True, False]), "gap": np.array([0.5, 0.25], dtype=np.float16)}
     write_rows(tmp_path / "rows.npz", rows)

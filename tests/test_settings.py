@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from adaptive_smoothing.settings import SettingsError, from_table, read_toml
+from adaptive_smoothing.settings import SettingsError, check_choice, from_table, read_toml, suggestion
 from adaptive_smoothing.training.recipe import Recipe
 
 MINIMAL = {"name": "x", "model": {"arch": "wide_resnet"}}
@@ -81,3 +81,21 @@ def test_old_names_are_read(table):
 def test_removed_values_and_double_names_are_refused(table, message):
     with pytest.raises(SettingsError, match=message):
         from_table(Renamed, table)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [("linaer", "did you mean 'linear'?"), ("step", "choose one of these"), (3, "choose one of these")],
+)
+def test_a_choice_that_does_not_exist_is_explained(value, hint):
+    check_choice("schedule", "linear", ("linear", "cosine"))
+    with pytest.raises(ValueError, match="schedule") as caught:
+        check_choice("schedule", value, ("linear", "cosine"))
+    assert str(caught.value) == f"expected schedule to be one of linear, cosine, got {value!r}: {hint}"
+
+
+def test_a_suggestion_has_the_nearest_names_first():
+    known = ("robust", "robust-18", "standard")
+    assert suggestion("robus", known) == "did you mean 'robust'?"
+    assert suggestion("robus", known, count=3) == "did you mean 'robust', 'robust-18'?"
+    assert suggestion("x", known) == "choose one of robust, robust-18, standard"

@@ -39,8 +39,15 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: str | Path) -> Any:
-    return json.loads(Path(path).read_text())
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or raise an error for anything else."""
+    try:
+        content = json.loads(Path(path).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON in {path}, got something else: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object in {path}, got {type(content).__name__}")
+    return content
 
 
 def write_rows(path: str | Path, columns: dict[str, np.ndarray]) -> None:

@@ -1,4 +1,7 @@
-"""Settings: dataclasses that are read from TOML. An unknown key is an error that suggests the nearest key."""
+"""Settings: dataclasses that are read from TOML, and checks of their values.
+
+An unknown key is an error that suggests the nearest key.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,11 +63,32 @@ def from_table(cls: type[T], table: dict[str, Any], where: str = "settings") -> 
         raise SettingsError(f"{where}: {error}") from error
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return "did you mean ...?" with the known name nearest to `name`, or the list of known names if none is near."""
+def suggestion(name: str, known: Iterable[str], count: int = 1) -> str:
+    """Return "did you mean ...?" with the `count` known names nearest to `name`, or all known names if none is near."""
     known = list(known)
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {nearest[0]!r}?" if nearest else f"choose one of {', '.join(known)}"
+    nearest = difflib.get_close_matches(name, known, n=count)
+    return f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"choose one of {', '.join(known)}"
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise an error if a setting has none of the values to choose from."""
+    if value not in choices:
+        nearest = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "choose one of these"
+        raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}: {hint}")
+
+
+def check_at_least(least: int, **settings: float) -> None:
+    """Raise an error if a setting is smaller than `least`."""
+    for name, value in settings.items():
+        if not value >= least:
+            raise ValueError(f"expected {name} of at least {least}, got {value}")
+
+
+def check_below_one(name: str, value: float) -> None:
+    """Raise an error if a setting is not in [0, 1)."""
+    if not 0 <= value < 1:
+        raise ValueError(f"expected {name} in [0, 1), got {value}")
 
 
 def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ NORMS: dict[str, type[Threat]] = {"Linf": Linf, "L2": L2}
 
 
 def parse_threat(text: str) -> Threat:
-    """Return the threat that a text such as `Linf:8/255` or `l2:0.5` stands for."""
+    """Return the threat that a text such as `Linf:8/255` or `l2:0.5` names."""
     norm, _, radius = text.partition(":")
     kinds = {known.lower(): kind for known, kind in NORMS.items()}
     try:

@@ -137,7 +137,7 @@ def test_the_seed_reaches_every_random_stage(name):
 
 
 def test_an_unknown_preset_is_an_error():
-    with pytest.raises(ValueError, match=r"expected a preset among fast, standard, .*, got 'autoattack': see"):
+    with pytest.raises(ValueError, match=r"expected preset to be one of fast, standard, .*, got 'autoattack': choose"):
         preset("autoattack", LINF)
 
 

@@ -147,9 +147,9 @@ def test_a_method_needs_a_suitable_h(plane, data):
         ads.certify(smoothed(plane), data, method="local")
     with pytest.raises(ValueError, match="sigma > 0"):
         ads.certify(ads.SmoothedClassifier(plane, 0.0), data)
-    with pytest.raises(ValueError, match="method among"):
+    with pytest.raises(ValueError, match="method to be one of"):
         ads.certify(plane, data, method="magic")
-    with pytest.raises(ValueError, match="norm among"):
+    with pytest.raises(ValueError, match="norm to be one of"):
         ads.certify(plane, data, norm="L3")
 
 

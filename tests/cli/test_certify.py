@@ -122,10 +122,10 @@ def test_a_local_estimate_is_called_an_estimate(package, tmp_path):
         (["--set", "shard_size=0"], "shard_size of at least 1"),
         (["--alpha", "0.4"], "below 1/2"),
         (["--votes", "loud"], "hard, soft"),
-        (["--method", "magic"], "method among"),
-        (["--set", "norm=L7"], "norm among"),
-        (["--set", "theorem=none"], "theorem among"),
-        (["--set", "precision=int8"], "precision among"),
+        (["--method", "magic"], "method to be one of"),
+        (["--set", "norm=L7"], "norm to be one of"),
+        (["--set", "theorem=none"], "theorem to be one of"),
+        (["--set", "precision=int8"], "precision to be one of"),
     ],
 )
 def test_wrong_input_is_explained(package, change, message):

@@ -109,7 +109,7 @@ def test_an_earlier_result_is_not_lost() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--preset", "autoattack"), "expected a preset among fast, standard, adaptive"),
+        (("--preset", "autoattack"), "expected preset to be one of fast, standard, adaptive"),
         (("--threat", "Linf:abc"), "expected a threat such as Linf:8/255 or L2:0.5, got 'Linf:abc'"),
         (("--threat", "Linf:8"), "did you mean 8/255?"),
         (("--threat", "Linf:-0.1"), "expected eps >= 0, got -0.1"),

@@ -117,7 +117,7 @@ def test_a_preset_is_given_by_its_name(model, data, toys, monkeypatch):
     found = ads.evaluate(model, data, "fast", Linf(0.02), options=options)
     assert made == [Linf(0.02)]
     assert toys.content(found) == toys.content(toys.run(model, data, toys.cascade(Linf(0.02))))
-    with pytest.raises(ValueError, match="expected a preset among fast, standard, adaptive"):
+    with pytest.raises(ValueError, match="expected preset to be one of fast, standard, adaptive"):
         ads.evaluate(model, data, "quick", Linf(0.02))
     with pytest.raises(TypeError, match=r"expected a threat with the preset 'fast', got none: .*Linf\(8 / 255\)"):
         ads.evaluate(model, data, "fast")

@@ -99,6 +99,15 @@ def test_both_names_of_a_fine_tuned_tail_are_read(tmp_path, mixtures, new, old):
     assert torch.equal(MixedClassifier.from_pretrained(tmp_path)(IMAGES), mixtures["tail"](IMAGES))
 
 
+def test_a_mixer_of_an_unknown_kind_is_refused(tmp_path, mixtures):
+    mixtures["network"].save_pretrained(tmp_path)
+    description = json.loads((tmp_path / pretrained.FILE).read_text())
+    description["alpha"]["kind"] = "newer"
+    (tmp_path / pretrained.FILE).write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="kind of the mixer to be one of network, fine-tuned-tail, got 'newer'"):
+        MixedClassifier.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["fixed", "tail"])
 def test_a_card_keeps_the_recipe_and_loses_the_figures_of_another_setting(tmp_path, mixtures, h, kind):
     known = {"recipe": "ours", "figures": {"val": {"clean": 0.9}}, "wanted": {"clean_accuracy": 0.9}}

@@ -153,8 +153,8 @@ def test_compiles(linear, images):
     [
         ({"sigma": -0.1}, "expected sigma >= 0, got -0.1"),
         ({"sigma": math.nan}, "expected sigma >= 0, got nan"),
-        ({"sigma": 0.5, "samples": 0}, "samples and batch of at least 1, got 0"),
-        ({"sigma": 0.5, "batch": 0}, "of at least 1, got 100 and 0"),
+        ({"sigma": 0.5, "samples": 0}, "expected samples of at least 1, got 0"),
+        ({"sigma": 0.5, "batch": 0}, "expected batch of at least 1, got 0"),
     ],
 )
 def test_wrong_settings(linear, options, words):

@@ -16,6 +16,7 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
+from adaptive_smoothing.settings import check_choice
 from adaptive_smoothing.threat import Threat
 
 # The number of most likely wrong classes that a targeted attack tries, as in the reference.
@@ -183,6 +184,5 @@ PRESETS: dict[str, Callable[..., Cascade]] = {
 
 def preset(name: str, threat: Threat, *, seed: int = 0) -> Cascade:
     """Return the cascade of that name."""
-    if name not in PRESETS:
-        raise ValueError(f"expected a preset among {', '.join(PRESETS)}, got {name!r}: see `evaluate --help`")
+    check_choice("preset", name, PRESETS)
     return PRESETS[name](threat, seed=seed)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adaptive_smoothing.certification.bounds import check_failure_probability, check_samples
 from adaptive_smoothing.certification.radius import LIPSCHITZ_THEOREMS, SMOOTHING_THEOREMS
 from adaptive_smoothing.certification.sampling import BLOCK, PRECISIONS
 from adaptive_smoothing.runs.sharded import check_size
+from adaptive_smoothing.settings import check_choice
 from adaptive_smoothing.threat import NORMS
 
 RUNNERS_UP = ("complement", "split")
@@ -31,7 +31,7 @@ class RunOptions:
         check_size("shard_size", self.shard_size)
         if self.norm is not None:
             norm = {name.lower(): name for name in NORMS}.get(self.norm.lower(), self.norm)
-            _check_name("norm", norm, tuple(NORMS))
+            check_choice("norm", norm, NORMS)
             object.__setattr__(self, "norm", norm)
 
 
@@ -73,10 +73,10 @@ class SmoothingOptions(RunOptions):
         check_failure_probability(self.failure_probability)
         check_failure_probability(self.give_up)
         check_size("batch_size", self.batch_size)
-        _check_name("theorem", self.theorem, tuple(SMOOTHING_THEOREMS))
-        _check_name("precision", self.precision, PRECISIONS)
+        check_choice("theorem", self.theorem, SMOOTHING_THEOREMS)
+        check_choice("precision", self.precision, PRECISIONS)
         if self.runner_up is not None:
-            _check_name("runner-up", self.runner_up, RUNNERS_UP)
+            check_choice("runner_up", self.runner_up, RUNNERS_UP)
         if self.radius is not None and not 0 < self.radius < float("inf"):
             raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
         if self.radius is not None and self.runner_up == "split":
@@ -98,7 +98,7 @@ class LipschitzOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_name("theorem", self.theorem, LIPSCHITZ_THEOREMS)
+        check_choice("theorem", self.theorem, LIPSCHITZ_THEOREMS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +134,5 @@ METHODS: dict[str, type[CertifyOptions]] = {
 
 def make_options(method: str) -> CertifyOptions:
     """Return the default options of a method."""
-    _check_name("method", method, tuple(METHODS))
+    check_choice("method", method, METHODS)
     return METHODS[method]()
-
-
-def _check_name(what: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise ValueError(f"expected a {what} among {', '.join(known)}, got {name!r}")

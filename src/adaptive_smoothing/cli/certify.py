@@ -30,7 +30,7 @@ from adaptive_smoothing.report import certified as report
 from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
-from adaptive_smoothing.settings import changed
+from adaptive_smoothing.settings import changed, check_choice
 
 VOTES = ("hard", "soft")
 # Samples of each validation image. They only determine the clean accuracy.
@@ -135,8 +135,7 @@ class Preparation:
     def __post_init__(self) -> None:
         if self.method is not None:
             make_options(self.method)  # raises if there is no such method
-        if self.votes not in VOTES:
-            raise ValueError(f"expected votes to be one of {', '.join(VOTES)}, got {self.votes!r}")
+        check_choice("votes", self.votes, VOTES)
 
     def load(self, model_name: str, h_name: str | None, alpha: float | None, device: str) -> PreparedModel:
         """Load a model, or G and H, by name, and smooth h if the method needs it."""

@@ -41,7 +41,7 @@ def mix(
     standard: opt.Standard,
     robust: opt.Robust,
     mode: Annotated[
-        Mode, typer.Option(help="One alpha for all images, an alpha per image from a trained network, or MixedNUTS.")
+        Mode, typer.Option(help="One alpha for all images, an alpha per image from a trained mixer, or MixedNUTS.")
     ] = Mode.adaptive,
     clean: opt.CleanAccuracy = None,
     robust_accuracy: Annotated[

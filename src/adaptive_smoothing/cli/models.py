@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from adaptive_smoothing.cli.console import screen
 from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing.mixers import MIXERS
 from adaptive_smoothing.mixing.mixture_card import base_name
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import parameters
@@ -18,9 +20,6 @@ MIXTURE_NOTE = (
     "clean: accuracy on test images, or on validation images if the test images were not measured. adaptive: accuracy "
     "under the attacks of that preset, on some of the test images. `evaluate NAME` attacks a mixture."
 )
-
-# Titles of the kinds of a learned alpha, by their names in the file of a mixture.
-KINDS = {"network": "mixing network", "fine-tuned-tail": "fine-tuned tail"}
 
 
 def models() -> None:
@@ -51,9 +50,15 @@ def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
     alpha, figures = described["alpha"], described["card"].get("figures", {})
     measured = figures.get("val", {}) | figures.get("test", {})
     bases = "\n".join(base_name(described[role]) for role in pretrained.ROLES)
-    kind = alpha["kind"] if isinstance(alpha, dict) else f"{alpha:g}"
     accuracies = (_percent(measured.get(name)) for name in ("clean", "adaptive"))
-    return name, _source(folder), bases, KINDS.get(kind, kind), *accuracies
+    return name, _source(folder), bases, _alpha_title(alpha), *accuracies
+
+
+def _alpha_title(alpha: float | dict[str, Any]) -> str:
+    if not isinstance(alpha, dict):
+        return f"{alpha:g}"
+    kind = alpha["kind"]
+    return MIXERS[kind].title if kind in MIXERS else kind
 
 
 def _source(path: Path) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator, to_device
+from adaptive_smoothing.settings import check_at_least
 
 
 class Batch(NamedTuple):
@@ -38,7 +39,7 @@ def batches(data: ImageData, size: int, *, device: torch.device | str | None = N
 
     One batch at a time is converted to floats and moved to `device`, by default that of the data.
     """
-    _check_size(size)
+    check_at_least(1, size=size)
 
     def batch(start: int) -> Batch:
         # Not `data.take`, which checks the labels and so waits for the device.
@@ -51,13 +52,8 @@ def batches(data: ImageData, size: int, *, device: torch.device | str | None = N
 
 def steps_per_epoch(data: ImageData, size: int) -> int:
     """Return the number of full batches in the data."""
-    _check_size(size)
+    check_at_least(1, size=size)
     return len(data) // size
-
-
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise ValueError(f"expected a batch size of at least 1, got {size}")
 
 
 def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[RawBatch]:
@@ -72,12 +68,10 @@ def shuffled(data: ImageData, size: int, *, seed: int, epoch: int, start: int = 
     return (RawBatch(data.images[row], data.labels[row], row) for row in rows)
 
 
-def augment(
-    images: Tensor, *, seed: int, epoch: int, step: int, pad: int = 4, flip: bool = True, reflect: bool = False
-) -> Tensor:
+def augment(images: Tensor, *, seed: int, epoch: int, step: int, pad: int = 4, flip: bool = True) -> Tensor:
     """Return images of any dtype, each shifted by up to `pad` pixels each way and mirrored with probability 1/2.
 
-    Pixels outside the image are black, or with `reflect` those of the image reflected at its border.
+    Pixels outside the image are black.
     """
     # The whole batch is one gather: a pixel of the result is read at its shifted, mirrored position in the source.
     count, channels, height, width = images.shape
@@ -90,18 +84,10 @@ def augment(
     column = torch.arange(width, device=images.device)
     rows = top + torch.arange(height, device=images.device)
     columns = left + (torch.where(mirrored.bool(), width - 1 - column, column) if flip else column)
-    if reflect:
-        source, rows, columns = images, _reflect(rows - pad, height), _reflect(columns - pad, width)
-    else:
-        source = F.pad(images, [pad] * 4)
+    padded = F.pad(images, [pad] * 4)
     image = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
     channel = torch.arange(channels, device=images.device).view(-1, 1, 1)
-    return source[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
-def _reflect(position: Tensor, length: int) -> Tensor:
-    """Return positions with those outside [0, length) reflected at the border pixels."""
-    return length - 1 - (length - 1 - position.abs()).abs()
+    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def cutout(images: Tensor, size: int, *, seed: int, epoch: int, step: int) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from adaptive_smoothing.data.sources import Part, whole_split
+from adaptive_smoothing.data.sources import SplitArrays, whole_split
 from adaptive_smoothing.results import atomic
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
@@ -89,7 +89,7 @@ class CifarFiles:
     def name(self) -> str:
         return self.layout.name
 
-    def read(self, split: str) -> Part:
+    def read(self, split: str) -> SplitArrays:
         wanted = (*self.layout.members[split], self.layout.meta)
         if not self.path.is_dir():
             found = self._from_archive(wanted)

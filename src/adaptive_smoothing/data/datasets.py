@@ -6,7 +6,6 @@ Images are kept as uint8, so that a whole data set fits on the device (CIFAR-10:
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -19,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.data import cifar
-from adaptive_smoothing.data.sources import Builtin, ImageFolder, NpzFile, Part, Source
+from adaptive_smoothing.data.sources import Builtin, ImageFolder, NpzFile, Source, SplitArrays
 from adaptive_smoothing.noise import keyed_seed
+from adaptive_smoothing.settings import suggestion
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ def load(
 
 
 def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int, int] | None) -> Source:
-    """Return the source that a name or a path stands for."""
+    """Return the source with this name, or at this path."""
     if name_or_path == "builtin":
         source: Source = Builtin()
     elif isinstance(name_or_path, str) and name_or_path in cifar.LAYOUTS:
@@ -199,29 +199,27 @@ def _open_path(path: Path, size: tuple[int, int] | None) -> Source:
     if path.is_file():
         return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
     names = ("builtin", *cifar.LAYOUTS)
-    near = difflib.get_close_matches(str(path).lower(), names, n=1)
-    raise FileNotFoundError(
-        f"expected one of {', '.join(names)}, or a path to a .npz file, a CIFAR archive or an image folder, "
-        f"got {str(path)!r}, which does not exist" + (f": did you mean {near[0]!r}?" if near else "")
-    )
+    expected = "expected the name of a data set or a path to a .npz file, a CIFAR archive or an image folder"
+    hint = suggestion(str(path).lower(), names)
+    raise FileNotFoundError(f"{expected}, got {str(path)!r}, which does not exist: {hint}")
 
 
-def _select(source: Source, split: str) -> Part:
+def _select(source: Source, split: str) -> SplitArrays:
     """Read a split. If the source has no validation split, training images are held out for it."""
-    held = source.splits
-    if held == ("all",) and split in ("all", "test"):
+    splits = source.splits
+    if splits == ("all",) and split in ("all", "test"):
         return source.read("all")
-    if "train" in held and "val" not in held and split in ("train", "val"):
+    if "train" in splits and "val" not in splits and split in ("train", "val"):
         part = source.read("train")
         chosen = validation_positions(len(part.labels))
         if split == "train":
             chosen = np.setdiff1d(np.arange(len(part.labels)), chosen)
-        return Part(part.images[chosen], part.labels[chosen], part.classes, part.index[chosen])
-    if split in held:
+        return SplitArrays(part.images[chosen], part.labels[chosen], part.classes, part.index[chosen])
+    if split in splits:
         return source.read(split)
-    offered = ", ".join(sorted({"train", "val", *held} if "train" in held else held))
+    offered = ", ".join(sorted({"train", "val", *splits} if "train" in splits else splits))
     offer = f"it has {offered}; validation images are held out from every training"
-    if held == ("all",):
+    if splits == ("all",):
         offer = "its images have no splits: load them as 'test' or 'all', not for training or tuning"
     raise ValueError(f"expected one of the splits of {source.name}, got {split!r}: {offer}")
 

@@ -27,7 +27,7 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitArrays:
     """One split as arrays: uint8 NCHW images, int64 labels, class names, and positions in the official split."""
 
     images: np.ndarray
@@ -43,12 +43,12 @@ class Source(Protocol):
     def name(self) -> str: ...
     @property
     def splits(self) -> tuple[str, ...]: ...
-    def read(self, split: str) -> Part: ...
+    def read(self, split: str) -> SplitArrays: ...
 
 
-def whole_split(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Part:
+def whole_split(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> SplitArrays:
     """Return a complete official split, in which image i has position i."""
-    return Part(np.ascontiguousarray(images), labels.astype(np.int64), classes, np.arange(len(images)))
+    return SplitArrays(np.ascontiguousarray(images), labels.astype(np.int64), classes, np.arange(len(images)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class NpzFile:
         wanted = "train_images, train_labels, test_images, test_labels (or images, labels)"
         raise ValueError(f"expected the keys {wanted} in {self.path}, got {found}")
 
-    def read(self, split: str) -> Part:
+    def read(self, split: str) -> SplitArrays:
         prefix = "" if split == "all" else f"{split}_"
         images, labels = self._array(f"{prefix}images"), self._labels(f"{prefix}labels")
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] > 4):
@@ -140,7 +140,7 @@ class ImageFolder:
         # A split holds folders. A class that happens to be called "train" (the vehicle) holds images.
         return tuple(split for split in SPLITS if _folders(self.path / split)) or ("all",)
 
-    def read(self, split: str) -> Part:
+    def read(self, split: str) -> SplitArrays:
         folder = self.path if split == "all" else self.path / split
         classes = self._classes()
         paths = [path for sub in _folders(folder) for path in sorted(sub.iterdir()) if path.suffix.lower() in SUFFIXES]
@@ -204,14 +204,14 @@ class Builtin:
     name: str = "builtin"
     splits: tuple[str, ...] = ("val", "test")
 
-    def read(self, split: str) -> Part:
+    def read(self, split: str) -> SplitArrays:
         from PIL import Image
 
         contents = self._contents()
         entry = contents["splits"][split]
         labels, index = np.array(entry["labels"]), np.array(entry["index"])
         sheet = np.asarray(Image.open(io.BytesIO((_builtin() / entry["sheet"]).read_bytes())).convert("RGB"))
-        return Part(from_sheet(sheet, len(labels)), labels, tuple(contents["classes"]), index)
+        return SplitArrays(from_sheet(sheet, len(labels)), labels, tuple(contents["classes"]), index)
 
     def fingerprint(self, split: str) -> str:
         """Return the `ImageData.fingerprint` that the images of a split must have."""

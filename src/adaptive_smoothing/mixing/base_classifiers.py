@@ -1,11 +1,11 @@
-"""The base classes of mixtures of g and h (`BaseClassifiers`) and of networks that choose alpha (`Mixer`)."""
+"""The base classes of mixtures of g and h (`BaseClassifiers`) and of modules that compute alpha (`Mixer`)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import chain
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +39,17 @@ class MixerOutput(NamedTuple):
 
 
 class Mixer(nn.Module, ABC):
-    """A network that chooses alpha for each image, from the logits and features of the base classifiers.
+    """A module that computes an alpha for each image, and may replace the logits of h.
 
-    It returns a score, from which `MixedClassifier` computes alpha = sigmoid(alpha_scale * score + alpha_shift).
+    It returns a score, from which `MixedClassifier` computes
+    alpha = low + (high - low) * sigmoid(alpha_scale * score + alpha_shift), where (low, high) is its `alpha_range`.
     """
+
+    # A mixer that can be stored (see `mixers`) has a name for files, a name for tables, a description for cards, and a
+    # property `options` with the arguments of `restore`.
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
 
     # The layers of g and of h whose features the mixer reads.
     standard_taps: tuple[str, ...] = ()
@@ -50,6 +57,11 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, base_outputs: BaseOutputs) -> MixerOutput: ...
+
+    @classmethod
+    def restore(cls, robust: nn.Module, **options: Any) -> Self:
+        """Return a mixer for this h with the stored `options` of one, before its weights are loaded."""
+        return cls(**options)
 
 
 class BaseClassifiers(nn.Module):
@@ -142,7 +154,5 @@ class BaseClassifiers(nn.Module):
 
 def _check_same_classes(g: int | None, h: int | None) -> None:
     if isinstance(g, int) and isinstance(h, int) and g != h:
-        raise ValueError(
-            f"expected two classifiers over the same classes, got {g} from the standard and {h} from the robust one; "
-            "class i must mean the same in both"
-        )
+        found = f"{g} from the standard and {h} from the robust one; class i must mean the same in both"
+        raise ValueError(f"expected two classifiers over the same classes, got {found}")

@@ -94,7 +94,7 @@ class MixedClassifier(BaseClassifiers):
         return isinstance(self.alpha, nn.Module) and low < high
 
     def gray_box(self) -> MixedClassifier:
-        """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixing network."""
+        """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixer."""
         return self._view(GrayBoxMixture)
 
     def smooth(self) -> MixedClassifier:
@@ -210,10 +210,9 @@ class MixedClassifier(BaseClassifiers):
             if self.alpha.dim() > 1:
                 raise ValueError(f"expected alpha as one number or one per image, got shape {list(self.alpha.shape)}")
             if not ((self.alpha >= 0) & (self.alpha <= 1)).all():
-                raise ValueError(
-                    f"expected alpha in [0, 1] (0 is the standard, 1 the robust classifier), got "
-                    f"{_alpha_repr(self.alpha)}; convert a gamma with alpha = gamma / (1 + gamma)"
-                )
+                expected = "expected alpha in [0, 1] (0 is the standard, 1 the robust classifier)"
+                hint = "convert a gamma with alpha = gamma / (1 + gamma)"
+                raise ValueError(f"{expected}, got {_alpha_repr(self.alpha)}; {hint}")
         if self.alpha_range.shape != (2,):
             raise ValueError(f"expected alpha_range as (low, high), got {self.alpha_range.tolist()}: pass two numbers")
         low, high = self.alpha_range.tolist()

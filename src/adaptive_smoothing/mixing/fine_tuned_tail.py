@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
-from adaptive_smoothing.mixing.transforms import LogitTransform
+from adaptive_smoothing.mixing.transforms import LogitTransform, without_transform
 from adaptive_smoothing.models.features import FeatureTaps, dry_run, find_layer, suggest_branch
 from adaptive_smoothing.models.resnet import without_autocast
 
@@ -37,6 +37,10 @@ class FineTunedTail(Mixer):
         shape: the shape of the images that the copy was made with. Loading needs it to make the copy again.
     """
 
+    kind = "fine-tuned-tail"
+    title = "fine-tuned tail"
+    summary = "a fine-tuned copy of the last stage of the robust classifier, whose logits are averaged in"
+
     centre: Tensor
     spread: Tensor
 
@@ -62,13 +66,15 @@ class FineTunedTail(Mixer):
     ) -> Self:
         """Return a mixer for this h, with a copy of the layers after `tap`: by default of its last stage."""
         if isinstance(robust, LogitTransform):
-            raise ValueError(
-                f"expected the network whose last stage is copied, got a {type(robust).__name__} of one: pass the "
-                "network inside, or use a MixingNetwork"
-            )
+            found, hint = type(robust).__name__, "pass the network inside, or use a MixingNetwork"
+            raise ValueError(f"expected the network whose last stage is copied, got a {found} of one: {hint}")
         tap = tap or suggest_branch(robust, shape)
         tail = tail_after(robust, tap, shape)
         return cls(tail.requires_grad_(True), tap, shape=shape, hidden=hidden).to(tail.head.weight.device).eval()
+
+    @classmethod
+    def restore(cls, robust: nn.Module, **options: Any) -> Self:
+        return cls.of(without_transform(robust), **options)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -80,7 +86,7 @@ class FineTunedTail(Mixer):
         return MixerOutput((score - self.centre) / self.spread, h * self.log_scale.exp())
 
     def standardize(self, base_outputs: BaseOutputs) -> None:
-        """Set the shift and the scale of the scores, so that they have mean 0 and variance 1 on these images."""
+        """Set `centre` and `spread`, so that the scores have mean 0 and variance 1 on these images."""
         scores, _ = self._raw_score_and_h(base_outputs)
         self.centre.copy_(scores.mean())
         spread = scores.std(correction=0)
@@ -127,9 +133,8 @@ def tail_after(model: nn.Module, layer: str, shape: tuple[int, int, int] = (3, 3
     """
     find_layer(model, layer)
     if not _layers_after(model, layer):
-        raise ValueError(
-            f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: choose an earlier one"
-        )
+        hint = "choose an earlier one"
+        raise ValueError(f"expected a linear layer in {type(model).__name__} after {layer!r}, got none: {hint}")
     logits, features = dry_run(FeatureTaps(model, [layer]), model, shape, 2)
     for find in (_layers_after, _traced_after):
         layers = find(model, layer)

@@ -14,8 +14,10 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-# The scores of g and h that are mixed.
-ScoreKind = Literal["probabilities", "logits"]
+from adaptive_smoothing.settings import check_choice
+
+# The outputs of g and h that are mixed.
+OutputKind = Literal["probabilities", "logits"]
 Numbers = float | Tensor
 # The type of an argument that is also the type of the result.
 Same = TypeVar("Same", float, Tensor)
@@ -103,27 +105,22 @@ def gamma_from_alpha(alpha: Same) -> Same:
 
 
 def mix_normalised(
-    g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: ScoreKind = "probabilities"
+    g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: OutputKind = "probabilities"
 ) -> Tensor:
     """Return (g_i + gamma R_i h_i) / (1 + gamma R_i), eq. adap_sm_3, with R = `r` [N, C], as logits.
 
     Eq. adap_sm_2 is the case R_i = ||grad g_i||_{p*}. With `on="probabilities"` the logarithm is returned.
     """
     alpha = alpha_from_gamma(gamma * r)
-    if check_score_kind(on) == "logits":
+    check_choice("on", on, get_args(OutputKind))
+    if on == "logits":
         return (1 - alpha) * g_logits + alpha * h_logits
     return mix_log_probabilities(log_probabilities(g_logits), log_probabilities(h_logits), alpha)
 
 
-def mix_sum(g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: ScoreKind = "probabilities") -> Tensor:
+def mix_sum(g_logits: Tensor, h_logits: Tensor, gamma: Numbers, r: Tensor, on: OutputKind = "probabilities") -> Tensor:
     """Return g_i + gamma R_i h_i, eq. adap_sm_1, with R = `r` [N, C]; in the paper R_i = ||grad g_i||_{p*}."""
-    if check_score_kind(on) == "logits":
+    check_choice("on", on, get_args(OutputKind))
+    if on == "logits":
         return g_logits + gamma * r * h_logits
     return mix_normalised(g_logits, h_logits, gamma, r, on) + torch.log1p(gamma * r)
-
-
-def check_score_kind(on: str) -> str:
-    """Return `on`, or raise an error if it is not one of the two kinds of scores."""
-    if on not in get_args(ScoreKind):
-        raise ValueError(f"expected on to be one of {', '.join(get_args(ScoreKind))}, got {on!r}")
-    return on

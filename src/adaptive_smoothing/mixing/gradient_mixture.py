@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
-from adaptive_smoothing.mixing.formula import ScoreKind, check_score_kind, log_probabilities, mix_normalised, mix_sum
+from adaptive_smoothing.mixing.formula import OutputKind, log_probabilities, mix_normalised, mix_sum
+from adaptive_smoothing.settings import check_choice
 from adaptive_smoothing.threat import Linf, Threat
 
-# A function from images to scores: of every class [N, C], or one per image [N].
-Scores = Callable[[Tensor], Tensor]
+# A function from images to outputs: of every class [N, C], or one per image [N].
+Outputs = Callable[[Tensor], Tensor]
 FORMS: dict[str, Callable[..., Tensor]] = {"normalised": mix_normalised, "sum": mix_sum}
 
 
@@ -25,7 +26,7 @@ class GradientMixedClassifier(BaseClassifiers):
 
     Args:
         r: the function of this module that computes R_i; "standard_gradient" gives eq. adap_sm_2.
-        on: the scores g_i and h_i.
+        on: the outputs g_i and h_i that are mixed.
         form: "normalised" for eq. adap_sm_3, "sum" for eq. adap_sm_1.
         norm: the threat whose dual norm measures gradients.
     """
@@ -39,68 +40,67 @@ class GradientMixedClassifier(BaseClassifiers):
         gamma: float | Tensor,
         *,
         r: Literal["one", "standard_gradient", "predicted_gradient", "gradient_ratio"] = "one",
-        on: ScoreKind = "probabilities",
+        on: OutputKind = "probabilities",
         form: Literal["normalised", "sum"] = "normalised",
         norm: type[Threat] | Threat = Linf,
     ) -> None:
         super().__init__(standard, robust)
         self.register_buffer("gamma", self.as_tensor(gamma, "gamma"))
         check_gamma(self.gamma)
-        check_score_kind(on)
-        for name, value, known in (("r", r, R_OPTIONS), ("form", form, FORMS)):
-            if value not in known:
-                raise ValueError(f"expected {name} to be one of {', '.join(known)}, got {value!r}")
+        check_choice("on", on, get_args(OutputKind))
+        check_choice("r", r, R_OPTIONS)
+        check_choice("form", form, FORMS)
         self.r, self.on, self.form, self.norm = r, on, form, norm_of(norm)
 
     def forward(self, images: Tensor) -> Tensor:
         g, h = self.transformed(*self.base_outputs(images)[:2], images)
-        r = R_OPTIONS[self.r](self._scores(self.standard), self._scores(self.robust), images, self.norm)
+        r = R_OPTIONS[self.r](self._outputs(self.standard), self._outputs(self.robust), images, self.norm)
         return FORMS[self.form](g, h, self.gamma, r, self.on)
 
     def extra_repr(self) -> str:
         names = f"r={self.r!r}, on={self.on!r}, form={self.form!r}, norm={self.norm.__name__}"
         return f"gamma={self.gamma.item():g}, {names}"
 
-    def _scores(self, model: nn.Module) -> Scores:
-        """Return the function from images to the scores that are mixed. R_i measures its gradients."""
+    def _outputs(self, model: nn.Module) -> Outputs:
+        """Return the function from images to the outputs that are mixed. R_i measures its gradients."""
         return model if self.on == "logits" else lambda images: log_probabilities(model(images)).exp()
 
 
-def one(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+def one(standard: Outputs, robust: Outputs, images: Tensor, norm: type[Threat]) -> Tensor:
     """Return R_i = 1, the choice of the paper and the only option without a backward pass in the forward pass."""
     return torch.ones(images.shape[0], 1, dtype=images.dtype, device=images.device)
 
 
-def standard_gradient(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+def standard_gradient(standard: Outputs, robust: Outputs, images: Tensor, norm: type[Threat]) -> Tensor:
     """Return R_i = ||grad g_i||_{p*}, which turns eq. adap_sm_3 into eq. adap_sm_2."""
     return class_gradient_norms(standard, images, norm)
 
 
-def predicted_gradient(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+def predicted_gradient(standard: Outputs, robust: Outputs, images: Tensor, norm: type[Threat]) -> Tensor:
     """Return R_i = ||grad max_j g_j||_{p*}: one backward pass for all classes."""
     _, gradient = value_and_gradient(lambda batch: standard(batch).max(1).values, images)
     return norm(0.0).dual_norm(gradient)[:, None]
 
 
-def gradient_ratio(standard: Scores, robust: Scores, images: Tensor, norm: type[Threat]) -> Tensor:
+def gradient_ratio(standard: Outputs, robust: Outputs, images: Tensor, norm: type[Threat]) -> Tensor:
     """Return R_i = ||grad g_i||_{p*} / ||grad h_i||_{p*}.
 
     A tiny number is added to both norms: where h is flat the ratio is large but finite, where both are flat it is 1.
     """
-    g, h = (class_gradient_norms(scores, images, norm) for scores in (standard, robust))
+    g, h = (class_gradient_norms(outputs, images, norm) for outputs in (standard, robust))
     # Its square is still a normal number, so the derivative of the ratio cannot overflow.
     tiny = torch.finfo(g.dtype).tiny ** (1 / 3)
     return (g + tiny) / (h + tiny)
 
 
-R_OPTIONS: dict[str, Callable[[Scores, Scores, Tensor, type[Threat]], Tensor]] = {
+R_OPTIONS: dict[str, Callable[[Outputs, Outputs, Tensor, type[Threat]], Tensor]] = {
     option.__name__: option for option in (one, standard_gradient, predicted_gradient, gradient_ratio)
 }
 
 
-def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
-    """Return the dual norm of the gradient of the score of every class, [N, C], for `classes_at_once` at a time."""
-    values, pull_back, *_ = torch.func.vjp(scores, images)
+def class_gradient_norms(outputs: Outputs, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
+    """Return the dual norm of the gradient of the output of every class, [N, C], for `classes_at_once` at a time."""
+    values, pull_back, *_ = torch.func.vjp(outputs, images)
 
     def norms(one_hot: Tensor) -> Tensor:
         return norm(0.0).dual_norm(pull_back(one_hot.expand_as(values))[0])
@@ -109,10 +109,10 @@ def class_gradient_norms(scores: Scores, images: Tensor, norm: type[Threat], cla
     return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, len(one_hots)))(one_hots)
 
 
-def value_and_gradient(score: Scores, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a score per image [N] and its gradient with respect to that image."""
+def value_and_gradient(output: Outputs, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an output per image [N] and its gradient with respect to that image."""
     # torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
-    value, pull_back, *_ = torch.func.vjp(score, images)
+    value, pull_back, *_ = torch.func.vjp(output, images)
     return value, pull_back(torch.ones_like(value))[0]
 
 

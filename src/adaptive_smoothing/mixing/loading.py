@@ -35,9 +35,8 @@ class LoadedModel:
         """Return a classifier or a stored mixture by name, or the mixture of two classifiers with `alpha`."""
         if (robust is None) != (alpha is None):
             given = "H without --alpha" if alpha is None else "--alpha without H"
-            raise ValueError(
-                f"expected G, H and --alpha for a mixture, or one MODEL alone, got {given}: add or remove one"
-            )
+            expected = "G, H and --alpha for a mixture, or one MODEL alone"
+            raise ValueError(f"expected {expected}, got {given}: add or remove one")
         if robust is None and pretrained.exists(model):
             mixed = MixedClassifier.from_pretrained(model, device=device)
             description = pretrained.read(pretrained.find(model))
@@ -58,7 +57,6 @@ def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
     _, channels, height, width = data.images.shape
     for name, model in models.items():
         if (count := num_classes(model, (channels, height, width))) != data.num_classes:
-            raise ValueError(
-                f"expected a model for the {data.num_classes} classes of {data.name}, got {name} with {count}: "
-                "choose the data it was trained for with --data, or another model"
-            )
+            expected = f"expected a model for the {data.num_classes} classes of {data.name}"
+            hint = "choose the data it was trained for with --data, or another model"
+            raise ValueError(f"{expected}, got {name} with {count}: {hint}")

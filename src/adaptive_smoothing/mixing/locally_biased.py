@@ -84,10 +84,8 @@ class NearestNeighbors(nn.Module):
         if k % 2 == 0 or not 1 <= k <= len(images):
             raise ValueError(f"expected an odd k from 1 to {len(images)}, the number of images, got {k}")
         if labels.shape != images.shape[:1] or not ((labels == 0) | (labels == 1)).all():
-            raise ValueError(
-                f"expected a label 0 or 1 for each of {len(images)} images, got shape {list(labels.shape)} "
-                f"with values {labels.unique().tolist()}; this oracle is for two classes"
-            )
+            found = f"shape {list(labels.shape)} with values {labels.unique().tolist()}; this oracle is for two classes"
+            raise ValueError(f"expected a label 0 or 1 for each of {len(images)} images, got {found}")
         self.register_buffer("images", images)
         self.register_buffer("directions", (2 * labels - 1).to(images))
         self.k, self.norm, self.images_at_once = k, float(norm), images_at_once

@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adaptive_smoothing.mixing.mixers import MIXERS
 from adaptive_smoothing.models import cards
-
-KINDS = {
-    "network": "a mixing network on features of both classifiers",
-    "fine-tuned-tail": "a fine-tuned copy of the last stage of the robust classifier, whose logits are averaged in",
-}
 
 
 def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
@@ -64,7 +60,7 @@ def _base_line(description: Mapping[str, Any]) -> str:
 def _alpha_line(alpha: float | Mapping[str, Any], low: float, high: float) -> str:
     if not isinstance(alpha, Mapping):
         return f"{alpha:g}"
-    mixer = KINDS[alpha["kind"]]
+    mixer = MIXERS[alpha["kind"]].summary
     return f"chosen by {mixer}" if low < high else f"{low:g}, with {mixer}"
 
 

@@ -30,6 +30,10 @@ class MixingNetwork(Mixer):
     down. A stage has `depth` residual blocks. The network of the paper resembles a ResNet-18: width 64, depth 2.
     """
 
+    kind = "network"
+    title = "mixing network"
+    summary = "a mixing network on features of both classifiers"
+
     def __init__(
         self, channels: tuple[int, int], *, standard_taps: Taps, robust_taps: Taps, width: int = 32, depth: int = 1
     ) -> None:

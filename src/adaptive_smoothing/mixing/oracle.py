@@ -28,14 +28,10 @@ class OracleAlpha(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if self.labels.shape != images.shape[:1]:
             expected = f"expected {len(self.labels)} images, one for each label"
-            raise ValueError(f"{expected}, got {len(images)}: for another batch use with_labels")
+            raise ValueError(f"{expected}, got {len(images)}: make an OracleAlpha for each batch")
         with torch.no_grad():
             predicted = self.standard(images).argmax(1)
         return (predicted != self.labels.to(predicted.device)).to(images.dtype)
-
-    def with_labels(self, labels: Tensor) -> OracleAlpha:
-        """Return the same oracle for another batch."""
-        return OracleAlpha(self.standard, labels)
 
 
 def oracle_mixture(standard: nn.Module, robust: nn.Module, labels: Tensor) -> MixedClassifier:

@@ -26,15 +26,14 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing import mixture_card
 from adaptive_smoothing.mixing.base_classifiers import Mixer
-from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
-from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear, without_transform
+from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS
+from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.cards import read_json_object
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.models.weight_files import read_weights, write_weights
-from adaptive_smoothing.results import write_json, write_text
+from adaptive_smoothing.results import read_json, write_json, write_text
+from adaptive_smoothing.settings import check_choice
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 FORMAT = 1
@@ -42,9 +41,6 @@ ROLES = ("standard", "robust")
 # The numbers that mix two classifiers: arguments of `MixedClassifier`.
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
-# The kinds of mixers. `mixture_card.KINDS` describes them.
-NETWORK, TAIL = "network", "fine-tuned-tail"
-OLD_KINDS = {"second-ending": TAIL}
 
 
 def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str, Any], hold: bool) -> Path:
@@ -104,7 +100,7 @@ def names() -> dict[str, Path]:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return the content of `mixture.json`, with the present name of its kind of mixer."""
-    description = read_json_object(folder / FILE)
+    description = read_json(folder / FILE)
     if (found := description.get("format")) != FORMAT:
         hint = "it was written by another version"
         raise ValueError(f"expected a mixture of format {FORMAT} in {folder / FILE}, got format {found!r}: {hint}")
@@ -121,10 +117,9 @@ def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
     origin = zoo.origin(model)
     if hold_at is not None:
         if origin is None or "arch" not in origin:
-            raise ValueError(
-                f"expected base classifiers of architectures of this package to hold, got a {type(model).__name__}: "
-                "save without hold, and pass it again when loading"
-            )
+            expected = "expected base classifiers of architectures of this package to hold"
+            hint = "save without hold, and pass it again when loading"
+            raise ValueError(f"{expected}, got a {type(model).__name__}: {hint}")
         zoo.save(model, hold_at.parent, hold_at.stem, {"arch": origin["arch"], "options": origin["options"]})
         return {"held": hold_at.name}
     if origin is not None and zoo.is_as_stored(model):
@@ -140,20 +135,17 @@ def _restore_base(
         return TRANSFORMS[description["transform"]](network, **description["options"])
     if given is not None:
         if not _is_same(given, description):
-            raise ValueError(
-                f"expected the {role} classifier this mixture was saved with, got one with other weights: "
-                "mix others with MixedClassifier(g, h, mixed.alpha)"
-            )
+            expected = f"expected the {role} classifier this mixture was saved with"
+            hint = "mix others with MixedClassifier(g, h, mixed.alpha)"
+            raise ValueError(f"{expected}, got one with other weights: {hint}")
         return given.to(device)
     if "held" in description:
         return zoo.load(folder / description["held"], device=device)
     if "name" in description:
         _check_sha256(role, description)
         return zoo.load(description["name"], device=device)
-    raise ValueError(
-        f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only: "
-        f"pass {role}=... the module it was saved with"
-    )
+    expected = f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only"
+    raise ValueError(f"{expected}: pass {role}=... the module it was saved with")
 
 
 def _is_same(given: nn.Module, description: Mapping[str, Any]) -> bool:
@@ -171,10 +163,9 @@ def _check_sha256(role: str, description: Mapping[str, Any]) -> None:
     """Raise an error if the model that now has the described name has another sha256."""
     name, expected, card = description["name"], description.get("sha256"), zoo.find_card(description["name"])
     if expected and card is not None and card.sha256 and card.sha256 != expected:
-        raise ValueError(
-            f"expected {name} with sha256 {expected[:12]} as the {role} classifier, got one with {card.sha256[:12]}: "
-            "the mixture was made for other weights of that name"
-        )
+        wanted = f"{name} with sha256 {expected[:12]} as the {role} classifier"
+        hint = "the mixture was made for other weights of that name"
+        raise ValueError(f"expected {wanted}, got one with {card.sha256[:12]}: {hint}")
 
 
 def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
@@ -183,21 +174,20 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
         return alpha.item()
-    if not isinstance(alpha, MixingNetwork | FineTunedTail):
-        raise ValueError(
-            f"expected a number, a MixingNetwork or a FineTunedTail as alpha, got a {type(alpha).__name__}: "
-            "save its weights yourself, and mix again"
-        )
+    known = tuple(MIXERS.values())
+    if not isinstance(alpha, known):
+        expected = f"a number or one of {', '.join(mixer.__name__ for mixer in known)}"
+        hint = "save its weights yourself, and mix again"
+        raise ValueError(f"expected {expected} as alpha, got a {type(alpha).__name__}: {hint}")
     sha256, _ = write_weights(alpha, folder / WEIGHTS)
-    kind = TAIL if isinstance(alpha, FineTunedTail) else NETWORK
-    return {"kind": kind, "options": alpha.options, "sha256": sha256}
+    return {"kind": alpha.kind, "options": alpha.options, "sha256": sha256}
 
 
 def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folder: Path) -> float | Mixer:
     if not isinstance(description, dict):
         return float(description)
-    options, tail = _tuples(description["options"]), description["kind"] == TAIL
-    mixer = FineTunedTail.of(without_transform(robust), **options) if tail else MixingNetwork(**options)
+    check_choice("the kind of the mixer", description["kind"], MIXERS)
+    mixer = MIXERS[description["kind"]].restore(robust, **_tuples(description["options"]))
     mixer.load_state_dict(read_weights(folder / WEIGHTS, description["sha256"]))
     return freeze(mixer)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from adaptive_smoothing.models.lipschitz import LipschitzNet
 from adaptive_smoothing.models.resnet import PreActBlock, PreActBottleneck, PreActResNet
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings import check_choice, suggestion
 
 
 class ResNetOptions(TypedDict, total=False):
@@ -20,7 +20,7 @@ class ResNetOptions(TypedDict, total=False):
     std: Sequence[float]
 
 
-class LipschitzOptions(TypedDict, total=False):
+class LipschitzNetOptions(TypedDict, total=False):
     """Options of Lipschitz networks."""
 
     scale: float
@@ -49,7 +49,7 @@ def wide_resnet(depth: int = 28, width: int = 10, **options: Unpack[ResNetOption
 
 
 def lipschitz_net(
-    width: int = 64, blocks: Sequence[int] = (4, 4, 4), hidden: int = 512, **options: Unpack[LipschitzOptions]
+    width: int = 64, blocks: Sequence[int] = (4, 4, 4), hidden: int = 512, **options: Unpack[LipschitzNetOptions]
 ) -> LipschitzNet:
     """Return a network with Lipschitz constant `scale`: each stage has twice the width of the one before."""
     return LipschitzNet([width * 2**i for i in range(len(blocks))], blocks, hidden=hidden, **options)
@@ -71,8 +71,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
 
 def build(arch: str, **options: Any) -> nn.Module:
     """Return an untrained model: `build("wide_resnet", depth=16, width=4, activation="silu", num_classes=10)`."""
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"expected an architecture among {sorted(ARCHITECTURES)}, got {arch!r}")
+    check_choice("arch", arch, ARCHITECTURES)
     function = signature(ARCHITECTURES[arch])
     of_network = [name for name in signature(function.return_annotation).parameters if name not in COMPUTED]
     known = [name for name in dict.fromkeys([*function.parameters, *of_network]) if name != "options"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from adaptive_smoothing.results import read_json
 from adaptive_smoothing.settings import suggestion
 
 MANIFEST = "manifest.json"
@@ -48,7 +48,7 @@ def read_card(weights: Path) -> Card:
     if not path.is_file():
         hint = 'write {"arch": ..., "options": {}} to it'
         raise FileNotFoundError(f"expected {path} next to the weights, got no file: {hint}")
-    content = read_json_object(path)
+    content = read_json(path)
     if "arch" not in content:
         raise ValueError(f'expected "arch" in {path}, got {list(content)}: name the architecture')
     known = ("arch", "options", "num_classes", "sha256", "key", "card")
@@ -61,7 +61,7 @@ def read_card(weights: Path) -> Card:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the entries of the manifest in a folder, by model name."""
-    models = read_json_object(folder / MANIFEST).get("models")
+    models = read_json(folder / MANIFEST).get("models")
     if not isinstance(models, dict):
         raise ValueError(f'expected {{"models": {{NAME: {{"sha256": ...}}}}}} in {folder / MANIFEST}')
     return models
@@ -73,17 +73,6 @@ def manifest_card(folder: Path, name: str, entry: object) -> Card:
     if not isinstance(entry, Mapping) or "sha256" not in entry:
         raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
     return replace(card, sha256=entry["sha256"])
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or raise an error for anything else."""
-    try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"expected JSON in {path}, got something else: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"expected a JSON object in {path}, got {type(content).__name__}")
-    return content
 
 
 def markdown(card: Card, parameters: int, size: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_image_form, guard_images
+from adaptive_smoothing.settings import check_choice
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU}
 
@@ -97,8 +98,7 @@ class PreActResNet(nn.Module):
         std: Sequence[float] = CIFAR10_STD,
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"expected an activation among {sorted(ACTIVATIONS)}, got {activation!r}")
+        check_choice("activation", activation, ACTIVATIONS)
         act = ACTIVATIONS[activation]
         self.normalize = Normalize(mean, std)
         self.stem = nn.Conv2d(3, stem, 3, padding=1, bias=False)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adaptive_smoothing.models import contract
 from adaptive_smoothing.noise import generator
+from adaptive_smoothing.settings import check_at_least
 
 
 class SmoothedClassifier(nn.Module):
@@ -38,8 +39,7 @@ class SmoothedClassifier(nn.Module):
         super().__init__()
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"expected sigma >= 0, got {sigma}: for images in [0, 1] try 0.25, 0.5 or 1")
-        if samples < 1 or batch < 1:
-            raise ValueError(f"expected samples and batch of at least 1, got {samples} and {batch}")
+        check_at_least(1, samples=samples, batch=batch)
         contract.check_eval(base)
         self.base, self.sigma, self.samples, self.seed = base, sigma, samples, seed
         self.hard, self.batch = hard, batch

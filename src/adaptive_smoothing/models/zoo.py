@@ -7,7 +7,6 @@ with the sha256 of each weights file. A file whose sha256 differs from the manif
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import textwrap
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from adaptive_smoothing.models.weight_files import compact_weights, file_sha256,
 from adaptive_smoothing.models.wrap import num_classes
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import write_json, write_text
+from adaptive_smoothing.settings import suggestion
 
 BUILTIN = Path(__file__).parent / "weights"
 MIXTURE = "mixture.json"  # in the folder of a mixture: see `mixing.pretrained`
@@ -135,10 +135,9 @@ def zoo_folder() -> Path | None:
 def _unknown_name(name: str, known: list[str]) -> str:
     if any((place / name / MIXTURE).is_file() for place in (zoo_folder(), BUILTIN) if place is not None):
         return f"expected the name of a model, got {name!r}, a mixture: ads.MixedClassifier.from_pretrained({name!r})"
-    nearest = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"stored here: {known or 'none'}."
     libraries = ", ".join(f"{library}:NAME" for library in SOURCES)
-    return f"expected the name of a model, got {name!r}: {hint} Other forms: {libraries}, a path to .safetensors"
+    expected = f"expected the name of a model, {libraries} or a path to .safetensors"
+    return f"{expected}, got {name!r}: {suggestion(name, known, count=3)}"
 
 
 def _card_weights(card: Card) -> dict[str, Tensor]:

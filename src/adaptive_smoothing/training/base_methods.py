@@ -112,8 +112,8 @@ class Trades(AdversarialTraining):
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
         clean, attacked = network(self.inputs(batch, examples)).float().chunk(2)
-        natural = self.risk(clean, batch.labels)
-        return natural + self.settings.beta * kl_divergence(clean, attacked).mean(), attacked
+        clean_risk = self.risk(clean, batch.labels)
+        return clean_risk + self.settings.beta * kl_divergence(clean, attacked).mean(), attacked
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
         return torch.cat([batch.images, examples])

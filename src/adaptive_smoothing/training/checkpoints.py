@@ -36,9 +36,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             facts = json.loads((file.metadata() or {})["facts"])
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"expected a checkpoint, got {path}, which is not a checkpoint of this package ({error}): delete it"
-        ) from error
+        found = f"{path}, which is not a checkpoint of this package ({error})"
+        raise CheckpointError(f"expected a checkpoint, got {found}: delete it") from error
 
 
 @contextmanager

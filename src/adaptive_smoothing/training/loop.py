@@ -56,10 +56,8 @@ class TrainingOptions:
     def check_folder(self) -> None:
         """Raise an error if the training would overwrite another one."""
         if self.checkpoint.exists() and not self.resume:
-            raise FileExistsError(
-                f"expected a folder without a run, got {self.folder}: continue with resume=True (--resume), choose "
-                "another folder (--out), or delete it"
-            )
+            hint = "continue with resume=True (--resume), choose another folder (--out), or delete it"
+            raise FileExistsError(f"expected a folder without a run, got {self.folder}: {hint}")
 
 
 class TrainingBatch(NamedTuple):
@@ -178,10 +176,9 @@ class Loop(ABC):
         if not (self.sums.isfinite().all() and weights.isfinite().all()):
             path = self.options.checkpoint
             kept = f"the last good checkpoint is kept at {path}" if path.exists() else "nothing was saved yet"
-            raise DivergedError(
-                f"the loss or a weight is no longer a finite number in epoch {epoch + 1}; {kept}: "
-                "lower optimizer.lr or set optimizer.gradient_clip in the recipe"
-            )
+            found = f"the loss or a weight is no longer a finite number in epoch {epoch + 1}"
+            hint = "lower optimizer.lr or set optimizer.gradient_clip in the recipe"
+            raise DivergedError(f"{found}; {kept}: {hint}")
 
     def _finish_epoch(self, epoch: int, seconds: float) -> None:
         """Log the epoch, with a validation if it is due, and write a checkpoint if the last one is old enough."""
@@ -268,9 +265,8 @@ class Loop(ABC):
         tensors, facts = checkpoints.load(path)
         for name, fact in self._identity().items():
             if facts.get(name) != fact:
-                raise checkpoints.CheckpointError(
-                    f"{path} was made with another {name}: choose another folder (--out), or delete it to start again"
-                )
+                hint = "choose another folder (--out), or delete it to start again"
+                raise checkpoints.CheckpointError(f"{path} was made with another {name}: {hint}")
         self._load(tensors)
         self.step, self.seconds = facts["step"], facts["seconds"]
         return True

@@ -7,34 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from adaptive_smoothing.settings import check_at_least, check_below_one, check_choice
 from adaptive_smoothing.threat import NORMS, Threat
 
 METHODS = ("standard", "at", "trades", "iaat", "gaussian")
 SCHEDULES = ("linear", "cosine")
 OPTIMIZERS = ("sgd", "adamw")
-
-
-def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise an error if a setting has none of the values to choose from."""
-    if value not in choices:
-        raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")
-
-
-def check_at_least(least: int, **settings: float) -> None:
-    """Raise an error if a setting is smaller than `least`."""
-    for name, value in settings.items():
-        if not value >= least:
-            raise ValueError(f"expected {name} of at least {least}, got {value}")
-
-
-def check_below_one(name: str, value: float) -> None:
-    """Raise an error if a setting is not in [0, 1)."""
-    if not 0 <= value < 1:
-        raise ValueError(f"expected {name} in [0, 1), got {value}")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Trainer(Loop):
             return self.method.examples(self.network, batch)
 
     def _network(self) -> Network:
-        """Return the model for training steps: in bfloat16 on CUDA, and compiled if the options say so.
+        """Return the model for training steps: in bfloat16 on CUDA, and compiled if `compiled` is set.
 
         CUDA graphs ("reduce-overhead") save the launches of a batch of 512 small images: 4.46 s instead of 5.8 s per
         epoch of adversarial training of a ResNet-18 (docs/log.md). The next call overwrites their output, so a method

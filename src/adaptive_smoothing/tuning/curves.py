@@ -30,7 +30,7 @@ SATURATED = 12.0
 # Images per batch.
 BATCH = 500
 
-Progress = Callable[[int], None]  # called with the number of images of each finished batch
+CountCallback = Callable[[int], None]  # called with the number of images of each finished batch
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,9 @@ class CleanAccuracyCurve:
         if not (enough := settings[accuracy >= target]).size:
             best = int(accuracy.argmax())
             offer = math.floor(1000 * accuracy[best]) / 1000  # rounded down, so that the offer can be reached
-            raise ValueError(
-                f"expected a clean accuracy this pair can reach, got {target:.4g}: the best on {len(self.low):,} "
-                f"images is {offer:.3f}, at {self.parameter} {settings[best]:.3f}; ask for at most that"
-            )
+            highest = f"{offer:.3f}, at {self.parameter} {settings[best]:.3f}"
+            hint = f"the best on {len(self.low):,} images is {highest}; ask for at most that"
+            raise ValueError(f"expected a clean accuracy this pair can reach, got {target:.4g}: {hint}")
         return float(enough[-1])
 
     def describe(self, setting: float) -> str:
@@ -97,7 +96,7 @@ class CleanAccuracyCurve:
 
 
 def accuracy_curve(
-    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: Progress | None = None
+    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: CountCallback | None = None
 ) -> CleanAccuracyCurve:
     """Return the clean accuracy of a mixture at every alpha in [0, 1], or at every alpha_shift of a learned alpha."""
     _check_tunable(mixed)
@@ -111,7 +110,7 @@ def accuracy_curve(
 
 
 def fixed_alpha_curve(
-    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: Progress | None = None
+    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: CountCallback | None = None
 ) -> CleanAccuracyCurve:
     """Return the clean accuracy of a mixture at every alpha that is shared by all images."""
 
@@ -190,10 +189,9 @@ def _check_tunable(mixed: MixedClassifier) -> None:
     if isinstance(mixed.alpha, Mixer):
         check_eval(mixed)
     elif isinstance(mixed.alpha, nn.Module):
-        raise TypeError(
-            "expected alpha to be a number or a Mixer such as ads.MixingNetwork, got the module "
-            f"{type(mixed.alpha).__name__}, which has no shift: tune mixed.with_alpha(0.5), or make it a Mixer"
-        )
+        found = f"the module {type(mixed.alpha).__name__}, which has no shift"
+        hint = "tune mixed.with_alpha(0.5), or make it a Mixer"
+        raise TypeError(f"expected alpha to be a number or a Mixer such as ads.MixingNetwork, got {found}: {hint}")
 
 
 def _correct_shifts(mixed: MixedClassifier, base_outputs: BaseOutputs, output: MixerOutput, labels: Tensor) -> Tensor:
@@ -203,10 +201,8 @@ def _correct_shifts(mixed: MixedClassifier, base_outputs: BaseOutputs, output: M
     """
     low, high = mixed.alpha_range.tolist()
     if low == high:
-        raise ValueError(
-            f"expected an alpha_range of some width, got ({low:g}, {high:g}), where no shift changes alpha: "
-            "pass mixed.with_alpha_range(0, 1)"
-        )
+        found = f"({low:g}, {high:g}), where no shift changes alpha"
+        raise ValueError(f"expected an alpha_range of some width, got {found}: pass mixed.with_alpha_range(0, 1)")
     alphas = torch.stack(correct_alphas(mixed, base_outputs.g, output.h, labels))
     middle = -mixed.alpha_scale.double() * output.score.double()
     # No shift reaches an alpha outside of the range: the logit of a clamped alpha is infinite.
@@ -229,7 +225,11 @@ def _mixer_pass(mixed: MixedClassifier, images: Tensor) -> tuple[BaseOutputs, Mi
 
 
 def _per_image(
-    function: Callable[[Batch], Tensor], model: nn.Module, data: ImageData, batch_size: int, progress: Progress | None
+    function: Callable[[Batch], Tensor],
+    model: nn.Module,
+    data: ImageData,
+    batch_size: int,
+    progress: CountCallback | None,
 ) -> np.ndarray:
     """Return the columns that `function` computes for each batch, for all images."""
     check_data(data)

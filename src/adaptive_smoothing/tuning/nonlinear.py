@@ -24,9 +24,10 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.inference import fp32_logits_chunked
+from adaptive_smoothing.runs.progress import ignore_progress
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_interval
-from adaptive_smoothing.tuning.tune import Log, no_log, robust_accuracy_under
+from adaptive_smoothing.tuning.tune import Log, robust_accuracy_under
 
 # With a thousand classes one logit can be far above the others, which needs the small scales.
 SCALES = (0.02, 0.1, 0.3, 1.0, 2.0, 5.0, 15.0, 50.0)
@@ -71,7 +72,7 @@ def fit_nonlinear(
     clean_accuracy: float,
     attacked: int = ATTACKED,
     tried: int = TRIED,
-    log: Log = no_log,
+    log: Log = ignore_progress,
 ) -> MixedClassifier:
     """Return the most robust MixedNUTS mixture with this clean accuracy or more on the images `val`.
 
@@ -142,10 +143,9 @@ def search_nonlinear(
             found.append(NonlinearSetting(*transform, alpha, curve(alpha), robust))
     if not found:
         alone = (g.argmax(1) == labels).double().mean().item()
-        raise ValueError(
-            f"expected a clean accuracy that a mixture can have, got {clean_accuracy:.4g}: none of the settings has it "
-            f"at an alpha from {alphas[0]:g} to {alphas[1]:g}, and g alone has {alone:.4g}; ask for less"
-        )
+        none = f"none of the settings has it at an alpha from {alphas[0]:g} to {alphas[1]:g}"
+        hint = f"{none}, and g alone has {alone:.4g}; ask for less"
+        raise ValueError(f"expected a clean accuracy that a mixture can have, got {clean_accuracy:.4g}: {hint}")
     return sorted(found, key=lambda setting: (-setting.estimated_robust, setting.scale, setting.power))
 
 
@@ -169,7 +169,6 @@ def _check(g: Tensor, h: Tensor, labels: Tensor, attacked: Tensor, attacked_labe
     worst = ("attacked", attacked, (rows, classes)), ("attacked_labels", attacked_labels, (rows,))
     for name, tensor, shape in (*clean, *worst):
         if tensor.shape != shape or not tensor.isfinite().all():
-            raise ValueError(
-                f"expected {name} as finite numbers of shape {list(shape)}, got shape {list(tensor.shape)} or a NaN: "
-                "pass a row of logits for each image, and a label for each row"
-            )
+            expected = f"expected {name} as finite numbers of shape {list(shape)}"
+            hint = "pass a row of logits for each image, and a label for each row"
+            raise ValueError(f"{expected}, got shape {list(tensor.shape)} or a NaN: {hint}")

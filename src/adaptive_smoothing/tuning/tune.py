@@ -19,6 +19,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.runs.progress import ignore_progress
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, check_share, fixed_alpha_curve
 
@@ -41,10 +42,6 @@ RESCALINGS: tuple[Callable[[MixedClassifier, float], MixedClassifier], ...] = (
 )
 
 
-def no_log(line: str) -> None:
-    """Ignore a line of text."""
-
-
 def tune(
     mixed: MixedClassifier,
     data: ImageData,
@@ -54,7 +51,7 @@ def tune(
     threat: Threat | None = None,
     attack: Cascade | PlainAttack | None = None,
     attacked: int | None = None,
-    log: Log = no_log,
+    log: Log = ignore_progress,
 ) -> MixedClassifier:
     """Return the view of `mixed` that has a requested accuracy on `data`, by its alpha or its alpha_shift.
 
@@ -91,7 +88,7 @@ def tune(
 
 
 def robust_accuracy_under(
-    data: ImageData, against: Threat | Cascade | PlainAttack, log: Log = no_log
+    data: ImageData, against: Threat | Cascade | PlainAttack, log: Log = ignore_progress
 ) -> RobustAccuracy:
     """Return a function from a model to its robust accuracy on `data`. For a threat, the attack is the preset fast."""
     attack = replace(fast_attack(against), audit=()) if isinstance(against, Threat) else against
@@ -104,7 +101,9 @@ def robust_accuracy_under(
     return robust
 
 
-def _with_clean_accuracy(mixed: MixedClassifier, data: ImageData, target: float, log: Log = no_log) -> MixedClassifier:
+def _with_clean_accuracy(
+    mixed: MixedClassifier, data: ImageData, target: float, log: Log = ignore_progress
+) -> MixedClassifier:
     """Return the view with the largest setting that has the clean accuracy `target`."""
     curve = accuracy_curve(mixed, data)
     setting = curve.largest_setting(target)
@@ -159,10 +158,8 @@ def _most_accurate(mixed: MixedClassifier, data: ImageData, target: float, robus
     settings = settings[accuracy.argmax() :]  # smaller settings have less of both accuracies
     failing, enough = -1, len(settings) - 1
     if (best := robust(at_setting(mixed, settings[enough].item()))) < target:
-        raise ValueError(
-            f"expected a robust accuracy this mixture can reach, got {target:.4g}: its most robust setting has "
-            f"{best:.4g}; ask for at most that, or mix with another robust classifier"
-        )
+        hint = f"its most robust setting has {best:.4g}; ask for at most that, or mix with another robust classifier"
+        raise ValueError(f"expected a robust accuracy this mixture can reach, got {target:.4g}: {hint}")
     for _ in range(EVALUATIONS - 1):
         if enough - failing == 1:
             break

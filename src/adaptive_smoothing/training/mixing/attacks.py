@@ -135,7 +135,7 @@ class TrainingAttack(ABC):
         return max(LEAST_STEPS, round(torch.randn(self.settings.steps, generator=noise).square().sum().item()))
 
     @torch.no_grad()
-    def likely_classes(self, batch: TrainingBatch, count: int) -> Tensor:
+    def likely_targets(self, batch: TrainingBatch, count: int) -> Tensor:
         """Return [images, at most `count`]: the incorrect classes, the most likely first."""
         return most_likely_targets(self.ranking(batch.images), batch.labels, count)
 
@@ -159,7 +159,7 @@ class TargetedPGD(TrainingAttack):
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         threat, steps = self.radii(batch), self.steps(batch)
-        classes = self.likely_classes(batch, len(TARGET_PROBABILITIES))
+        classes = self.likely_targets(batch, len(TARGET_PROBABILITIES))
         probabilities = torch.tensor(TARGET_PROBABILITIES[: classes.shape[1]], device=classes.device)
         drawn = torch.multinomial(probabilities, len(classes), replacement=True, generator=batch.noise)
         targets = classes.gather(1, drawn[:, None]).squeeze(1)
@@ -175,7 +175,7 @@ class RandomAPGD(TrainingAttack):
         coin = torch.rand((), generator=generator(batch.noise.initial_seed(), "target"))
         run = self.runners[coin.item() >= UNTARGETED]
         count, device = len(batch.labels), batch.labels.device
-        classes = self.likely_classes(batch, sys.maxsize)
+        classes = self.likely_targets(batch, sys.maxsize)
         drawn = torch.randint(classes.shape[1], (count, 1), generator=batch.noise, device=device)
         state = initial_state(batch, self.radii(batch)) | {
             "target": classes.gather(1, drawn).squeeze(1),

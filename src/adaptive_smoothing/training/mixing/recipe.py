@@ -11,18 +11,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS
+from adaptive_smoothing.settings import check_at_least, check_below_one, check_choice, read_toml
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.training.recipe import (
-    CommonRecipe,
-    OptimizerSettings,
-    ThreatSettings,
-    check_at_least,
-    check_below_one,
-    check_choice,
-)
+from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, ThreatSettings
 
-MIXERS = ("network", "fine-tuned-tail")
 ATTACKS = ("A", "B", "C", "flip-standard")
 DEFAULT = Path(__file__).with_name("default.toml")
 
@@ -36,7 +29,7 @@ class MixerSettings:
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"tail_pace": "tail_lr_factor"}
-    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"kind": {"second-ending": "fine-tuned-tail"}}
+    OLD_VALUES: ClassVar[dict[str, dict[str, str]]] = {"kind": OLD_KINDS}
 
     kind: str = "network"
     width: int = 32

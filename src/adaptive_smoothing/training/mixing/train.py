@@ -49,7 +49,7 @@ def train_mixing(
         resume: continue an interrupted training in the folder.
     """
     if recipe is None:
-        kind = "fine-tuned-tail" if isinstance(mixed.alpha, FineTunedTail) else "network"
+        kind = FineTunedTail.kind if isinstance(mixed.alpha, FineTunedTail) else MixingNetwork.kind
         recipe = default_recipe(threat, kind=kind, clean_accuracy=clean_accuracy, size=train.images.shape[-1])
     _check_agreement(recipe, threat, clean_accuracy)
     device = device or str(mixed.alpha_shift.device)
@@ -78,7 +78,7 @@ def untrained_mixture(
     torch.manual_seed(recipe.seed)
     settings, point = recipe.mixer, recipe.operating_point
     mixer: Mixer
-    if settings.kind == "fine-tuned-tail":
+    if settings.kind == FineTunedTail.kind:
         tap = settings.robust_taps[0] if settings.robust_taps else None
         mixer = FineTunedTail.of(robust, tap, shape=shape, hidden=settings.hidden)
     else:
@@ -97,15 +97,12 @@ def _check_agreement(recipe: MixingRecipe, threat: Threat, clean_accuracy: float
     """Raise an error if an argument of `train_mixing` contradicts the recipe, which would win."""
     attack, point = recipe.attack, recipe.operating_point
     if threat != attack.threat:
-        raise ValueError(
-            f"expected the threat of the recipe, {attack.threat}, got {threat}: pass recipe.attack.threat, or change "
-            "attack.norm and attack.eps of the recipe"
-        )
+        hint = "pass recipe.attack.threat, or change attack.norm and attack.eps of the recipe"
+        raise ValueError(f"expected the threat of the recipe, {attack.threat}, got {threat}: {hint}")
     if clean_accuracy not in (0, point.clean_accuracy):
-        raise ValueError(
-            f"expected the clean accuracy of the recipe, {point.clean_accuracy:g}, got {clean_accuracy:g}: leave it "
-            "out, or change operating_point.clean_accuracy of the recipe"
-        )
+        wanted = f"the clean accuracy of the recipe, {point.clean_accuracy:g}"
+        hint = "leave it out, or change operating_point.clean_accuracy of the recipe"
+        raise ValueError(f"expected {wanted}, got {clean_accuracy:g}: {hint}")
 
 
 def _train(

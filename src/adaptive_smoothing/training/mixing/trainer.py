@@ -56,10 +56,8 @@ class MixingTrainer(Loop):
     ) -> None:
         mixer, point = mixed.alpha, recipe.operating_point
         if not isinstance(mixer, Mixer):
-            raise TypeError(
-                f"expected a mixture whose alpha is a Mixer, got {type(mixer).__name__}: "
-                "make one with ads.MixingNetwork.between(g, h) or ads.FineTunedTail.of(h)"
-            )
+            hint = "make one with ads.MixingNetwork.between(g, h) or ads.FineTunedTail.of(h)"
+            raise TypeError(f"expected a mixture whose alpha is a Mixer, got {type(mixer).__name__}: {hint}")
         super().__init__(recipe, mixer, train, val, options, weight_perturbation=recipe.optimizer.weight_perturbation)
         for base in (mixed.standard, mixed.robust):
             base.eval().requires_grad_(False).to(memory_format=self.layout)  # type: ignore[call-overload]
