@@ -15,7 +15,7 @@ from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, without_transform
 
-View = Callable[[nn.Module], nn.Module]
+MakeView = Callable[[nn.Module], nn.Module]
 Predicate = Callable[[nn.Module], bool]
 
 
@@ -57,7 +57,7 @@ class GrayBox:
 
 @dataclass(frozen=True)
 class SmoothedSurrogate:
-    """The mixture without Hardmax, and with a gradient of alpha where alpha is clipped."""
+    """The mixture without Hardmax, whose alpha has the gradient of the mixer's score (`MixedClassifier.smooth`)."""
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
@@ -68,7 +68,7 @@ class SmoothedSurrogate:
 class WithoutTransforms:
     """The mixture without transforms, so that the gradients of different targets differ."""
 
-    alpha: float | None = None  # one value for all images; None: that of the model, with a gradient where it is clipped
+    alpha: float | None = None  # one value for all images; None: that of the model, smoothed
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)

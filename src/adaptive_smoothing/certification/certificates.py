@@ -188,16 +188,3 @@ def chosen_alphas(validation: Mapping[str, Certificates], clean_accuracy: float)
             f"on, the best is {best:.4g} on validation images"
         )
     return chosen
-
-
-def build_frontier(
-    members: Mapping[str, tuple[Certificates, Certificates]], clean_accuracy: float, theorem: str = "margin"
-) -> Frontier:
-    """Return the frontier of several h with the same g.
-
-    Args:
-        members: certificates of validation images, on which alpha is chosen, and of test images, by the name of h.
-    """
-    alphas = chosen_alphas({name: validation for name, (validation, _) in members.items()}, clean_accuracy)
-    found = {name: with_alpha(members[name][1], alpha, theorem) for name, alpha in alphas.items()}
-    return Frontier(found, clean_accuracy)

@@ -42,7 +42,7 @@ from adaptive_smoothing.threat import NORMS
 # - estimate: radius that is not certified, for example from sampled means
 # - samples: passes of h
 # - probabilities: those of h, all classes
-# `facts` are the settings of the method as plain data for result.json.
+# `settings` are those of the method as plain data for result.json.
 Certifier = Smoothing | Lipschitz | LocalEstimate
 
 
@@ -94,7 +94,7 @@ def certify(
             certifier=certifier,
             norm=chosen.norm or certifier.norm,
         )
-        return run.run(devices, progress)
+        return run.run(devices, progress or ignore_progress)
 
 
 def _choose_options(
@@ -194,18 +194,18 @@ class CertificationRun(ShardedRun):
     certifier: Certifier
     norm: str
 
-    def run(self, devices: Sequence[str] = (), progress: RunProgress | None = None) -> Certificates:
+    def run(self, devices: Sequence[str] = (), progress: RunProgress = ignore_progress) -> Certificates:
         self.journal.bind(self.binding)
-        columns = self.columns(progress or ignore_progress, devices)
+        columns = self.columns(progress, devices)
         return Certificates(columns, {**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]})
 
     @property
     def settings(self) -> dict[str, Any]:
-        facts = {"norm": self.norm, "alpha": self.target.alpha, **self.certifier.facts}
+        settings = {"norm": self.norm, "alpha": self.target.alpha, **self.certifier.settings}
         if self.norm != self.certifier.norm:
-            facts["pixels"] = self._pixels
+            settings["pixels"] = self._pixels
         # The type of device determines the noise.
-        return describe({**facts, "device": self.device.type})
+        return describe({**settings, "device": self.device.type})
 
     @property
     def _pixels(self) -> int:

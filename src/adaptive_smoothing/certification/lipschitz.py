@@ -45,9 +45,9 @@ class Lipschitz:
         radius.check_alpha(self.alpha)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = {"method": self.name, "theorem": self.theorem, "constant": self.constants.max().item()}
-        return {**facts, "failure probability": 0.0, "precision": "float64"}
+    def settings(self) -> dict[str, Any]:
+        settings = {"method": self.name, "theorem": self.theorem, "constant": self.constants.max().item()}
+        return {**settings, "failure probability": 0.0, "precision": "float64"}
 
     @cached_property
     def constants(self) -> Tensor:

@@ -17,7 +17,7 @@ from adaptive_smoothing.certification.lipschitz import LipschitzLogits
 from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, make_options
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, screen
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -169,7 +169,7 @@ class Preparation:
 
 
 def _trained_sigma(name: str) -> float | None:
-    """Return the sigma with which a model was trained, according to its card; None if it saw no noise."""
+    """Return the sigma with which a model was trained, according to its card; None if it was trained without noise."""
     try:
         card = zoo.find_card(name)
     except (ValueError, OSError):  # a mixture has no such card
@@ -198,7 +198,7 @@ def _options(
     # A key that no method has is passed on to `changed`, whose error suggests the nearest key.
     return {
         method: changed(
-            SmoothingOptions(samples=samples) if method == "smoothing" else METHODS[method](),
+            SmoothingOptions(samples=samples) if method == "smoothing" else make_options(method),
             [change for key, change in zip(keys, changes, strict=True) if method in owners[key] or not owners[key]],
         )
         for method in methods
@@ -224,7 +224,7 @@ class Run:
                 data,
                 options=options,
                 device=self.devices[0],
-                devices=self.devices if len(self.devices) > 1 else (),
+                devices=self.devices,
                 journal=folder / JOURNAL,
                 overwrite=self.overwrite,
                 progress=RunProgressBar(bar, "certified and correct"),
@@ -238,12 +238,9 @@ class Run:
         """Certify one model and print the result."""
         found = self.certify(loaded, data, folder, self.options[loaded.method])
         Journal(folder / JOURNAL).clear()
-        for text in report.certified_sentences(found):
-            self.console.print(f"\n{text}", markup=False)
-        if loaded.method != "local":
-            self.console.print()
-            self.console.print(rich_table(report.certified_table(found)))
-        self.console.print(f"\nIn {folder}: {', '.join(report.WRITTEN)}", markup=False)
+        tables = [] if loaded.method == "local" else [report.certified_table(found)]
+        print_report(self.console, report.certified_sentences(found), tables)
+        self.console.print(f"\nWritten to {folder}: {', '.join(report.WRITTEN)}", markup=False)
 
     def certify_frontier(
         self, models: list[PreparedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
@@ -269,4 +266,5 @@ class Run:
             for part in (folder / each.short, folder / each.short / "val"):
                 Journal(part / JOURNAL).clear()
         self.console.print(rich_table(report.certified_frontier_table(frontier)))
-        self.console.print(f"\nIn {folder}: {', '.join(report.FRONTIER_WRITTEN)}, a folder for each H", markup=False)
+        written = f"{', '.join(report.FRONTIER_WRITTEN)}, a folder for each H"
+        self.console.print(f"\nWritten to {folder}: {written}", markup=False)

@@ -109,11 +109,6 @@ def load_facts(folder: str | Path) -> dict[str, Any]:
     return read_json(_existing(folder, RESULT)).get("facts", {})
 
 
-def has_tradeoff(folder: str | Path) -> bool:
-    """Return whether a folder has the two files of a stored run."""
-    return all((Path(folder) / name).is_file() for name in (RESULT, ROWS))
-
-
 def _existing(folder: str | Path, name: str) -> Path:
     """Return the path of a file of a run folder, or raise an error if there is no such file."""
     path = Path(folder) / name

@@ -18,6 +18,11 @@ from adaptive_smoothing.version import code_version
 RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 
 
+def has_result(folder: str | Path) -> bool:
+    """Return whether a folder has the two files of a stored run."""
+    return all((Path(folder) / name).is_file() for name in (RESULT, ROWS))
+
+
 def make_folder(folder: Path, *, overwrite: bool) -> Path:
     """Make the folder of a run and check that it can be written to, before any work is done."""
     if not overwrite and (folder / RESULT).exists():

@@ -127,5 +127,5 @@ def room_for(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        advice = "finished parts of the run are kept; free some space and run the same command again"
-        raise OSError(error.errno, f"no space is left for {folder}: {advice}") from error
+        hint = "finished parts of the run are kept; free some space and run the same command again"
+        raise OSError(error.errno, f"no space is left for {folder}: {hint}") from error

@@ -44,9 +44,6 @@ class ShardedRun(ABC):
     journal: Journal
     shard_size: int | None = None
 
-    def __post_init__(self) -> None:
-        check_size("shard_size", self.shard_size)
-
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
