@@ -191,11 +191,11 @@ def test_unanimous_samples_reach_the_largest_radius(plane, hard, alpha, options)
 
 def test_the_largest_radius_of_unanimous_votes_has_a_closed_form(plane):
     """All of n votes: the error is at most 1 - chance^(1 / n); a mixture loses Phi^-1(1 / (2 alpha))."""
-    facts = {**smoothing(plane, samples=300).settings, "alpha": 0.8}
+    settings = {**smoothing(plane, samples=300).settings, "alpha": 0.8}
     closed = SIGMA * (ndtri(0.001 ** (1 / 300)) - ndtri(1 / 1.6))
-    assert reachable_radius(facts, 2) == pytest.approx(closed, rel=1e-6)
+    assert reachable_radius(settings, 2) == pytest.approx(closed, rel=1e-6)
     assert reachable_radius({"method": "lipschitz"}, 2) == np.inf
-    assert reachable_radius({**facts, "bound": "bernstein"}, 2) == np.inf  # stored by an earlier version
+    assert reachable_radius({**settings, "bound": "bernstein"}, 2) == np.inf  # stored by an earlier version
 
 
 # --- impossible input ---------------------------------------------------------------------------------

@@ -113,10 +113,9 @@ class Cascade:
         """Return the cascade with the stages that apply to a model."""
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
         if not stages:
-            raise ValueError(
-                f"expected a model that {self.name} has an attack for, got a {type(model).__name__}, to which none of "
-                "its stages applies: mix two models (G H --alpha), or choose a preset such as standard"
-            )
+            found = f"a {type(model).__name__}, to which none of its stages applies"
+            hint = "mix two models (G H --alpha), or choose a preset such as standard"
+            raise ValueError(f"expected a model that {self.name} has an attack for, got {found}: {hint}")
         return replace(self, stages=stages)
 
     def audit_sizes(self, survivors: int) -> tuple[int, int]:

@@ -161,10 +161,8 @@ class KLDivergence:
     def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         logits = model(images)
         if len(logits) != len(self.reference):
-            raise ValueError(
-                f"expected the {len(self.reference)} images of the reference, got {len(logits)}: "
-                "leave stop_when_fooled off for this objective"
-            )
+            hint = "leave stop_when_fooled off for this objective"
+            raise ValueError(f"expected the {len(self.reference)} images of the reference, got {len(logits)}: {hint}")
         return kl_divergence(self.reference, logits), logits
 
 

@@ -27,10 +27,9 @@ class Base:
 
     def __call__(self, model: nn.Module) -> nn.Module:
         if not isinstance(model, BaseClassifiers):
-            raise ValueError(
-                f"expected a mixture, whose {self.role} classifier is attacked, got {type(model).__name__}: mix two "
-                "models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
-            )
+            found = type(model).__name__
+            hint = "mix two models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
+            raise ValueError(f"expected a mixture, whose {self.role} classifier is attacked, got {found}: {hint}")
         return without_transform(getattr(model, self.role))
 
 

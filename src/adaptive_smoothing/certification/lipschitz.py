@@ -53,13 +53,12 @@ class Lipschitz:
     def constants(self) -> Tensor:
         """The [C, C] constants of the differences of the scaled logits."""
         with full_precision():
-            found = [_pairwise_lipschitz(each) for each in (self.robust, self._exact)]
-        larger = self.scale * torch.maximum(*found)
+            both = [_pairwise_lipschitz(each) for each in (self.robust, self._exact)]
+        larger = self.scale * torch.maximum(*both)
         if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not _are_positive(larger):
-            raise ValueError(
-                "expected [C, C] positive, finite constants from pairwise_lipschitz, one for each pair of classes, got "
-                f"a tensor of shape {list(larger.shape)} with values from {larger.min():g} to {larger.max():g}"
-            )
+            expected = "[C, C] positive, finite constants from pairwise_lipschitz, one for each pair of classes"
+            found = f"shape {list(larger.shape)} with values from {larger.min():g} to {larger.max():g}"
+            raise ValueError(f"expected {expected}, got a tensor of {found}")
         return larger
 
     @cached_property

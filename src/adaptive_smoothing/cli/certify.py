@@ -107,9 +107,8 @@ def _check_frontier(h: list[str], alpha: float | None, split: str, method: str |
 def _check_frontier_options(options: CertifyOptions) -> None:
     """Raise if the radii for another alpha could not be computed from this certification."""
     if options.norm == "Linf" or (isinstance(options, SmoothingOptions) and options.radius is not None):
-        raise ValueError(
-            "expected L2 and all samples with --clean-accuracy, got --set norm=Linf or --set radius: leave it out"
-        )
+        found = "--set norm=Linf or --set radius"
+        raise ValueError(f"expected L2 and all samples with --clean-accuracy, got {found}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -158,10 +157,9 @@ class Preparation:
     def _smoothed(self, model: nn.Module, name: str) -> nn.Module:
         sigma = _trained_sigma(name) if self.sigma is None else self.sigma
         if sigma is None:
-            raise ValueError(
-                f"expected --sigma, or a network that was trained with noise, got {name} without --sigma: smooth it "
-                "with --sigma 0.25, or estimate with --method local"
-            )
+            expected = "--sigma, or a network that was trained with noise"
+            hint = "smooth it with --sigma 0.25, or estimate with --method local"
+            raise ValueError(f"expected {expected}, got {name} without --sigma: {hint}")
         if not isinstance(model, MixedClassifier):
             return SmoothedClassifier(model, sigma, hard=self.votes == "hard")
         CertificationTarget.of(model)  # raises if the mixture cannot be certified

@@ -50,10 +50,8 @@ class Journal:
             if not (difference := _difference(path, facts)):
                 return
             if not self.overwrite:
-                raise ValueError(
-                    f"expected the journal of this run in {self.folder}, got {difference}: choose another folder "
-                    "(--out), or begin again with --overwrite"
-                )
+                hint = "choose another folder (--out), or begin again with --overwrite"
+                raise ValueError(f"expected the journal of this run in {self.folder}, got {difference}: {hint}")
             self.clear()
         with room_for(self.folder):
             write_json(path, dict(facts))
