@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from places import BENCHMARKS, RESULTS, percent, sweep
 from adaptive_smoothing.certification.certificates import (
     Certificates,
     Frontier,
-    build_frontier,
+    chosen_alphas,
     clean_accuracies,
     with_alpha,
 )
@@ -78,6 +79,19 @@ def matched(votes: str, base: str, *others: str, theorem: str = "margin") -> Fro
     }
     target = clean_accuracies(runs[base][0], np.ones(1)).item()
     return build_frontier(runs, target, theorem)
+
+
+def build_frontier(
+    members: Mapping[str, tuple[Certificates, Certificates]], clean_accuracy: float, theorem: str = "margin"
+) -> Frontier:
+    """Return the frontier of several h with the same g.
+
+    Args:
+        members: certificates of validation images, on which alpha is chosen, and of test images, by the name of h.
+    """
+    alphas = chosen_alphas({name: validation for name, (validation, _) in members.items()}, clean_accuracy)
+    found = {name: with_alpha(members[name][1], alpha, theorem) for name, alpha in alphas.items()}
+    return Frontier(found, clean_accuracy)
 
 
 def certified(votes: str, base: str, *others: str) -> Table:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 from places import BENCHMARKS, RESULTS, comparison, percent
@@ -11,6 +13,9 @@ from adaptive_smoothing.evaluation.comparison import Comparison, Point
 from adaptive_smoothing.report.comparison import frontier_table, gain
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import read_json, read_rows
+
+# Because of rounding, two runs of one mixture may differ in this share of their predictions.
+ROUNDING_SHARE = 0.001
 
 
 def frontier(name: str) -> Table:
@@ -43,7 +48,32 @@ def _lost_and_gained(alone: np.ndarray, mixed: np.ndarray | None) -> str:
 
 def mixtures(*names: str) -> Table:
     """Return mixtures under several attacks; further runs add attacks."""
-    return attacks_table(reduce(Comparison.with_attacks_of, map(comparison, names)))
+    return attacks_table(reduce(with_attacks_of, map(comparison, names)))
+
+
+def with_attacks_of(first: Comparison, other: Comparison) -> Comparison:
+    """Return the points of the first comparison, also under the attacks of the other where it has the same point."""
+    mine, theirs = ({"models": run.facts["models"], **run.facts["settings"]} for run in (first, other))
+    if mine | {"preset": None} != theirs | {"preset": None}:
+        raise ValueError(f"expected two comparisons that differ in their preset only, got {mine} and {theirs}")
+    others = {(point.mixture, point.wanted): point for point in other.points}
+    points = (_under_attacks_of(point, others.get((point.mixture, point.wanted))) for point in first.points)
+    return replace(first, points=tuple(points))
+
+
+def _under_attacks_of(point: Point, other: Point | None) -> Point:
+    """Return a point under its own attacks and under those of another measurement of the same mixture."""
+    if other is None:
+        return point
+    shared = min(len(point.clean_correct), len(other.clean_correct))
+    if (point.clean_correct[:shared] != other.clean_correct[:shared]).mean() > ROUNDING_SHARE:
+        hint = "measure it again at the same operating point"
+        raise ValueError(f"expected the same predictions of {point.mixture} in both runs, got different ones: {hint}")
+    images = min(len(point.robust_correct), len(other.robust_correct))
+    correct = point.robust_correct[:images] & other.robust_correct[:images]
+    # In tables, the attacks of `point` come first. Where both have an attack, the figures of `point` count.
+    attacks = point.facts["attacks"] | other.facts["attacks"] | point.facts["attacks"]
+    return replace(point, robust_correct=correct, facts=point.facts | {"attacks": attacks})
 
 
 def losses(name: str) -> Table:
@@ -82,7 +112,7 @@ def lead_table(comparison: Comparison) -> Table:
     """Return how many points of robust accuracy mixtures gain over the first one at the same clean accuracy."""
     first, *others = comparison.mixtures
     rows = [
-        (point.mixture, f"{100 * point.accuracy:.2f}", *_lead(point, comparison.robust_at(first, point.accuracy)))
+        (point.mixture, f"{100 * point.accuracy:.2f}", *_lead(point, robust_at(comparison, first, point.accuracy)))
         for name in others
         for point in comparison.mixtures[name]
     ]
@@ -92,6 +122,20 @@ def lead_table(comparison: Comparison) -> Table:
         "attacked images."
     )
     return Table("At the same clean accuracy, %", columns, tuple(rows), note)
+
+
+def robust_at(comparison: Comparison, mixture: str, accuracy: float) -> np.ndarray | None:
+    """Return the probability that each image is robust at a clean accuracy between two points of a mixture.
+
+    One of the two points is chosen at random for each image, so that the expected clean accuracy is the given one.
+    None if there are no such points.
+    """
+    images = comparison.images
+    for low, high in pairwise(comparison.mixtures[mixture]):
+        if low.accuracy <= accuracy <= high.accuracy:
+            share = (accuracy - low.accuracy) / max(high.accuracy - low.accuracy, 1e-12)
+            return (1 - share) * low.robust_correct[:images] + share * high.robust_correct[:images]
+    return None
 
 
 def _lead(point: Point, first: np.ndarray | None) -> tuple[str, str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from adaptive_smoothing.cli.demo import STORED
 from adaptive_smoothing.evaluation.comparison import Comparison
-from adaptive_smoothing.evaluation.tradeoff import has_tradeoff
+from adaptive_smoothing.runs.folder import has_result
 
 ROOT = Path(__file__).parents[2]
 RESULTS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
@@ -16,7 +16,7 @@ COMPARED = RESULTS / "mixtures"
 def sweep(pair: str) -> Path:
     """Return the folder of a run of `adaptive-smoothing sweep`: in the package (for the demo) or in results/."""
     inside = STORED.with_name(pair)
-    return inside if has_tradeoff(inside) else RESULTS / pair
+    return inside if has_result(inside) else RESULTS / pair
 
 
 def comparison(name: str) -> Comparison:

@@ -8,7 +8,6 @@ import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certificates import (
     Certificates,
     Frontier,
-    build_frontier,
     clean_accuracies,
     largest_alpha,
     with_alpha,
@@ -85,7 +84,7 @@ def test_the_chosen_alpha_is_the_largest_with_the_wanted_accuracy():
     assert largest_alpha(found, 1.1, alphas) is None
 
 
-def test_the_frontier_has_the_best_accuracy_at_each_radius(plane, data):
+def test_the_frontier_has_the_best_accuracy_at_each_radius(plane, data, docs_tables):
     members = {f"sigma {sigma}": certified(plane, data, 1.0, sigma=sigma) for sigma in (0.1, 1.0)}
     frontier = Frontier(members, 1.0)
     at = [0.0, 0.1, 0.3, 0.6]
@@ -97,6 +96,7 @@ def test_the_frontier_has_the_best_accuracy_at_each_radius(plane, data):
     assert frontier.best([1e3]) == (0, [None])
     assert frontier.radii[0] == 0 and (np.diff(frontier.radii) > 0).all()
     pairs = {name: (member, member) for name, member in members.items()}
+    build_frontier = docs_tables("certified_tables").build_frontier
     assert set(build_frontier(pairs, 0.5).members) == set(members)
     with pytest.raises(ValueError, match="the best is"):
         build_frontier(pairs, 1.01)

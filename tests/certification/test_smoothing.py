@@ -107,10 +107,11 @@ def test_every_class_has_its_part_of_the_failure_probability(plane, images):
 
 
 def test_the_default_bound_and_runner_up_follow_from_the_votes(plane):
-    assert smoothing(plane).facts["runner-up"] == "complement" and smoothing(plane).facts["bound"] == "clopper-pearson"
+    hard = smoothing(plane)
+    assert hard.settings["runner-up"] == "complement" and hard.settings["bound"] == "clopper-pearson"
     soft = smoothing(plane, hard=False)
-    assert soft.facts["runner-up"] == "split" and soft.facts["bound"] == "betting"
-    assert smoothing(plane, hard=False, radius=0.1).facts["runner-up"] == "complement"
+    assert soft.settings["runner-up"] == "split" and soft.settings["bound"] == "betting"
+    assert smoothing(plane, hard=False, radius=0.1).settings["runner-up"] == "complement"
 
 
 def test_a_compiled_base_gets_the_same_noise(plane, images, monkeypatch):
@@ -126,7 +127,7 @@ def test_a_compiled_base_gets_the_same_noise(plane, images, monkeypatch):
     assert np.array_equal(method.certify(images, INDEX)["probabilities"], plain["probabilities"])
     # Once, for batches of any size.
     assert calls == [{"dynamic": True}]
-    assert method.facts["compiled"] and not smoothing(plane).facts["compiled"]
+    assert method.settings["compiled"] and not smoothing(plane).settings["compiled"]
 
 
 # --- stopping early -----------------------------------------------------------------------------------
@@ -183,18 +184,18 @@ def test_early_stopping_fails_as_rarely_as_it_promises(plane):
 def test_unanimous_samples_reach_the_largest_radius(plane, hard, alpha, options):
     method = smoothing(plane, hard=hard, alpha=alpha, samples=200, **options)
     found = method.certify(plane.at(torch.tensor([50.0])), INDEX[:1])["radius"][0]
-    reach = reachable_radius({**method.facts, "alpha": alpha}, 2)
+    reach = reachable_radius({**method.settings, "alpha": alpha}, 2)
     # Early stopping may end before all samples are drawn.
     assert found == pytest.approx(reach, rel=1e-9) if "radius" not in options else 0.1 <= found <= reach
 
 
 def test_the_largest_radius_of_unanimous_votes_has_a_closed_form(plane):
     """All of n votes: the error is at most 1 - chance^(1 / n); a mixture loses Phi^-1(1 / (2 alpha))."""
-    facts = {**smoothing(plane, samples=300).facts, "alpha": 0.8}
+    settings = {**smoothing(plane, samples=300).settings, "alpha": 0.8}
     closed = SIGMA * (ndtri(0.001 ** (1 / 300)) - ndtri(1 / 1.6))
-    assert reachable_radius(facts, 2) == pytest.approx(closed, rel=1e-6)
+    assert reachable_radius(settings, 2) == pytest.approx(closed, rel=1e-6)
     assert reachable_radius({"method": "lipschitz"}, 2) == np.inf
-    assert reachable_radius({**facts, "bound": "bernstein"}, 2) == np.inf  # stored by an earlier version
+    assert reachable_radius({**settings, "bound": "bernstein"}, 2) == np.inf  # stored by an earlier version
 
 
 # --- impossible input ---------------------------------------------------------------------------------

@@ -140,6 +140,8 @@ def test_arguments_of_another_kind_are_refused(model, data, toys):
     for attack in (cascade, None):
         with pytest.raises(ValueError, match="expected a batch_size of at least 1, got 0"):
             ads.evaluate(model, data, attack, options=EvaluationOptions(batch_size=0))
+    with pytest.raises(ValueError, match="expected a shard_size of at least 1, got 0"):
+        EvaluationOptions(shard_size=0)
 
 
 @pytest.mark.parametrize("kind", ["cascade", "clean", "pgd"])

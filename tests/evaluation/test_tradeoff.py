@@ -9,11 +9,11 @@ from adaptive_smoothing.evaluation.tradeoff import (
     ALPHAS,
     MIX_ALPHAS,
     Tradeoff,
-    has_tradeoff,
     load_facts,
     load_tradeoff,
     save_tradeoff,
 )
+from adaptive_smoothing.runs.folder import has_result
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def large() -> Tradeoff:
 
 
 def test_predictions_are_stored_exactly_and_gaps_in_half_precision(large: Tradeoff, tmp_path: Path) -> None:
-    assert not has_tradeoff(tmp_path)
+    assert not has_result(tmp_path)
     save_tradeoff(tmp_path, large, {"seconds": 3})
     back = load_tradeoff(tmp_path)
-    assert has_tradeoff(tmp_path) and load_facts(tmp_path) == {"seconds": 3}
+    assert has_result(tmp_path) and load_facts(tmp_path) == {"seconds": 3}
     assert np.array_equal(back.alphas, large.alphas) and np.array_equal(back.mix_alphas, large.mix_alphas)
     assert back.rows.keys() == large.rows.keys() and back.settings == large.settings
     for name, column in large.rows.items():

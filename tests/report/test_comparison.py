@@ -47,7 +47,7 @@ def test_gains_at_the_same_clean_accuracy(mixture_tables, folder):
     unreached, between = table.rows
     assert unreached == ("ours", "6.25", "50.00", "–", "–") and between[:4] == ("ours", "93.75", "75.00", "37.50")
     assert between[4].startswith("+37.50 ± ")
-    assert comparison.robust_at("fixed", 0.875).tolist() == low.robust_correct.tolist()
+    assert mixture_tables.robust_at(comparison, "fixed", 0.875).tolist() == low.robust_correct.tolist()
 
 
 def test_one_column_per_attack(mixture_tables, folder):
@@ -75,7 +75,8 @@ def test_further_attacks_are_added_to_the_same_mixtures(mixture_tables, folder):
         replace(point, robust_correct=np.array([False, True, True]), facts=attacks) for point in first.points[1:]
     ]
     settings = {"split": "test", "preset": ["D"]}
-    both = first.with_attacks_of(replace(first, points=tuple(further), facts=first.facts | {"settings": settings}))
+    other = replace(first, points=tuple(further), facts=first.facts | {"settings": settings})
+    both = mixture_tables.with_attacks_of(first, other)
     table = mixture_tables.attacks_table(both)
     assert table.columns == ("mixture", "clean", "B", "C", "D", "all")
     assert [row[-3:] for row in table.rows] == [
@@ -84,12 +85,12 @@ def test_further_attacks_are_added_to_the_same_mixtures(mixture_tables, folder):
         ("75.00", "66.67", "66.67"),
         ("50.00", "66.67", "33.33"),
     ]
-    assert first.with_attacks_of(first).points[0].facts == first.points[0].facts
+    assert mixture_tables.with_attacks_of(first, first).points[0].facts == first.points[0].facts
     other_dial = replace(further[0], clean_correct=~first.points[1].clean_correct)
     with pytest.raises(ValueError, match="expected the same predictions of fixed in both runs"):
-        first.with_attacks_of(replace(first, points=(other_dial,)))
+        mixture_tables.with_attacks_of(first, replace(first, points=(other_dial,)))
     with pytest.raises(ValueError, match=r"differ in their preset only, got .*test.* and .*val"):
-        first.with_attacks_of(replace(first, facts=first.facts | {"settings": {"split": "val"}}))
+        mixture_tables.with_attacks_of(first, replace(first, facts=first.facts | {"settings": {"split": "val"}}))
 
 
 def test_one_line_per_mixture(folder):

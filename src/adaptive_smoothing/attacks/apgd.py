@@ -27,7 +27,7 @@ FIRST, DECREASE, SHORTEST = 0.22, 0.03, 0.06
 
 @dataclass(frozen=True)
 class APGD(StepAttack):
-    """APGD on any objective, untargeted or with the most likely wrong classes as targets."""
+    """APGD on any objective, untargeted or with the most likely incorrect classes as targets."""
 
     threat: Threat
     steps: int = 100

@@ -19,7 +19,7 @@ from adaptive_smoothing.attacks.engine.jobs import AttackProgress, run_attack
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
-from adaptive_smoothing.attacks.views import Predicate, View
+from adaptive_smoothing.attacks.views import MakeView, Predicate
 from adaptive_smoothing.threat import Threat
 
 # The interface of attack libraries: attack(model, images, labels) returns adversarial images.
@@ -70,7 +70,7 @@ class Stage:
 
     key: str  # names the stage in result files, and seeds its random numbers
     attack: StepAttack | PlainAttack
-    source: View | None = None  # makes the view of the model that gradients come from; None: the model itself
+    source: MakeView | None = None  # makes the view of the model that gradients come from; None: the model itself
     needs: Predicate | None = None  # whether the stage applies to a model; None: it always does
     precise: bool = False  # attack in full precision, and only images that survive by less than the rounding error
 
@@ -113,10 +113,9 @@ class Cascade:
         """Return the cascade with the stages that apply to a model."""
         stages = tuple(stage for stage in self.stages if stage.needs is None or stage.needs(model))
         if not stages:
-            raise ValueError(
-                f"expected a model that {self.name} has an attack for, got a {type(model).__name__}, to which none of "
-                "its stages applies: mix two models (G H --alpha), or choose a preset such as standard"
-            )
+            found = f"a {type(model).__name__}, to which none of its stages applies"
+            hint = "mix two models (G H --alpha), or choose a preset such as standard"
+            raise ValueError(f"expected a model that {self.name} has an attack for, got {found}: {hint}")
         return replace(self, stages=stages)
 
     def audit_sizes(self, survivors: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ LARGEST_TIME = 1e30
 
 @dataclass(frozen=True)
 class FAB(StepAttack):
-    """FAB-T with the most likely wrong classes as targets, always from the clean image."""
+    """FAB-T with the most likely incorrect classes as targets, always from the clean image."""
 
     threat: Threat
     steps: int = 100

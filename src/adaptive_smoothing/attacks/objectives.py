@@ -31,7 +31,7 @@ DLR_CLASSES = 4
 
 
 def logit_margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the largest logit of a wrong class minus that of the label: positive when the image is misclassified."""
+    """Return the largest logit of an incorrect class minus that of the label: positive for a misclassified image."""
     logits = logits.float()
     wrong = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
     return wrong - logits.gather(1, labels[:, None]).squeeze(1)
@@ -161,10 +161,8 @@ class KLDivergence:
     def __call__(self, model: Model, images: Tensor, labels: Tensor, targets: Targets = None) -> LossLogits:
         logits = model(images)
         if len(logits) != len(self.reference):
-            raise ValueError(
-                f"expected the {len(self.reference)} images of the reference, got {len(logits)}: "
-                "leave stop_when_fooled off for this objective"
-            )
+            hint = "leave stop_when_fooled off for this objective"
+            raise ValueError(f"expected the {len(self.reference)} images of the reference, got {len(logits)}: {hint}")
         return kl_divergence(self.reference, logits), logits
 
 

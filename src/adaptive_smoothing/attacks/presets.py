@@ -19,7 +19,7 @@ from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.settings import check_choice
 from adaptive_smoothing.threat import Threat
 
-# The number of most likely wrong classes that a targeted attack tries, as in the reference.
+# The number of most likely incorrect classes that a targeted attack tries, as in the reference.
 TARGETS = 9
 # Weights of the term that lowers alpha. The paper's reference code uses the middle one, as do attacks on surrogates.
 ALPHA_WEIGHTS = (0.1, 0.5, 0.9)
@@ -126,7 +126,12 @@ def adaptive_auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
 
 
 def pgd_20(
-    name: str, threat: Threat, *, seed: int = 0, source: views.View | None = None, needs: views.Predicate | None = None
+    name: str,
+    threat: Threat,
+    *,
+    seed: int = 0,
+    source: views.MakeView | None = None,
+    needs: views.Predicate | None = None,
 ) -> Cascade:
     """Return PGD-20 with the paper's step size, on the model or on a view of it. Nothing is random, whatever `seed`."""
     return Cascade(name, threat, (Stage("pgd-20", PGD(threat, steps=20), source, needs),))

@@ -55,7 +55,7 @@ class StepAttack(ABC):
     seed: int
     steps: int
     objective: Objective | None = None  # None: the attack uses no gradient
-    target_classes: int = 0  # how many of the most likely wrong classes to try in turn; 0: untargeted
+    target_classes: int = 0  # how many of the most likely incorrect classes to try in turn; 0: untargeted
     restarts: int = 1
     lookahead: int = 1  # images per job that one step evaluates
     widest_margin: bool = False  # run every job to its end, also on fooled images, to find the widest margin
@@ -97,7 +97,7 @@ class StepAttack(ABC):
 
 
 def most_likely_targets(logits: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Return [images, at most count]: the wrong classes, the most likely first."""
+    """Return [images, at most count]: the incorrect classes, the most likely first."""
     wrong = logits.float().scatter(1, labels[:, None], -torch.inf)
     return wrong.topk(min(count, logits.shape[1] - 1)).indices
 

@@ -15,7 +15,7 @@ from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, without_transform
 
-View = Callable[[nn.Module], nn.Module]
+MakeView = Callable[[nn.Module], nn.Module]
 Predicate = Callable[[nn.Module], bool]
 
 
@@ -27,10 +27,9 @@ class Base:
 
     def __call__(self, model: nn.Module) -> nn.Module:
         if not isinstance(model, BaseClassifiers):
-            raise ValueError(
-                f"expected a mixture, whose {self.role} classifier is attacked, got {type(model).__name__}: mix two "
-                "models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
-            )
+            found = type(model).__name__
+            hint = "mix two models (G H --alpha), or choose a preset that attacks the model itself, such as standard"
+            raise ValueError(f"expected a mixture, whose {self.role} classifier is attacked, got {found}: {hint}")
         return without_transform(getattr(model, self.role))
 
 
@@ -57,7 +56,7 @@ class GrayBox:
 
 @dataclass(frozen=True)
 class SmoothedSurrogate:
-    """The mixture without Hardmax, and with a gradient of alpha where alpha is clipped."""
+    """The mixture without Hardmax, whose alpha has the gradient of the mixer's score (`MixedClassifier.smooth`)."""
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)
@@ -68,7 +67,7 @@ class SmoothedSurrogate:
 class WithoutTransforms:
     """The mixture without transforms, so that the gradients of different targets differ."""
 
-    alpha: float | None = None  # one value for all images; None: that of the model, with a gradient where it is clipped
+    alpha: float | None = None  # one value for all images; None: that of the model, smoothed
 
     def __call__(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, MixedClassifier)

@@ -95,9 +95,8 @@ def with_alpha(found: Certificates, alpha: float, theorem: str = "margin") -> Ce
     Early stopping depends on alpha, so the certification must have been made without a wanted radius.
     """
     if found.settings.get("wanted radius") is not None:
-        raise ValueError(
-            "expected a certification with all samples, got one that stopped at a radius: certify without a radius"
-        )
+        hint = "certify without a radius"
+        raise ValueError(f"expected a certification with all samples, got one that stopped at a radius: {hint}")
     if found.settings["norm"] != "L2":
         raise ValueError(f"expected certificates in L2, got {found.settings['norm']}: certify in L2")
     rows, safe = dict(found.rows), safe_alpha(alpha)
@@ -183,21 +182,6 @@ def chosen_alphas(validation: Mapping[str, Certificates], clean_accuracy: float)
     chosen = {name: alpha for name, alpha in found.items() if alpha is not None}
     if not chosen:
         best = max(clean_accuracies(each).max() for each in validation.values())
-        raise ValueError(
-            f"expected a clean accuracy that a certified mixture reaches, got {clean_accuracy:g}: with alpha from 1/2 "
-            f"on, the best is {best:.4g} on validation images"
-        )
+        hint = f"with alpha from 1/2 on, the best is {best:.4g} on validation images"
+        raise ValueError(f"expected a clean accuracy that a certified mixture reaches, got {clean_accuracy:g}: {hint}")
     return chosen
-
-
-def build_frontier(
-    members: Mapping[str, tuple[Certificates, Certificates]], clean_accuracy: float, theorem: str = "margin"
-) -> Frontier:
-    """Return the frontier of several h with the same g.
-
-    Args:
-        members: certificates of validation images, on which alpha is chosen, and of test images, by the name of h.
-    """
-    alphas = chosen_alphas({name: validation for name, (validation, _) in members.items()}, clean_accuracy)
-    found = {name: with_alpha(members[name][1], alpha, theorem) for name, alpha in alphas.items()}
-    return Frontier(found, clean_accuracy)

@@ -42,7 +42,7 @@ from adaptive_smoothing.threat import NORMS
 # - estimate: radius that is not certified, for example from sampled means
 # - samples: passes of h
 # - probabilities: those of h, all classes
-# `facts` are the settings of the method as plain data for result.json.
+# `settings` are those of the method as plain data for result.json.
 Certifier = Smoothing | Lipschitz | LocalEstimate
 
 
@@ -94,7 +94,7 @@ def certify(
             certifier=certifier,
             norm=chosen.norm or certifier.norm,
         )
-        return run.run(devices, progress)
+        return run.run(devices, progress or ignore_progress)
 
 
 def _choose_options(
@@ -104,10 +104,8 @@ def _choose_options(
     if options is None:
         options = make_options(method or _natural_method(robust))
     elif method is not None and not isinstance(options, expected := type(make_options(method))):
-        raise TypeError(
-            f"expected {expected.__name__} for the method {method!r}, got {type(options).__name__}: pass options of "
-            "that method, or leave the method out"
-        )
+        hint = "pass options of that method, or leave the method out"
+        raise TypeError(f"expected {expected.__name__} for the method {method!r}, got {type(options).__name__}: {hint}")
     given = {name: value for name, value in shorthands.items() if value is not None}
     for name in given:
         if not hasattr(options, name):
@@ -122,10 +120,9 @@ def _natural_method(robust: nn.Module) -> str:
         return "smoothing"
     if isinstance(robust, LipschitzLogits):
         return "lipschitz"
-    raise NotCertifiableError(
-        f"expected a smoothed classifier or a network with a proven Lipschitz constant as h, got a "
-        f"{type(robust).__name__}: smooth it with ads.SmoothedClassifier(h, sigma), or estimate with method='local'"
-    )
+    expected = "a smoothed classifier or a network with a proven Lipschitz constant as h"
+    hint = "smooth it with ads.SmoothedClassifier(h, sigma), or estimate with method='local'"
+    raise NotCertifiableError(f"expected {expected}, got a {type(robust).__name__}: {hint}")
 
 
 def make_certifier(target: CertificationTarget, options: CertifyOptions, *, pixels: int = 1) -> Certifier:
@@ -144,9 +141,8 @@ def make_certifier(target: CertificationTarget, options: CertifyOptions, *, pixe
 def _smoothing(target: CertificationTarget, options: SmoothingOptions, pixels: int) -> Smoothing:
     h = target.robust
     if not isinstance(h, SmoothedClassifier):
-        raise NotCertifiableError(
-            f"expected a smoothed classifier as h, got a {type(h).__name__}: ads.SmoothedClassifier(h, sigma=0.5)"
-        )
+        hint = "ads.SmoothedClassifier(h, sigma=0.5)"
+        raise NotCertifiableError(f"expected a smoothed classifier as h, got a {type(h).__name__}: {hint}")
     if target.scale != 1:
         raise NotCertifiableError(
             f"expected unscaled logits of h, got them times {target.scale:g}: the theorem is about a mean of "
@@ -170,10 +166,9 @@ def _lipschitz(target: CertificationTarget, options: LipschitzOptions) -> Lipsch
 def _local(target: CertificationTarget, options: LocalOptions) -> LocalEstimate:
     h = target.robust
     if isinstance(h, Hardmax) or (isinstance(h, SmoothedClassifier) and h.hard):
-        raise NotCertifiableError(
-            "expected an h with a gradient, got a hardmax or hard votes, which have none: leave the hardmax out, or "
-            "smooth with soft votes, hard=False"
-        )
+        found = "a hardmax or hard votes, which have none"
+        hint = "leave the hardmax out, or smooth with soft votes, hard=False"
+        raise NotCertifiableError(f"expected an h with a gradient, got {found}: {hint}")
     return LocalEstimate(
         robust=h,
         threat=NORMS[options.norm or "Linf"](options.eps),
@@ -194,18 +189,18 @@ class CertificationRun(ShardedRun):
     certifier: Certifier
     norm: str
 
-    def run(self, devices: Sequence[str] = (), progress: RunProgress | None = None) -> Certificates:
+    def run(self, devices: Sequence[str] = (), progress: RunProgress = ignore_progress) -> Certificates:
         self.journal.bind(self.binding)
-        columns = self.columns(progress or ignore_progress, devices)
+        columns = self.columns(progress, devices)
         return Certificates(columns, {**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]})
 
     @property
     def settings(self) -> dict[str, Any]:
-        facts = {"norm": self.norm, "alpha": self.target.alpha, **self.certifier.facts}
+        settings = {"norm": self.norm, "alpha": self.target.alpha, **self.certifier.settings}
         if self.norm != self.certifier.norm:
-            facts["pixels"] = self._pixels
+            settings["pixels"] = self._pixels
         # The type of device determines the noise.
-        return describe({**facts, "device": self.device.type})
+        return describe({**settings, "device": self.device.type})
 
     @property
     def _pixels(self) -> int:

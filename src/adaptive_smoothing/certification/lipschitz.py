@@ -45,21 +45,20 @@ class Lipschitz:
         radius.check_alpha(self.alpha)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = {"method": self.name, "theorem": self.theorem, "constant": self.constants.max().item()}
-        return {**facts, "failure probability": 0.0, "precision": "float64"}
+    def settings(self) -> dict[str, Any]:
+        settings = {"method": self.name, "theorem": self.theorem, "constant": self.constants.max().item()}
+        return {**settings, "failure probability": 0.0, "precision": "float64"}
 
     @cached_property
     def constants(self) -> Tensor:
         """The [C, C] constants of the differences of the scaled logits."""
         with full_precision():
-            found = [_pairwise_lipschitz(each) for each in (self.robust, self._exact)]
-        larger = self.scale * torch.maximum(*found)
+            both = [_pairwise_lipschitz(each) for each in (self.robust, self._exact)]
+        larger = self.scale * torch.maximum(*both)
         if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not _are_positive(larger):
-            raise ValueError(
-                "expected [C, C] positive, finite constants from pairwise_lipschitz, one for each pair of classes, got "
-                f"a tensor of shape {list(larger.shape)} with values from {larger.min():g} to {larger.max():g}"
-            )
+            expected = "[C, C] positive, finite constants from pairwise_lipschitz, one for each pair of classes"
+            found = f"shape {list(larger.shape)} with values from {larger.min():g} to {larger.max():g}"
+            raise ValueError(f"expected {expected}, got a tensor of {found}")
         return larger
 
     @cached_property

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.arithmetic import frozen
-from adaptive_smoothing.attacks.pgd import Active, Model, ascend
+from adaptive_smoothing.attacks.objectives import Model
+from adaptive_smoothing.attacks.pgd import Active, ascend
 from adaptive_smoothing.certification import radius
-from adaptive_smoothing.models.contract import trusted_images
+from adaptive_smoothing.certification.sampling import BATCH
+from adaptive_smoothing.models.contract import frozen, trusted_images
 from adaptive_smoothing.models.inference import fp32_logits_chunked, full_precision
 from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
@@ -52,16 +53,16 @@ class LocalEstimate:
         return self.threat.norm
 
     @property
-    def facts(self) -> dict[str, Any]:
-        facts = {"method": self.name, "eps": float(self.threat.eps), "steps": self.steps}
-        return {**facts, "failure probability": None, "precision": "float32"}
+    def settings(self) -> dict[str, Any]:
+        settings = {"method": self.name, "eps": float(self.threat.eps), "steps": self.steps}
+        return {**settings, "failure probability": None, "precision": "float32"}
 
     def certify(self, images: Tensor, index: Tensor, progress: ProgressCallback = ignore_progress) -> Columns:
         """Return the columns that `certify.Certifier` lists, with every radius 0, and `constants` [N, C]."""
         eps = float(self.threat.eps)
         probabilities = (self.scale * fp32_logits_chunked(self.robust, images).double()).softmax(1).cpu().numpy()
         classes, predicted = probabilities.shape[1], probabilities.argmax(1)
-        size = max(1, (self.batch_size or (4096 if images.is_cuda else 128)) // classes)
+        size = max(1, (self.batch_size or BATCH["cuda" if images.is_cuda else "cpu"]) // classes)
         parts = zip(images.split(size), torch.from_numpy(predicted).to(images.device).split(size), strict=True)
         constants = torch.cat([self._largest_changes(*part, classes) for part in parts]).cpu().numpy() / eps
         ranked = -np.sort(-probabilities, axis=1)

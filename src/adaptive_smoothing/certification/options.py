@@ -80,10 +80,8 @@ class SmoothingOptions(RunOptions):
         if self.radius is not None and not 0 < self.radius < float("inf"):
             raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
         if self.radius is not None and self.runner_up == "split":
-            raise ValueError(
-                "expected runner_up 'complement' with a wanted radius, got 'split', which cannot stop early: leave one "
-                "of the two out"
-            )
+            hint = "which cannot stop early: leave one of the two out"
+            raise ValueError(f"expected runner_up 'complement' with a wanted radius, got 'split', {hint}")
 
 
 @dataclass(frozen=True, kw_only=True)

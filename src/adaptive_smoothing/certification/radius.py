@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 
 from adaptive_smoothing.certification import rounding
 
-# Bisection steps on an interval of a few sigma, down to the resolution of float64.
+# Bisection steps on an interval of a few sigma or of probabilities, down to the resolution of float64.
 BISECTIONS = 60
 # The smallest and the largest positive, finite float64.
 POSITIVE = (np.nextafter(0.0, 1.0), np.finfo(np.float64).max)

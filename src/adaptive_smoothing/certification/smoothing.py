@@ -13,14 +13,11 @@ from torch import Tensor
 
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES, Betting, clopper_pearson
 from adaptive_smoothing.certification.options import SmoothingOptions
-from adaptive_smoothing.certification.radius import SMOOTHING_THEOREMS, check_alpha, check_sigma
+from adaptive_smoothing.certification.radius import BISECTIONS, SMOOTHING_THEOREMS, check_alpha, check_sigma
 from adaptive_smoothing.certification.sampling import BLOCK, Sampler, Tally
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import ProgressCallback, ignore_progress
-
-# Bisection steps on [0, 1/2] for the largest error with which a radius is certified.
-BISECTIONS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +45,7 @@ class Smoothing:
         return Sampler(h.base, h.sigma, h.hard, options.seed, options.precision, options.compiled, options.batch_size)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         options = self.options
         return {
             "method": self.name,

@@ -46,10 +46,9 @@ class CertificationTarget:
     def of(cls, model: nn.Module) -> CertificationTarget:
         """Return the parts of a model, or raise `NotCertifiableError` if no theorem covers it."""
         if isinstance(model, GradientMixedClassifier):
-            raise NotCertifiableError(
-                "expected a mixture of probabilities with an alpha, got a mixture of logits or gradients: logits are "
-                "not bounded, so g can outweigh any h; use MixedClassifier"
-            )
+            found = "a mixture of logits or gradients"
+            hint = "logits are not bounded, so g can outweigh any h; use MixedClassifier"
+            raise NotCertifiableError(f"expected a mixture of probabilities with an alpha, got {found}: {hint}")
         if not isinstance(model, MixedClassifier):
             return cls(model, model)
         if isinstance(model.robust, LogitTransform):
@@ -77,15 +76,13 @@ def _smallest_alpha(model: MixedClassifier) -> float:
     """Return a lower bound on the weight of h, or raise `NotCertifiableError` if there is none from 1/2 on."""
     # A subclass of MixingNetwork may replace the logits of h as well.
     if isinstance(model.alpha, Mixer) and type(model.alpha) is not MixingNetwork:
-        raise NotCertifiableError(
-            f"expected an alpha that mixes g with h itself, got {type(model.alpha).__name__}, which may replace the "
-            "logits of h: nothing is proven about the replacement; certify model.with_alpha(0.9)"
-        )
+        found = f"{type(model.alpha).__name__}, which may replace the logits of h"
+        hint = "nothing is proven about the replacement; certify model.with_alpha(0.9)"
+        raise NotCertifiableError(f"expected an alpha that mixes g with h itself, got {found}: {hint}")
     if isinstance(model.alpha, Mixer) and isinstance(model.robust, SmoothedClassifier):
-        raise NotCertifiableError(
-            "expected a fixed alpha, or one computed from the image, with a smoothed h, got one computed from features "
-            "of h: under noise they differ from sample to sample; certify model.with_alpha(0.9)"
-        )
+        expected = "a fixed alpha, or one computed from the image, with a smoothed h"
+        hint = "under noise they differ from sample to sample; certify model.with_alpha(0.9)"
+        raise NotCertifiableError(f"expected {expected}, got one computed from features of h: {hint}")
     if isinstance(model.alpha, Tensor) and model.alpha.dim():
         raise NotCertifiableError("expected one alpha for all images, got one per image: use with_alpha(number)")
     smallest = (_fixed_alpha(model) if isinstance(model.alpha, Tensor) else model.alpha_range[0]).item()

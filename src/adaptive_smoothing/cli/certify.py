@@ -17,7 +17,7 @@ from adaptive_smoothing.certification.lipschitz import LipschitzLogits
 from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, make_options
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, screen
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -107,9 +107,8 @@ def _check_frontier(h: list[str], alpha: float | None, split: str, method: str |
 def _check_frontier_options(options: CertifyOptions) -> None:
     """Raise if the radii for another alpha could not be computed from this certification."""
     if options.norm == "Linf" or (isinstance(options, SmoothingOptions) and options.radius is not None):
-        raise ValueError(
-            "expected L2 and all samples with --clean-accuracy, got --set norm=Linf or --set radius: leave it out"
-        )
+        found = "--set norm=Linf or --set radius"
+        raise ValueError(f"expected L2 and all samples with --clean-accuracy, got {found}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -157,10 +156,9 @@ class Preparation:
     def _smoothed(self, model: nn.Module, name: str) -> nn.Module:
         sigma = _trained_sigma(name) if self.sigma is None else self.sigma
         if sigma is None:
-            raise ValueError(
-                f"expected --sigma, or a network that was trained with noise, got {name} without --sigma: smooth it "
-                "with --sigma 0.25, or estimate with --method local"
-            )
+            expected = "--sigma, or a network that was trained with noise"
+            hint = "smooth it with --sigma 0.25, or estimate with --method local"
+            raise ValueError(f"expected {expected}, got {name} without --sigma: {hint}")
         if not isinstance(model, MixedClassifier):
             return SmoothedClassifier(model, sigma, hard=self.votes == "hard")
         CertificationTarget.of(model)  # raises if the mixture cannot be certified
@@ -168,7 +166,7 @@ class Preparation:
 
 
 def _trained_sigma(name: str) -> float | None:
-    """Return the sigma with which a model was trained, according to its card; None if it saw no noise."""
+    """Return the sigma with which a model was trained, according to its card; None if it was trained without noise."""
     try:
         card = zoo.find_card(name)
     except (ValueError, OSError):  # a mixture has no such card
@@ -197,7 +195,7 @@ def _options(
     # A key that no method has is passed on to `changed`, whose error suggests the nearest key.
     return {
         method: changed(
-            SmoothingOptions(samples=samples) if method == "smoothing" else METHODS[method](),
+            SmoothingOptions(samples=samples) if method == "smoothing" else make_options(method),
             [change for key, change in zip(keys, changes, strict=True) if method in owners[key] or not owners[key]],
         )
         for method in methods
@@ -223,7 +221,7 @@ class Run:
                 data,
                 options=options,
                 device=self.devices[0],
-                devices=self.devices if len(self.devices) > 1 else (),
+                devices=self.devices,
                 journal=folder / JOURNAL,
                 overwrite=self.overwrite,
                 progress=RunProgressBar(bar, "certified and correct"),
@@ -237,12 +235,9 @@ class Run:
         """Certify one model and print the result."""
         found = self.certify(loaded, data, folder, self.options[loaded.method])
         Journal(folder / JOURNAL).clear()
-        for text in report.certified_sentences(found):
-            self.console.print(f"\n{text}", markup=False)
-        if loaded.method != "local":
-            self.console.print()
-            self.console.print(rich_table(report.certified_table(found)))
-        self.console.print(f"\nIn {folder}: {', '.join(report.WRITTEN)}", markup=False)
+        tables = [] if loaded.method == "local" else [report.certified_table(found)]
+        print_report(self.console, report.certified_sentences(found), tables)
+        self.console.print(f"\nWritten to {folder}: {', '.join(report.WRITTEN)}", markup=False)
 
     def certify_frontier(
         self, models: list[PreparedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
@@ -268,4 +263,5 @@ class Run:
             for part in (folder / each.short, folder / each.short / "val"):
                 Journal(part / JOURNAL).clear()
         self.console.print(rich_table(report.certified_frontier_table(frontier)))
-        self.console.print(f"\nIn {folder}: {', '.join(report.FRONTIER_WRITTEN)}, a folder for each H", markup=False)
+        written = f"{', '.join(report.FRONTIER_WRITTEN)}, a folder for each H"
+        self.console.print(f"\nWritten to {folder}: {written}", markup=False)

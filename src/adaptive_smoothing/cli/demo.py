@@ -29,14 +29,14 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.comparison import Comparison, LearnedAlphaResult, Point
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff, has_tradeoff, load_facts, load_tradeoff
+from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff, load_facts, load_tradeoff
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.report.tradeoff.report import Choice, Report
 from adaptive_smoothing.report.tradeoff.run_folder import write_run
-from adaptive_smoothing.runs.folder import environment, make_folder
+from adaptive_smoothing.runs.folder import environment, has_result, make_folder
 from adaptive_smoothing.runs.progress import RunProgress
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, at_setting
@@ -143,7 +143,7 @@ def _introduction(pair: Pair) -> str:
 
 def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
     """Return the facts of the stored run, or None if it is missing or was made with other weights."""
-    if not has_tradeoff(STORED):
+    if not has_result(STORED):
         console.print("This installation has no stored results of these models: only the live run is reported.\n")
         return None
     facts = load_facts(STORED)
@@ -157,7 +157,7 @@ def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
 
 def _stored_comparison(pair: Pair) -> LearnedAlphaResult | None:
     """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
-    if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
+    if not pretrained.exists(MIXED) or not has_result(COMPARED):
         return None
     mixture = pretrained.read(pretrained.find(MIXED))
     made_for = {"g": mixture["standard"], "h": mixture["robust"]}

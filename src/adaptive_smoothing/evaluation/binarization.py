@@ -1,10 +1,10 @@
 """The binarization test of an attack (Zimmermann, Brendel, Tramer and Carlini 2022).
 
-An attack may fail because the model is robust or because the attack is weak. The test tells the two cases apart with a
-task that has a solution. For each image it replaces the last layer of the model by a linear readout with two classes.
-Random points in the ball around the image belong to the first class, a planted point on its surface to the second. So
-an adversarial example exists, and a good attack nearly always finds one. If random points find one as well, the task
-was too easy.
+An attack may fail because the model is robust or because the attack is weak. The test distinguishes the two cases
+with a task that has a solution. For each image it replaces the last layer of the model by a linear readout with two
+classes. Random points in the ball around the image belong to the first class, a planted point on its surface to the
+second. So an adversarial example exists, and a good attack nearly always finds one. If random points find one as well,
+the task was too easy.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ INNER_RADIUS = 0.95
 THRESHOLD = 0.9
 # Share of images on which a good attack succeeds.
 PASSED = 0.95
-# Steps and restarts of the default attack. Random points are tried STEPS * RESTARTS times.
-STEPS, RESTARTS = 50, 4
+# Steps of the default attack. STEPS * restarts random points are tried as well.
+STEPS = 50
+PLANTED = 1  # points on the surface that belong to the second class
 CHUNK = 64  # points per batch
 AnyAttack = PlainAttack | StepAttack | Cascade
 
@@ -64,22 +65,19 @@ def binarization_test(
     attack: AnyAttack | None = None,
     *,
     inner: int = 200,
-    boundary: int = 1,
-    restarts: int = RESTARTS,
-    seed: int = 0,
+    restarts: int = 4,
 ) -> Binarization:
     """Test whether an attack finds adversarial examples that are known to exist.
 
     Args:
         attack: by default PGD on the margin.
         inner: number of points that belong to the class of the image: the image itself and random points around it.
-        boundary: number of planted points.
         restarts: number of copies of an image that are attacked.
     """
     check_eval(model)
     check_images(images)
     check_labels(labels, images, getattr(model, "num_classes", None))
-    attack = attack or PGD(threat, STEPS, random_start=True, objective=margin, stop_when_fooled=True, seed=seed)
+    attack = attack or PGD(threat, STEPS, random_start=True, objective=margin, stop_when_fooled=True)
     logits = fp32_logits(model, images)
     features = Features(model, images[:1], logits.shape[1])
     found: list[tuple[bool, bool]] = []
@@ -87,10 +85,10 @@ def binarization_test(
     for number in correct.tolist():
         which = torch.full((restarts,), number, device=images.device)
         eps = torch.as_tensor(threat.eps).expand(len(images))[number].item()
-        ball = Ball(images[number], threat.with_eps(eps), generator(seed, "binarization", number))
-        if (binary := _binary(features, ball, inner, boundary)) is not None:
+        ball = Ball(images[number], threat.with_eps(eps), generator(0, "binarization", number))
+        if (binary := _binary(features, ball, inner, PLANTED)) is not None:
             by_attack = _fooled(binary, attack, images[which], threat.take(which), which)
-            by_chance = bool((_in_chunks(binary, ball.surface(STEPS * RESTARTS))[:, 1] > 0).any())
+            by_chance = bool((_in_chunks(binary, ball.surface(STEPS * restarts))[:, 1] > 0).any())
             found.append((by_attack, by_chance))
     attack_success, random_success = (float(share) for share in np.mean(found, axis=0)) if found else (None, None)
     return Binarization(len(found), attack_success, random_success, skipped=len(correct) - len(found))

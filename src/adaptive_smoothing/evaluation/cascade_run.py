@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.cascade import Cascade
-from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.engine.engine import PROBE_IMAGES, Engine
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.evaluation import alarms
 from adaptive_smoothing.evaluation.shard import Shard
 from adaptive_smoothing.evaluation.verdict import ROBUST, Audit, Verdict, attack_title
+from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.runs.journal import Columns
@@ -51,6 +51,7 @@ class EvaluationOptions:
 
     def __post_init__(self) -> None:
         check_size("batch_size", self.batch_size)
+        check_size("shard_size", self.shard_size)
 
 
 DEFAULT_OPTIONS = EvaluationOptions()
@@ -152,7 +153,7 @@ class EvaluationRun(ShardedRun):
         batch = self.batch(rows)
         with frozen(self.model):
             found = alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
-        # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm says so.
+        # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm is raised.
         handled = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,9 +11,6 @@ import numpy as np
 
 from adaptive_smoothing.results import read_json, read_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS
-
-# Because of rounding, two runs of one mixture may differ in this share of their predictions.
-ROUNDING_SHARE = 0.001
 
 
 @dataclass(frozen=True)
@@ -34,22 +30,6 @@ class Point:
     @property
     def robust(self) -> float:
         return float(self.robust_correct.mean())
-
-    def under_attacks_of(self, other: Self | None) -> Self:
-        """Return this point under its own attacks and under those of another measurement of the same mixture."""
-        if other is None:
-            return self
-        shared = min(len(self.clean_correct), len(other.clean_correct))
-        if (self.clean_correct[:shared] != other.clean_correct[:shared]).mean() > ROUNDING_SHARE:
-            raise ValueError(
-                f"expected the same predictions of {self.mixture} in both runs, got different ones: measure it again "
-                "at the same operating point"
-            )
-        images = min(len(self.robust_correct), len(other.robust_correct))
-        correct = self.robust_correct[:images] & other.robust_correct[:images]
-        # In tables, the attacks of this point come first. Where both have an attack, the figures of this point count.
-        attacks = self.facts["attacks"] | other.facts["attacks"] | self.facts["attacks"]
-        return replace(self, robust_correct=correct, facts=self.facts | {"attacks": attacks})
 
 
 @dataclass(frozen=True)
@@ -82,27 +62,6 @@ class Comparison:
     def images(self) -> int:
         """Number of images that were attacked at every point."""
         return min(len(point.robust_correct) for point in self.points)
-
-    def with_attacks_of(self, other: Self) -> Self:
-        """Return these points, also under the attacks of another comparison where it has the same point."""
-        mine, theirs = ({"models": run.facts["models"], **run.facts["settings"]} for run in (self, other))
-        if mine | {"preset": None} != theirs | {"preset": None}:
-            raise ValueError(f"expected two comparisons that differ in their preset only, got {mine} and {theirs}")
-        others = {(point.mixture, point.wanted): point for point in other.points}
-        points = (point.under_attacks_of(others.get((point.mixture, point.wanted))) for point in self.points)
-        return replace(self, points=tuple(points))
-
-    def robust_at(self, mixture: str, accuracy: float) -> np.ndarray | None:
-        """Return the probability that each image is robust at a clean accuracy between two points of a mixture.
-
-        One of the two points is chosen at random for each image, so that the expected clean accuracy is the given one.
-        None if there are no such points.
-        """
-        for low, high in pairwise(self.mixtures[mixture]):
-            if low.accuracy <= accuracy <= high.accuracy:
-                share = (accuracy - low.accuracy) / max(high.accuracy - low.accuracy, 1e-12)
-                return (1 - share) * low.robust_correct[: self.images] + share * high.robust_correct[: self.images]
-        return None
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,10 @@ def evaluate(
     attack = _find_attack(attack, threat)
     for_cascades = threat is not None or devices or journal is not None or overwrite
     if for_cascades and not isinstance(attack, Cascade):
-        title = attack_title(attack) or "no attack"
-        raise TypeError(
-            "expected threat, devices, journal and overwrite with a preset or a cascade only, got one of them with "
-            f"{title}: leave them out, or pass Cascade(name, threat, (Stage(key, attack),))"
-        )
+        expected = "threat, devices, journal and overwrite with a preset or a cascade only"
+        found = f"one of them with {attack_title(attack) or 'no attack'}"
+        hint = "leave them out, or pass Cascade(name, threat, (Stage(key, attack),))"
+        raise TypeError(f"expected {expected}, got {found}: {hint}")
     check_data(data)
     check_eval(model)
     where, report = device_of(model, data, device), progress or ignore_progress

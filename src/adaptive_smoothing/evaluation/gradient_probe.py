@@ -69,13 +69,13 @@ class GradientProbe:
         The result has two parts: along the gradient itself, and in random directions. It is empty without a gradient.
         """
         centre = self.images.clamp(TINY_STEP, 1 - TINY_STEP)
-        # The rival class is fixed, because the margin has kinks where the strongest rival changes.
-        rivals = most_likely_targets(self.logits, self.labels, 1).squeeze(1)
-        gradient = gradient_of(lambda images: targeted_margin_loss(self.model(images), self.labels, rivals), centre)
+        # The runner-up is fixed, because the margin has kinks where another class becomes the runner-up.
+        runners_up = most_likely_targets(self.logits, self.labels, 1).squeeze(1)
+        gradient = gradient_of(lambda images: targeted_margin_loss(self.model(images), self.labels, runners_up), centre)
         if gradient is None:
             return []
         directions = [gradient.sign()], self._random_signs()
-        return [self._disagrees(centre, rivals, gradient, signs) for signs in directions]
+        return [self._disagrees(centre, runners_up, gradient, signs) for signs in directions]
 
     def alpha_change(self) -> float:
         """Return the largest change of alpha when an image moves by eps or is replaced by another one."""
@@ -113,14 +113,14 @@ class GradientProbe:
         fine = [self._normal(f"fine {k}", self.images.shape) for k in range(2)]
         return [direction.sign() for direction in (*fine, *(F.interpolate(noise, size=size) for noise in coarse))]
 
-    def _disagrees(self, centre: Tensor, rivals: Tensor, gradient: Tensor, signs: list[Tensor]) -> Tensor:
+    def _disagrees(self, centre: Tensor, runners_up: Tensor, gradient: Tensor, signs: list[Tensor]) -> Tensor:
         """Return for which images a gradient disagrees with finite differences in these directions.
 
         All directions are compared together, because a directional derivative may be near zero by chance.
         """
 
         def loss(images: Tensor) -> Tensor:
-            return targeted_margin_loss(self._logits(images), self.labels, rivals)
+            return targeted_margin_loss(self._logits(images), self.labels, runners_up)
 
         real = torch.stack([loss(centre + TINY_STEP * sign) - loss(centre - TINY_STEP * sign) for sign in signs])
         predicted = torch.stack([2 * TINY_STEP * (gradient * sign).flatten(1).sum(1) for sign in signs])

@@ -8,7 +8,7 @@ alphas; `tuning.curves` has the exact clean accuracy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,10 +23,8 @@ from adaptive_smoothing.evaluation.verdict import confidence_gap
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
 from adaptive_smoothing.models.inference import fp32_logits
-from adaptive_smoothing.runs.progress import ignore_progress
+from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
 
-# Called with the number of attacks on batches that were finished since the last call.
-CountCallback = Callable[[int], None]
 Pair = tuple[nn.Module, nn.Module]
 
 
@@ -79,12 +77,12 @@ def _measure(
 ) -> dict[str, Tensor]:
     """Return the columns of a `Tradeoff` for one batch."""
     images, labels = batch.images, batch.labels
-    columns, views = {"index": batch.index, "label": labels}, {"clean": images}
+    columns, versions = {"index": batch.index, "label": labels}, {"clean": images}
     for name, model in zip(("std", "rob"), pair, strict=True):
-        views[name] = attack(model, images, labels)
+        versions[name] = attack(model, images, labels)
         progress(1)
-    for name, view in views.items():
-        columns |= _transferred(name, pair, view, labels, alphas)
+    for name, version in versions.items():
+        columns |= _transferred(name, pair, version, labels, alphas)
     # At alpha 0 and 1 the mixture is g or h, which have been attacked end to end already.
     known = {0: columns["clean_g"] & columns["std_g"], 1: columns["clean_h"] & columns["rob_h"]}
     mix = []

@@ -99,9 +99,8 @@ def load_tradeoff(folder: str | Path) -> Tradeoff:
         rows = dict(_expand(name, column, lengths, images) for name, column in columns.items())
         return Tradeoff(alphas, mix_alphas, rows, result["settings"])
     except KeyError as error:
-        raise ValueError(
-            f"expected a trade-off in {folder}, got files without {error}: write it with save_tradeoff"
-        ) from error
+        hint = "write it with save_tradeoff"
+        raise ValueError(f"expected a trade-off in {folder}, got files without {error}: {hint}") from error
 
 
 def load_facts(folder: str | Path) -> dict[str, Any]:
@@ -109,18 +108,12 @@ def load_facts(folder: str | Path) -> dict[str, Any]:
     return read_json(_existing(folder, RESULT)).get("facts", {})
 
 
-def has_tradeoff(folder: str | Path) -> bool:
-    """Return whether a folder has the two files of a stored run."""
-    return all((Path(folder) / name).is_file() for name in (RESULT, ROWS))
-
-
 def _existing(folder: str | Path, name: str) -> Path:
     """Return the path of a file of a run folder, or raise an error if there is no such file."""
     path = Path(folder) / name
     if not path.is_file():
-        raise FileNotFoundError(
-            f"expected a run folder with {RESULT} and {ROWS}, found no {path}: `adaptive-smoothing sweep` writes one"
-        )
+        hint = "`adaptive-smoothing sweep` writes one"
+        raise FileNotFoundError(f"expected a run folder with {RESULT} and {ROWS}, found no {path}: {hint}")
     return path
 
 

@@ -137,7 +137,7 @@ class Verdict(Evaluation):
             "images": len(self.labels),
             "clean": {"accuracy": self.clean, "interval": self.clean_interval},
             "robust": {"accuracy": self.robust, "interval": self.interval},
-            "waterfall": [{"attack": name, "took": took, "left": left} for name, took, left in self.waterfall],
+            "waterfall": [{"attack": name, "took": fooled, "left": left} for name, fooled, left in self.waterfall],
             "gaps": self.gaps(),
             "queries": int(self.queries.sum()),
             "audit": None if self.audit is None else self.audit.summary(),

@@ -18,22 +18,24 @@ from adaptive_smoothing.version import code_version
 RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 
 
+def has_result(folder: str | Path) -> bool:
+    """Return whether a folder has the two files of a stored run."""
+    return all((Path(folder) / name).is_file() for name in (RESULT, ROWS))
+
+
 def make_folder(folder: Path, *, overwrite: bool) -> Path:
     """Make the folder of a run and check that it can be written to, before any work is done."""
     if not overwrite and (folder / RESULT).exists():
-        raise FileExistsError(
-            f"expected a folder without a run, got {folder}, which holds one: choose another --out, or replace it with "
-            "--overwrite"
-        )
+        hint = "choose another --out, or replace it with --overwrite"
+        raise FileExistsError(f"expected a folder without a run, got {folder}, which holds one: {hint}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Nobody should take the old result for that of the new run while it is unfinished.
         (folder / RESULT).unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise OSError(
-            f"expected a folder that can be written to, got {folder} ({error.strerror}): choose another --out"
-        ) from error
+        hint = "choose another --out"
+        raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error
     return folder
 
 

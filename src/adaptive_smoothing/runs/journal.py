@@ -50,10 +50,8 @@ class Journal:
             if not (difference := _difference(path, facts)):
                 return
             if not self.overwrite:
-                raise ValueError(
-                    f"expected the journal of this run in {self.folder}, got {difference}: choose another folder "
-                    "(--out), or begin again with --overwrite"
-                )
+                hint = "choose another folder (--out), or begin again with --overwrite"
+                raise ValueError(f"expected the journal of this run in {self.folder}, got {difference}: {hint}")
             self.clear()
         with room_for(self.folder):
             write_json(path, dict(facts))
@@ -127,5 +125,5 @@ def room_for(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        advice = "finished parts of the run are kept; free some space and run the same command again"
-        raise OSError(error.errno, f"no space is left for {folder}: {advice}") from error
+        hint = "finished parts of the run are kept; free some space and run the same command again"
+        raise OSError(error.errno, f"no space is left for {folder}: {hint}") from error

@@ -39,6 +39,8 @@ RunProgress = Callable[[Progress], None]
 ShardProgress = Callable[[str, float, int, int], None]
 # Called with the share of the work that is done.
 ProgressCallback = Callable[[float], None]
+# Called with how much was finished since the last call, in images or in batches.
+CountCallback = Callable[[int], None]
 
 
 def ignore_progress(progress: object) -> None:

@@ -44,9 +44,6 @@ class ShardedRun(ABC):
     journal: Journal
     shard_size: int | None = None
 
-    def __post_init__(self) -> None:
-        check_size("shard_size", self.shard_size)
-
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -139,10 +136,8 @@ def _wait(
         # The last line is the message; the lines above it are the stack of the other process.
         raise RuntimeError(str(error).strip().splitlines()[-1]) from error
     except multiprocessing.ProcessExitedException as error:
-        raise RuntimeError(
-            f"expected every process to finish its shards, got one that ended early ({error}): run the same command "
-            "again to continue"
-        ) from error
+        found, hint = f"one that ended early ({error})", "run the same command again to continue"
+        raise RuntimeError(f"expected every process to finish its shards, got {found}: {hint}") from error
     finally:
         # After Ctrl-C some processes may still be running, and Python would wait for them.
         for process in processes.processes:

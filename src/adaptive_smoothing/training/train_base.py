@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -19,6 +18,7 @@ from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.models import architectures, zoo
 from adaptive_smoothing.models.cards import read_card
+from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.threat import Linf

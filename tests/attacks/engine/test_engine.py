@@ -6,9 +6,9 @@ from torch import nn
 from toys import ATTACKS, CPU, Planes, make_images, make_input, run
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.engine.jobs import run_attack
+from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.threat import Linf
 
 

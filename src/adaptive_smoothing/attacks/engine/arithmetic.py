@@ -8,8 +8,8 @@ devices use float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -100,16 +100,3 @@ class FastModel:
             if self.device.type == "cuda":
                 images = images.contiguous(memory_format=torch.channels_last)
             return self.function(images)
-
-
-@contextmanager
-def frozen(*models: nn.Module) -> Iterator[None]:
-    """Switch off the gradients of all weights: attacks need those of images only, which halves the cost."""
-    trainable = [weight for model in models for weight in model.parameters() if weight.requires_grad]
-    for weight in trainable:
-        weight.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for weight in trainable:
-            weight.requires_grad_(True)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
-from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel, fast_arithmetics, frozen
+from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel, fast_arithmetics
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
-from adaptive_smoothing.attacks.views import View
+from adaptive_smoothing.attacks.views import MakeView
+from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.inference import fp32_logits
 
 # Rows of a batch of images of CIFAR's size, and how many such images keep a device busy, by type of device.
@@ -60,7 +61,7 @@ class Engine:
     def __post_init__(self) -> None:
         # The current number of rows; it is reduced for large images and when memory runs out.
         self.size = self.batch_size or BATCH.get(self.device.type, OTHER_BATCH)
-        self._views: dict[View, nn.Module] = {}
+        self._views: dict[MakeView, nn.Module] = {}
         self._arithmetic = FULL_PRECISION if self.precise else None
         self._fast: dict[tuple[int, Arithmetic], FastModel] = {}
         self._recorded: dict[tuple[int, int, Arithmetic, int], JobBatch] = {}
@@ -81,7 +82,7 @@ class Engine:
         return self._arithmetic
 
     def run_with_retries(
-        self, inputs: AttackInput, source: View | None, work: Callable[[nn.Module | None], AttackOutcome]
+        self, inputs: AttackInput, source: MakeView | None, work: Callable[[nn.Module | None], AttackOutcome]
     ) -> AttackOutcome:
         """Return work(view of the model); repeat it with smaller batches if memory runs out.
 

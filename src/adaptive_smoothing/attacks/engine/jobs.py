@@ -21,7 +21,7 @@ from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithme
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.engine.job_batch import JobBatch
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
-from adaptive_smoothing.attacks.views import View
+from adaptive_smoothing.attacks.views import MakeView
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 
@@ -35,7 +35,7 @@ def run_attack(
     attack: StepAttack,
     inputs: AttackInput,
     *,
-    source: View | None = None,
+    source: MakeView | None = None,
     precise: bool = False,
     progress: AttackProgress | None = None,
 ) -> AttackOutcome:
@@ -75,8 +75,8 @@ class Jobs:
         logits = inputs.logits if view is None else fp32_logits_chunked(view, inputs.images)
         self.targets = self.attack.targets(logits, inputs.labels)
         self.image_count, self.attempt_count = self.targets.shape
-        # The number of jobs that have begun or were dropped.
-        self.taken = 0
+        # All jobs before this one have begun or were dropped.
+        self.next_job = 0
         # The attempt that succeeded on each image; `attempt_count` where none has.
         self.success = np.full(self.image_count, self.attempt_count)
         self.queries = np.full(self.image_count, self.attempt_count * self.attack.evaluations)
@@ -105,10 +105,10 @@ class Jobs:
     def _next(self, count: int) -> list[int]:
         """Return up to `count` jobs that can still change the outcome."""
         found: list[int] = []
-        while len(found) < count and self.taken < self.image_count * self.attempt_count:
-            if self._is_open(*divmod(self.taken, self.image_count)):
-                found.append(self.taken)
-            self.taken += 1
+        while len(found) < count and self.next_job < self.image_count * self.attempt_count:
+            if self._is_open(*divmod(self.next_job, self.image_count)):
+                found.append(self.next_job)
+            self.next_job += 1
         return found
 
     def _is_open(self, attempt: int | np.ndarray, image: int | np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ class Jobs:
         if self.progress is not None:
             remaining = running.sum() - np.minimum(step[running] / self.attack.evaluations, 1).sum()
             # Dropped jobs count as done.
-            share_done = float((self.taken - remaining) / (self.image_count * self.attempt_count))
+            share_done = float((self.next_job - remaining) / (self.image_count * self.attempt_count))
             self.progress(share_done, int((self.success < self.attempt_count).sum()))
         return dropped | finished
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.arithmetic import frozen
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import batches
 from adaptive_smoothing.data.datasets import ImageData
@@ -16,6 +15,7 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
+from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.models.weight_files import compact_weights
 from adaptive_smoothing.training.loop import Loop, TrainingBatch, TrainingOptions
