@@ -50,6 +50,6 @@ def test_a_run_without_an_attack_has_a_figure() -> None:
 def test_the_audit_bounds_the_accuracy_that_was_missed() -> None:
     """With none of 59 random images fooled, the bound is 1 - 0.05 ** (1 / 59) = 4.95 %."""
     words = audit_sentence(Audit(survivors=1000, random=59, random_fooled=0, closest=41, closest_fooled=2), 2000)
-    assert "fooled were 0 of 59 random images, and 2 of the 41 with the smallest margin." in words
+    assert "fooled were 0 of 59 random images, and 2 of the 41 that were closest to being fooled." in words
     assert "at most 5.0 % of the 900 images that were not audited can be fooled. That is 2.23 points" in words
     assert audit_sentence(Audit(3, 0, 0, 3, 0), 100).startswith("No audit: 3 images survived")
