@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from adaptive_smoothing import results as results_file
-from adaptive_smoothing.results import atomic, difference, interval, read_json, read_rows, write_json, write_rows
+from adaptive_smoothing.results import (
+    atomic,
+    difference,
+    interval,
+    percent,
+    percent_with_interval,
+    read_json,
+    read_rows,
+    signed_points,
+    write_json,
+    write_rows,
+)
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -64,3 +75,9 @@ def test_clopper_pearson_known_values():
     low, high = interval(50, 100)
     assert (low, high) == (pytest.approx(0.3983, abs=1e-4), pytest.approx(0.6017, abs=1e-4))
     assert interval(0, 10) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))
+
+
+def test_shares_in_words():
+    assert percent(0.9012) == "90.1 %" and percent(0.9012, 2) == "90.12 %"
+    assert percent_with_interval(0.9012, (0.895, 0.9071), 2) == "90.12 % (89.5 to 90.7)"
+    assert signed_points(0.0034) == "+0.3" and signed_points(-0.01234, 2) == "−1.23"

@@ -8,7 +8,7 @@ from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import parameters
 from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.report.tradeoff.report import PAPER_GAPS, Choice, at
+from adaptive_smoothing.report.tradeoff.report import PAPER_GAPS, Choice, accuracy_at
 from adaptive_smoothing.report.tradeoff.tables import alpha_table, choice_table, gap_table
 from adaptive_smoothing.results import read_json
 
@@ -67,7 +67,7 @@ def held(*pairs: str) -> Table:
         row = [f"{alpha:g}", f"{line:.2f}"]
         for run in runs:
             confident = run.rows["clean_h"] & run.rows["rob_h"] & (run.rows["rob_h_gap"] > line)
-            row += [f"{100 * confident.mean():.1f} %", f"{100 * at(run, 'worst', alpha).value:.1f} %"]
+            row += [f"{100 * confident.mean():.1f} %", f"{100 * accuracy_at(run, 'worst', alpha).value:.1f} %"]
         rows.append(tuple(row))
     return Table("How much of the robustness the confidence of h explains", tuple(columns), tuple(rows))
 

@@ -1,4 +1,4 @@
-"""Result files, written atomically: JSON for facts and figures, .npz for one row per image. Intervals of shares."""
+"""Result files, written atomically: JSON for facts and figures, .npz for one row per image. Shares and intervals."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def atomic(path: str | Path) -> Iterator[Path]:
 def write_text(path: str | Path, text: str) -> None:
     with atomic(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    with atomic(path) as partial:
+        partial.write_bytes(content)
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -81,3 +86,19 @@ def difference(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
     """Return the mean difference over the same images, and half the width of its 95 % interval."""
     change = mine.astype(float) - theirs.astype(float)
     return float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share in percent, for example 90.1 %."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def percent_with_interval(share: float, bounds: tuple[float, float], digits: int = 1) -> str:
+    """Return a share and its interval in percent, for example 90.1 % (89.5 to 90.7)."""
+    low, high = bounds
+    return f"{percent(share, digits)} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def signed_points(difference: float, digits: int = 1) -> str:
+    """Return a difference of two shares in points, for example +0.3 or −1.2."""
+    return f"{100 * difference:+.{digits}f}".replace("-", "−")

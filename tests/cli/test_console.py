@@ -19,7 +19,7 @@ def test_a_narrow_terminal_shortens_the_text_and_not_the_times() -> None:
     printed = io.StringIO()
     console = Console(file=printed, force_terminal=True, width=60, no_color=True)
     bar = TimeBar(console)
-    bar.say("1,000 images left, robust so far 37.5 %, targeted APGD with a long title", 125.0)
+    bar.report("1,000 images left, robust so far 37.5 %, targeted APGD with a long title", 125.0)
     console.print(bar.get_renderable())
     (line,) = printed.getvalue().splitlines()
     assert "1,000 images" in line and "…" in line and "0:00 elapsed, 2:05 left" in line

@@ -93,7 +93,7 @@ def test_a_learned_alpha_is_compared_with_a_fixed_one(mixture: Path, tmp_path: P
     printed = run("--clean-accuracy", "0.6", "--images", "6")
     assert "the mixture is correct on 87.5 % of 8 test images, and on 75.0 % of 4 images under the strongest" in printed
     assert "With one α for all images, the mixture is correct on 87.5 % and 50.0 % of the same images" in printed
-    assert "The network gives 25.0 points more robust accuracy (± 42.4)" in printed
+    assert "The mixer gives 25.0 points more robust accuracy (± 42.4)" in printed
     now = load_facts("runs/demo")["learned alpha"]
     assert now["images"] == 6
     assert f"In the live run, on 6 images, this mixture has {100 * now['clean']:.1f} %" in printed
@@ -106,7 +106,7 @@ def test_a_learned_alpha_of_other_models_is_left_out(mixture: Path) -> None:
     description = json.loads((mixture / "mixture.json").read_text())
     description["robust"]["sha256"] = "0" * 64
     (mixture / "mixture.json").write_text(json.dumps(description))
-    assert "A network can choose α" not in run("--clean-accuracy", "0.5", "--images", "2")
+    assert "A mixer can choose α" not in run("--clean-accuracy", "0.5", "--images", "2")
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -114,7 +114,7 @@ def test_ctrl_c_during_the_learned_alpha(mixture: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(demo, "measure_learned", interrupt)
     printed = run("--clean-accuracy", "0.5", "--images", "2", code=130)
     assert "stopped: the learned α was not attacked" in printed
-    assert "A network can choose α" in printed and "In the live run" not in printed
+    assert "A mixer can choose α" in printed and "In the live run" not in printed
 
 
 @pytest.mark.usefixtures("no_pictures", "ctrl_c")

@@ -20,7 +20,7 @@ from adaptive_smoothing.cli.console import RunProgressBar
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.evaluation import cost
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report import verdicts
+from adaptive_smoothing.report import run_folder, verdicts
 from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.threat import Threat
@@ -47,7 +47,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure takes half a second to draw."""
-    monkeypatch.setattr(verdicts, "png", lambda figure: b"")
+    monkeypatch.setattr(run_folder, "png", lambda figure: b"")
     monkeypatch.setattr(verdicts, "waterfall_figure", lambda verdict: None)
 
 
@@ -231,7 +231,7 @@ class Bar:
         self.left: list[float | None] = []
         self.texts: list[str] = []
 
-    def say(self, text: str, seconds_left: float | None) -> None:
+    def report(self, text: str, seconds_left: float | None) -> None:
         self.texts.append(text)
         self.left.append(seconds_left)
 

@@ -3,7 +3,7 @@ import torch
 
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Audit, Verdict
-from adaptive_smoothing.report.verdicts import audit_sentence, waterfall_figure
+from adaptive_smoothing.report.verdicts import audit_sentence, gap_table, waterfall_figure
 
 INFINITY = float("inf")
 
@@ -50,6 +50,12 @@ def test_a_run_without_an_attack_has_a_figure() -> None:
 def test_the_audit_bounds_the_accuracy_that_was_missed() -> None:
     """With none of 59 random images fooled, the bound is 1 - 0.05 ** (1 / 59) = 4.95 %."""
     words = audit_sentence(Audit(survivors=1000, random=59, random_fooled=0, closest=41, closest_fooled=2), 2000)
-    assert "fooled were 0 of 59 random images, and 2 of the 41 with the smallest margin." in words
+    assert "fooled were 0 of 59 random images, and 2 of the 41 that were closest to being fooled." in words
     assert "at most 5.0 % of the 900 images that were not audited can be fooled. That is 2.23 points" in words
     assert audit_sentence(Audit(3, 0, 0, 3, 0), 100).startswith("No audit: 3 images survived")
+
+
+def test_a_gap_of_a_few_images_is_not_shown() -> None:
+    clean, attacked = gap_table(verdict([ROBUST] * 4 + [0] * 5, [-1.0] * 4 + [1.0] * 5)).rows
+    assert clean == ("clean", "100.00 %", "0.000", "0.000", "–", "–")
+    assert attacked == ("attacked", "44.44 %", "–", "–", "0.000", "0.000")

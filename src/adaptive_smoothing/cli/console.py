@@ -25,9 +25,10 @@ from adaptive_smoothing.evaluation.sweep import attack_count, tradeoff
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.report.tables import Table, rich_table
-from adaptive_smoothing.report.tradeoff.report import Choice, Report, percent
+from adaptive_smoothing.report.tradeoff.report import Choice, Report
 from adaptive_smoothing.report.tradeoff.sentences import sentences
 from adaptive_smoothing.report.tradeoff.tables import tables
+from adaptive_smoothing.results import percent
 from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
 
@@ -71,7 +72,7 @@ class TimeBar(RichProgress):
         self.only = self.add_task("", total=None)
         self.printed = 0.0
 
-    def say(self, text: str, seconds_left: float | None) -> None:
+    def report(self, text: str, seconds_left: float | None) -> None:
         """Show what is being done, and the seconds left if they are known."""
         elapsed = self.tasks[0].elapsed or 0.0
         total = None if seconds_left is None else elapsed + max(seconds_left, 0.0)
@@ -112,12 +113,12 @@ class Count:
     def __init__(self, bar: TimeBar, total: int, kind: str) -> None:
         self.bar, self.total, self.kind, self.done = bar, total, kind, 0
         self.start = time.perf_counter()
-        bar.say(f"0 of {total:,} {kind}", None)
+        bar.report(f"0 of {total:,} {kind}", None)
 
     def __call__(self, more: int) -> None:
         self.done += more
         pace = (time.perf_counter() - self.start) / self.done
-        self.bar.say(f"{self.done:,} of {self.total:,} {self.kind}", pace * (self.total - self.done))
+        self.bar.report(f"{self.done:,} of {self.total:,} {self.kind}", pace * (self.total - self.done))
 
 
 @dataclass
@@ -144,10 +145,10 @@ class RunProgressBar:
             self.began, self.start = progress.finished, time.perf_counter()
         done, left = progress.finished - self.began, progress.images - progress.finished
         seconds = (time.perf_counter() - self.start) / done * left if done else None
-        so_far = "" if progress.accuracy is None else f", {self.word} so far {100 * progress.accuracy:.1f} %"
+        so_far = "" if progress.accuracy is None else f", {self.word} so far {percent(progress.accuracy)}"
         images = math.ceil(left - 1e-3)  # shares of a shard add up to a whole number except for rounding errors
         text = f"{images:,} image{'s' * (images != 1)} left{so_far}{_stage(progress.stage)}"
-        self.bar.say(text, seconds)
+        self.bar.report(text, seconds)
 
 
 def _stage(stage: str) -> str:

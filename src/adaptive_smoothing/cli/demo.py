@@ -84,7 +84,7 @@ def demo(
         int | None, typer.Option(min=1, help="Test images to attack; by default 24 on a CPU, otherwise 1,000.")
     ] = None,
     device: opt.Device = "auto",
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/demo"),
 ) -> None:
     """Mix and attack the two models of the package, in under three minutes on a CPU."""
     target, console = as_share(wanted), screen()
@@ -133,7 +133,7 @@ class Pair:
 
 
 def _introduction(pair: Pair) -> str:
-    g, h = (sum(weight.numel() for weight in model.parameters()) for model in (pair.standard, pair.robust))
+    g, h = (pair.facts[letter]["parameters"] for letter in "gh")
     return (
         f"This package contains two image classifiers for CIFAR-10. g ({STANDARD}, {g / 1e6:.1f} million weights) was "
         f"trained for accuracy only. h ({ROBUST}, {h / 1e6:.1f} million weights) was trained to resist attacks. The "
@@ -184,13 +184,7 @@ def _attack_pair(
         f"mixture (MIX) at α = {attacked}. Use --images N for another number of images.\n"
     )
     return measure_tradeoff(
-        pair.standard,
-        pair.robust,
-        test,
-        ATTACK,
-        mix_alphas=mix_alphas,
-        batch_size=work.batch_size,
-        console=console,
+        pair.standard, pair.robust, test, ATTACK, mix_alphas=mix_alphas, batch_size=work.batch_size, console=console
     )
 
 
@@ -200,7 +194,7 @@ def _attack_learned(
     """Attack the mixture with a learned alpha. Return the result, and whether Ctrl-C ended the attack."""
     try:
         with TimeBar(console) as bar:
-            bar.say(f"attacking the mixture with a learned α on {len(data):,} images", None)
+            bar.report(f"attacking the mixture with a learned α on {len(data):,} images", None)
             return measure_learned(learned, pair, data, wanted, batch_size, RunProgressBar(bar)), False
     except KeyboardInterrupt:
         console.print("[yellow]stopped[/]: the learned α was not attacked")

@@ -25,6 +25,7 @@ from adaptive_smoothing.evaluation.evaluate import evaluate as evaluate_model
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
 from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_tables, write_verdict
+from adaptive_smoothing.results import percent
 from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
 from adaptive_smoothing.runs.journal import Journal, room_for
 from adaptive_smoothing.settings import changed
@@ -36,8 +37,10 @@ BINARIZED = {"cuda": 64, "cpu": 8}
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name from `models`, or a path; G of a mixture G H.")],
-    robust: Annotated[str | None, typer.Argument(metavar="[H]", help="The robust model of a mixture G H.")] = None,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL | G", help="A name from `models`, or a path; G of a mixture G H.")
+    ],
+    robust: Annotated[str | None, typer.Argument(metavar="H", help="The robust model of a mixture G H.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in a mixture G H.")] = None,
     name: Annotated[str, typer.Option("--preset", help=f"Attacks: {', '.join(PRESETS)}.")] = "fast",
     threat: opt.ThreatText = "Linf:8/255",
@@ -108,8 +111,8 @@ def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: s
     outcome, attack = "no image could be tested.", cascade.name if has_own else "PGD-50"
     if found.attack_success is not None and found.random_success is not None:
         outcome = (
-            f"on {found.images} images {attack} found the planted example in {100 * found.attack_success:.0f} %, "
-            f"random points in {100 * found.random_success:.0f} %."
+            f"on {found.images} images {attack} found the planted example in {percent(found.attack_success, 0)}, "
+            f"random points in {percent(found.random_success, 0)}."
         )
     console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {outcome}", markup=False)
     return {"attack": attack, **asdict(found), "passed": found.passed}

@@ -28,7 +28,7 @@ VERBS = {
 
 
 class Verbs(TyperGroup):
-    """Imports the file of a verb when the verb is called, and says after Ctrl-C how to go on."""
+    """Imports the file of a verb when the verb is called, and prints how to continue after Ctrl-C."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -60,7 +60,7 @@ app = typer.Typer(
 
 
 def _not_imported() -> None:
-    """Stand in for a verb in the list of verbs. `Verbs` imports the verb itself."""
+    """Placeholder of a verb in the list of verbs. `Verbs` imports the verb itself."""
 
 
 for verb, line in VERBS.items():

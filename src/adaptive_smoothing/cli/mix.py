@@ -199,7 +199,7 @@ def _search_nonlinear(pair: Pair, threat: Threat, clean: float, attacked: int, c
     with TimeBar(console) as bar:
 
         def log(text: str) -> None:
-            bar.say(text, None)
+            bar.report(text, None)
 
         return fit_nonlinear(pair.g, pair.h, pair.val, threat, clean_accuracy=clean, attacked=attacked, log=log)
 
@@ -215,7 +215,7 @@ def _tune(
         return tune(mixed, val, clean_accuracy=clean)
     robust = target.value if clean is None else None
     with TimeBar(console) as bar:
-        bar.say(f"attacking {min(len(val), images):,} validation images several times", None)
+        bar.report(f"attacking {min(len(val), images):,} validation images several times", None)
         return tune(
             mixed, val, clean_accuracy=clean, robust_accuracy=robust, threat=threat, attacked=images, log=console.print
         )
@@ -236,7 +236,7 @@ def _attack(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, con
     few = pair.val.take(slice(images))
     robust = robust_accuracy_under(few, threat)
     with TimeBar(console) as bar:
-        bar.say(f"attacking {len(few):,} validation images", None)
+        bar.report(f"attacking {len(few):,} validation images", None)
         return Attacked(len(few), robust(mixed), robust(pair.h))
 
 

@@ -9,6 +9,7 @@ import typer
 
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import screen
+from adaptive_smoothing.results import percent
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
@@ -49,6 +50,6 @@ def train(
     card = train_base(settings, options, root=data_root, download=download, test_images=test_images)
     console = screen()
     for split, row in card["figures"].items():
-        shown = "   ".join(f"{title} {100 * row[key]:.2f} %" for key, title in TITLES.items() if key in row)
+        shown = "   ".join(f"{title} {percent(row[key], 2)}" for key, title in TITLES.items() if key in row)
         console.print(f"{split:5} {row['images']:6} images   {shown}")
     console.print(f"Trained for {card['seconds']:.0f} s. Written to {options.folder}.")

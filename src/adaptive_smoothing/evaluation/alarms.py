@@ -60,7 +60,7 @@ ADVICE = {
     "zero-gradient": "look for a detached, rounded or saturated part, and attack a differentiable surrogate of it",
     "flat-steps": "attack a smooth surrogate of the rounded or detached part, and add a black-box attack",
     "hidden-mixture": "evaluate the mixture itself, so that the attacks designed for mixtures are run as well",
-    "detached-alpha": "let gradients flow through the mixing network, or attack at both ends of alpha's range as well",
+    "detached-alpha": "let gradients flow through the mixer, or attack at both ends of alpha's range as well",
     "flat-alpha": "use --preset fast or adaptive, which also attack a mixture with a smooth alpha",
     "more-steps-do-not-help": "attack from many starts and without gradients: the gradients seem to be uninformative",
     "unbounded-attack": "the attack fails, the model is not robust: see the other alarms, then try a better attack",

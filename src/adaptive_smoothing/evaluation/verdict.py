@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from adaptive_smoothing.evaluation.alarms import Alarm
-from adaptive_smoothing.results import interval
+from adaptive_smoothing.results import interval, percent_with_interval
 from adaptive_smoothing.threat import Threat
 
 # In `fooled_by`: misclassified without an attack, and not fooled by any attack.
@@ -65,15 +65,11 @@ class Evaluation:
         return interval(int(self.robust_correct.sum()), len(self.labels))
 
     def __repr__(self) -> str:
-        found = f"clean {_percent(self.clean, self.clean_interval)}"
+        found = f"clean {percent_with_interval(self.clean, self.clean_interval, 2)}"
         if self.attacked_predictions is not None:
-            found += f", robust {_percent(self.robust, self.interval)}"
+            found += f", robust {percent_with_interval(self.robust, self.interval, 2)}"
         circumstances = f"{len(self.labels):,} images, {self.attack or 'no attack'}"
         return f"{type(self).__name__}: {found}; 95 % intervals\n{circumstances}"
-
-
-def _percent(accuracy: float, bounds: tuple[float, float]) -> str:
-    return f"{100 * accuracy:.2f} % ({100 * bounds[0]:.1f} to {100 * bounds[1]:.1f})"
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -14,11 +14,11 @@ from matplotlib.ticker import PercentFormatter
 from adaptive_smoothing.certification.certificates import Certificates, Frontier
 from adaptive_smoothing.certification.smoothing import reachable_radius
 from adaptive_smoothing.report.figures import Panel, png, side_by_side
+from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.report.verdicts import FACTS
-from adaptive_smoothing.results import atomic, read_json, read_rows, write_json, write_rows
-from adaptive_smoothing.runs.folder import RESULT, ROWS
+from adaptive_smoothing.results import percent, read_json, read_rows, write_bytes, write_json
+from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS
 
 FIGURE = "certified.png"
 WRITTEN = (RESULT, ROWS, FACTS, FIGURE)
@@ -27,12 +27,9 @@ FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
 
 
 def write_certificates(folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write rows.npz, the figure, facts.json and finally result.json. Only facts.json differs between equal runs."""
-    write_rows(folder / ROWS, certificates.rows)
-    with atomic(folder / FIGURE) as partial:
-        partial.write_bytes(png(side_by_side([certified_panel(certificates)])))
-    write_json(folder / FACTS, facts)
-    write_json(folder / RESULT, {**certificates.summary(), "models": models})
+    """Write the files of the run folder."""
+    result, figure = {**certificates.summary(), "models": models}, side_by_side([certified_panel(certificates)])
+    write_result(folder, result, certificates.rows, {FIGURE: figure}, facts)
 
 
 def read_certificates(folder: Path) -> Certificates:
@@ -46,13 +43,13 @@ def certified_sentences(certificates: Certificates) -> list[str]:
     model = "h alone" if settings["alpha"] == 1 else f"a mixture with alpha at least {settings['alpha']:.4g}"
     if settings["method"] == "smoothing":
         model += f"; h is smoothed with sigma {settings['sigma']:g} and {settings['votes']} votes"
-    clean = f"Clean accuracy {100 * certificates.clean:.2f} % on {images:,} images. The model is {model}."
+    clean = f"Clean accuracy {percent(certificates.clean, 2)} on {images:,} images. The model is {model}."
     if settings["method"] == "local":
         holds = certificates.accuracy(settings["eps"], estimated=True)
         mean = certificates.rows["constants"].mean()
         result = (
             f"Estimated, not certified: the mean local Lipschitz constant in {settings['norm']}, over classes and "
-            f"images, is {mean:.3f}. According to the estimate, {100 * holds:.2f} % of the images are correct and "
+            f"images, is {mean:.3f}. According to the estimate, {percent(holds, 2)} of the images are correct and "
             f"robust at radius {settings['eps']:.4g}."
         )
         return [clean, result]
@@ -80,9 +77,9 @@ def certified_table(certificates: Certificates) -> Table:
     reach = _reach(certificates)
     rows = []
     for row in certificates.table(at):
-        certified = (f"{100 * row['certified']:.2f} %", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
+        certified = (percent(row["certified"], 2), f"{100 * row['low']:.1f} to {100 * row['high']:.1f}")
         certified = certified if row["radius"] <= reach else ("–", "–")
-        rows.append((f"{row['radius']:.4g}", *certified, f"{100 * row['estimate']:.2f} %"))
+        rows.append((f"{row['radius']:.4g}", *certified, percent(row["estimate"], 2)))
     columns = (f"{certificates.settings['norm']} radius", "certified accuracy", "95 % interval")
     note = f"–: {_limit(certificates)}." if reach < at[-1] else ""
     if certificates.settings["method"] != "smoothing":
@@ -132,8 +129,7 @@ def write_frontier(folder: Path, frontier: Frontier) -> None:
     at = _radii(float(frontier.radii.max()))
     best, names = frontier.best(at)
     members = {name: member.summary() for name, member in frontier.members.items()}
-    with atomic(folder / FRONTIER_FIGURE) as partial:
-        partial.write_bytes(png(side_by_side([frontier_panel(frontier)])))
+    write_bytes(folder / FRONTIER_FIGURE, png(side_by_side([frontier_panel(frontier)])))
     found = {"clean accuracy": frontier.clean_accuracy, "radii": at, "best": best.tolist(), "whose": names}
     write_json(folder / FRONTIER, {**found, "members": members})
 
@@ -172,11 +168,11 @@ def _looks(style: Style) -> Iterator[dict[str, Any]]:
             yield {"color": colour, "linestyle": line}
 
 
-def certified_panel(certificates: Certificates, style: Style = LIGHT) -> Panel:
+def certified_panel(certificates: Certificates) -> Panel:
     """Return a panel with the certified accuracy as a function of the radius, and the estimate as a thin line."""
 
     def draw(axes: Axes) -> None:
-        method, colour = certificates.settings["method"], style.clean
+        method, colour = certificates.settings["method"], LIGHT.clean
         if method != "local":
             axes.step(*certificates.curve(), where="pre", color=colour, linestyle="-", label="certified")
         if method != "lipschitz":

@@ -13,7 +13,7 @@ from adaptive_smoothing.evaluation.comparison import Comparison, Point
 from adaptive_smoothing.report.figures import Panel, error_bars, legend_below, percent_axes
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.results import difference
+from adaptive_smoothing.results import difference, signed_points
 
 MARKERS = "os^Dv*"
 
@@ -46,8 +46,8 @@ def _cell(point: Point | None, first: Point | None) -> str:
 
 def gain(mine: np.ndarray, theirs: np.ndarray) -> str:
     """Return the difference of two accuracies on the same images, in points, with its 95 % interval."""
-    points, half = (100 * number for number in difference(mine, theirs))
-    return f"{points:+.2f} ± {half:.2f}".replace("-", "−")
+    ahead, half = difference(mine, theirs)
+    return f"{signed_points(ahead, 2)} ± {100 * half:.2f}"
 
 
 def comparison_panel(comparison: Comparison, style: Style = LIGHT) -> Panel:

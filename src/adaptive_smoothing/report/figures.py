@@ -32,10 +32,10 @@ def side_by_side(panels: Sequence[Panel], style: Style = LIGHT) -> Figure:
     return figure
 
 
-def png(figure: Figure, dpi: int = 150) -> bytes:
+def png(figure: Figure) -> bytes:
     """Return the figure as a PNG file."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 
 

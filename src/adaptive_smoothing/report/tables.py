@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import rich.box
 import rich.table
 
 from adaptive_smoothing.evaluation.verdict import GapStatistics
+from adaptive_smoothing.results import percent
 
-# Columns of a table of confidence gaps; `gap_cells` returns the last four.
 GAP_COLUMNS = ("", "accuracy", "correct: mean", "median", "incorrect: mean", "median")
+# The gap of fewer predictions is not shown.
+FEW_GAPS = 5
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,23 @@ def markdown(table: Table) -> str:
     return "\n".join([f"**{table.title}**", "", *lines, *(["", table.note] if table.note else [])]) + "\n"
 
 
-def gap_cells(gaps: GapStatistics, predictions: str, *, enough: bool = True) -> list[str]:
-    """Return the mean and the median gap of the `right` or `wrong` predictions; dashes if there are not enough."""
-    values = [gaps[f"{predictions}_{statistic}"] if enough else None for statistic in ("mean", "median")]
+def gap_statistics_table(gaps: Mapping[str, GapStatistics], images: int, note: str, *, digits: int = 1) -> Table:
+    """Return the confidence gaps of correct and incorrect predictions, one row per entry of `gaps`.
+
+    Args:
+        images: number of images of each row.
+        digits: decimals of the accuracy in percent.
+    """
+    rows = []
+    for name, statistics in gaps.items():
+        accuracy = statistics["accuracy"] or 0.0
+        correct = _gap_cells(statistics, "right", round(accuracy * images))
+        incorrect = _gap_cells(statistics, "wrong", round((1 - accuracy) * images))
+        rows.append((name, percent(accuracy, digits), *correct, *incorrect))
+    return Table("Confidence gaps", GAP_COLUMNS, tuple(rows), f"{note} –: fewer than {FEW_GAPS} images.")
+
+
+def _gap_cells(gaps: GapStatistics, predictions: str, count: int) -> list[str]:
+    """Return the mean and the median gap of the `right` or `wrong` predictions; dashes if there are too few."""
+    values = [gaps[f"{predictions}_{statistic}"] if count >= FEW_GAPS else None for statistic in ("mean", "median")]
     return ["–" if value is None else f"{value:.3f}" for value in values]

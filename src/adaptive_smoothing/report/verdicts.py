@@ -14,38 +14,31 @@ from matplotlib.ticker import MaxNLocator
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
-from adaptive_smoothing.report.figures import Panel, png, side_by_side
-from adaptive_smoothing.report.style import LIGHT, Style
-from adaptive_smoothing.report.tables import GAP_COLUMNS, Table, gap_cells
-from adaptive_smoothing.results import atomic, write_json, write_rows
-from adaptive_smoothing.runs.folder import RESULT, ROWS
+from adaptive_smoothing.report.figures import Panel, side_by_side
+from adaptive_smoothing.report.run_folder import write_result
+from adaptive_smoothing.report.style import LIGHT
+from adaptive_smoothing.report.tables import Table, gap_statistics_table
+from adaptive_smoothing.results import percent, percent_with_interval
+from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS
 
-# Facts that differ between two equal runs, so they are not in the result: dates, seconds, the machine, speeds.
-FACTS = "facts.json"
 WATERFALL = "waterfall.png"
 WRITTEN = (RESULT, ROWS, FACTS, WATERFALL)
-# Bins of the histogram of margins.
+# Bins of the histogram of leads.
 BINS = 40
 
 
 def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write the files of the run folder. result.json has the same bytes for the same images, model and attack."""
-    write_rows(folder / ROWS, verdict.rows())
-    with atomic(folder / WATERFALL) as partial:
-        partial.write_bytes(png(waterfall_figure(verdict)))
-    write_json(folder / FACTS, facts)
-    write_json(folder / RESULT, {**verdict.summary(), "models": models})
+    """Write the files of the run folder."""
+    result, figure = {**verdict.summary(), "models": models}, waterfall_figure(verdict)
+    write_result(folder, result, verdict.rows(), {WATERFALL: figure}, facts)
 
 
 def sentences(verdict: Verdict) -> list[str]:
     """Return the result in words: accuracies with their intervals, and the audit."""
-    clean_low, clean_high = (100 * bound for bound in verdict.clean_interval)
-    low, high = (100 * bound for bound in verdict.interval)
-    found = [
-        f"Clean accuracy {100 * verdict.clean:.2f} % ({clean_low:.1f} to {clean_high:.1f}), robust accuracy "
-        f"{100 * verdict.robust:.2f} % ({low:.1f} to {high:.1f}) on {len(verdict.labels):,} images; 95 % "
-        "Clopper-Pearson intervals."
-    ]
+    clean = percent_with_interval(verdict.clean, verdict.clean_interval, 2)
+    robust = percent_with_interval(verdict.robust, verdict.interval, 2)
+    images = f"{len(verdict.labels):,} images; 95 % Clopper-Pearson intervals"
+    found = [f"Clean accuracy {clean}, robust accuracy {robust} on {images}."]
     if verdict.audit is not None:
         found.append(audit_sentence(verdict.audit, len(verdict.labels)))
     return found
@@ -56,12 +49,13 @@ def audit_sentence(audit: Audit, images: int) -> str:
     if not audit.random:
         return f"No audit: {audit.survivors} images survived the attacks, which is too few."
     points = 100 * audit.missed_share * audit.unseen / images
-    closest = f", and {audit.closest_fooled} of the {audit.closest} with the smallest margin" if audit.closest else ""
+    fooled = f"{audit.random_fooled} of {audit.random} random images"
+    if audit.closest:
+        fooled += f", and {audit.closest_fooled} of the {audit.closest} that were closest to being fooled"
     return (
-        f"Audit of the {audit.survivors:,} images that survived, with full FAB-T and Square: fooled were "
-        f"{audit.random_fooled} of {audit.random} random images{closest}. With 95 % confidence, at most "
-        f"{100 * audit.missed_share:.1f} % of the {audit.unseen:,} images that were not audited can be fooled. That is "
-        f"{points:.2f} points of accuracy."
+        f"Audit of the {audit.survivors:,} images that survived, with full FAB-T and Square: fooled were {fooled}. "
+        f"With 95 % confidence, at most {percent(audit.missed_share)} of the {audit.unseen:,} images that were not "
+        f"audited can be fooled. That is {points:.2f} points of accuracy."
     )
 
 
@@ -72,23 +66,19 @@ def verdict_tables(verdict: Verdict, costs: dict[str, Cost]) -> list[Table]:
 
 def waterfall_table(verdict: Verdict) -> Table:
     """Return how many images each attack fooled, and the accuracy after it."""
-    rows = [(stage_title(key), f"{took:,}", f"{100 * left:.2f} %") for key, took, left in verdict.waterfall]
+    rows = [(stage_title(key), f"{fooled:,}", percent(left, 2)) for key, fooled, left in verdict.waterfall]
     note = "Each attack is run on the images that are still classified correctly. clean: incorrect without an attack."
     return Table("Accuracy after each attack", ("", "images fooled", "accuracy left"), tuple(rows), note)
 
 
 def gap_table(verdict: Verdict) -> Table:
     """Return the paper's tab:confidence for one model."""
-    rows = tuple(
-        (name, f"{100 * (gaps['accuracy'] or 0):.2f} %", *gap_cells(gaps, "right"), *gap_cells(gaps, "wrong"))
-        for name, gaps in verdict.gaps().items()
-    )
     note = (
         "Gap: probability of the first class minus that of the second; under attack, on the worst version of an image. "
         "Most presets stop at the first success, so their gaps of incorrect predictions are not the largest possible; "
         "the preset margin and PGD do not stop."
     )
-    return Table("Confidence gaps", GAP_COLUMNS, rows, note)
+    return gap_statistics_table(verdict.gaps(), len(verdict.labels), note, digits=2)
 
 
 def cost_table(costs: dict[str, Cost]) -> Table:
@@ -110,22 +100,22 @@ def cost_table(costs: dict[str, Cost]) -> Table:
 
 
 def waterfall_figure(verdict: Verdict) -> Figure:
-    """Return a figure of the accuracy after each attack (left), and of the margins of the images (right)."""
-    return side_by_side([waterfall_panel(verdict), margin_panel(verdict)])
+    """Return a figure of the accuracy after each attack (left), and of the lead of the correct class (right)."""
+    return side_by_side([waterfall_panel(verdict), lead_panel(verdict)])
 
 
-def waterfall_panel(verdict: Verdict, style: Style = LIGHT) -> Panel:
+def waterfall_panel(verdict: Verdict) -> Panel:
     """Return a panel with one bar per attack: the accuracy it leaves, and the share it fooled."""
 
     def draw(axes: Axes) -> None:
-        keys, taken, shares = zip(*verdict.waterfall, strict=True)
+        keys, counts, shares = zip(*verdict.waterfall, strict=True)
         left = [100 * share for share in shares]
         before, places = [100.0, *left[:-1]], range(len(left))
-        axes.barh(places, left, color=style.clean, height=0.7)
-        axes.barh(places, [a - b for a, b in zip(before, left, strict=True)], left=left, color=style.mix, height=0.7)
-        for place, took in enumerate(taken):
+        axes.barh(places, left, color=LIGHT.clean, height=0.7)
+        axes.barh(places, [a - b for a, b in zip(before, left, strict=True)], left=left, color=LIGHT.mix, height=0.7)
+        for place, fooled in enumerate(counts):
             # To the right of the bar: a short bar has no room for text.
-            text = f"{left[place]:.2f} %" + (f"  (−{took:,})" if took else "")
+            text = f"{left[place]:.2f} %" + (f"  (−{fooled:,})" if fooled else "")
             axes.text(before[place] + 1.5, place, text, va="center", fontsize=9)
         axes.set_yticks(list(places), [stage_title(key) for key in keys])
         axes.invert_yaxis()
@@ -137,19 +127,19 @@ def waterfall_panel(verdict: Verdict, style: Style = LIGHT) -> Panel:
     return draw
 
 
-def margin_panel(verdict: Verdict, style: Style = LIGHT) -> Panel:
-    """Return a histogram of the margin of the correct class on the worst version found of each image."""
+def lead_panel(verdict: Verdict) -> Panel:
+    """Return a histogram of how far the correct class leads, on the worst version found of each image."""
 
     def draw(axes: Axes) -> None:
-        robust, margin = verdict.robust_correct, -verdict.margin
+        robust, lead = verdict.robust_correct, -verdict.margin
         fooled = verdict.clean_correct & ~robust
         # An image that was not attacked has no worst version.
-        known = margin.isfinite()
-        bins = _bins(margin[verdict.clean_correct & known].numpy())
-        for which, color, word in ((robust, style.clean, "robust"), (fooled, style.mix, "fooled")):
-            axes.hist(margin[which & known].numpy(), bins=bins, color=color, label=f"{word}: {int(which.sum()):,}")
-        axes.axvline(0, color=style.ink, linewidth=1)
-        axes.set(xlabel="margin of the correct class, in logits", ylabel="images")
+        known = lead.isfinite()
+        bins = _bins(lead[verdict.clean_correct & known].numpy())
+        for which, color, word in ((robust, LIGHT.clean, "robust"), (fooled, LIGHT.mix, "fooled")):
+            axes.hist(lead[which & known].numpy(), bins=bins, color=color, label=f"{word}: {int(which.sum()):,}")
+        axes.axvline(0, color=LIGHT.ink, linewidth=1)
+        axes.set(xlabel="lead of the correct class, in logits", ylabel="images")
         axes.set_title("Worst version found of each image")
         # Leave room for the legend above the bars.
         axes.set_ylim(0, 1.25 * axes.get_ylim()[1])

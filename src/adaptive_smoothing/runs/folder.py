@@ -16,6 +16,8 @@ from adaptive_smoothing.runs.journal import BINDING
 from adaptive_smoothing.version import code_version
 
 RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
+# What differs between two equal runs, so it is not in the result: dates, seconds, the machine, speeds.
+FACTS = "facts.json"
 
 
 def has_result(folder: str | Path) -> bool:

@@ -8,9 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.figures import png, svg
+from adaptive_smoothing.report.figures import png, side_by_side, svg
 from adaptive_smoothing.report.style import DARK
-from adaptive_smoothing.report.tradeoff.figures import gap_figure, tradeoff_figure
+from adaptive_smoothing.report.tradeoff.figures import curves_panel, frontier_panel, gap_figure, tradeoff_figure
 from adaptive_smoothing.report.tradeoff.report import Report
 
 
@@ -104,9 +104,10 @@ def test_labels_are_readable_and_do_not_overlap(report: Report, alpha: float) ->
 
 
 def test_figures_are_saved_as_png_and_svg(run: Tradeoff) -> None:
-    assert png(tradeoff_figure(run), dpi=40).startswith(b"\x89PNG")
-    drawing = svg(tradeoff_figure(run, style=DARK))
-    assert "<svg" in drawing and drawing == svg(tradeoff_figure(run, style=DARK))
+    assert png(tradeoff_figure(run)).startswith(b"\x89PNG")
+    panels = [curves_panel(run, style=DARK), frontier_panel(run, style=DARK)]
+    drawing, again = (svg(side_by_side(panels, DARK)) for _ in range(2))
+    assert "<svg" in drawing and drawing == again
     assert "http" not in drawing.split("<g ", 1)[1].replace("http://www.w3.org/1999/xlink", "")
     assert DARK.paper in drawing
 

@@ -1,10 +1,10 @@
-from adaptive_smoothing.report.tradeoff.report import Report, at, like_the_paper
+from adaptive_smoothing.report.tradeoff.report import Report, accuracy_at, like_the_paper
 
 
 def test_between_measured_alphas_there_is_no_interval(report: Report) -> None:
-    assert at(report.main, "mix", 0.753).bounds is None
-    low, high = at(report.main, "mix", 0.75).bounds or (1, 0)
-    assert low < at(report.main, "mix", 0.753).value < high
+    assert accuracy_at(report.main, "mix", 0.753).bounds is None
+    low, high = accuracy_at(report.main, "mix", 0.75).bounds or (1, 0)
+    assert low < accuracy_at(report.main, "mix", 0.753).value < high
 
 
 def test_the_paper_is_compared_where_it_measured_the_same() -> None:

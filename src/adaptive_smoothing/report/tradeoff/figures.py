@@ -37,12 +37,7 @@ def figures(report: Report) -> dict[str, Figure]:
 
 
 def tradeoff_figure(
-    stored: Tradeoff,
-    live: Tradeoff | None = None,
-    chosen_alpha: float | None = None,
-    *,
-    style: Style = LIGHT,
-    paper: bool = True,
+    stored: Tradeoff, live: Tradeoff | None = None, chosen_alpha: float | None = None, *, paper: bool = True
 ) -> Figure:
     """Return the paper's figure STD+ROB (left), and clean against attacked accuracy (right).
 
@@ -51,13 +46,12 @@ def tradeoff_figure(
         live: a smaller run, drawn as squares with 95 % intervals in the same colours.
         paper: add the models of the paper, which were measured on CIFAR-10 at Linf 8/255.
     """
-    curves = curves_panel(stored, live, chosen_alpha, style)
-    return side_by_side([curves, frontier_panel(stored, chosen_alpha, style, paper=paper)], style)
+    return side_by_side([curves_panel(stored, live, chosen_alpha), frontier_panel(stored, chosen_alpha, paper=paper)])
 
 
-def gap_figure(tradeoff: Tradeoff, alpha: float | None = None, *, style: Style = LIGHT) -> Figure:
+def gap_figure(tradeoff: Tradeoff, alpha: float | None = None) -> Figure:
     """Return histograms of the confidence gaps of h (left) and g (right), for correct and incorrect predictions."""
-    return side_by_side([gap_panel(tradeoff, "h", alpha, style), gap_panel(tradeoff, "g", style=style)], style)
+    return side_by_side([gap_panel(tradeoff, "h", alpha), gap_panel(tradeoff, "g")])
 
 
 def curves_panel(

@@ -15,28 +15,14 @@ from adaptive_smoothing.report.figures import Panel, side_by_side, svg
 from adaptive_smoothing.report.style import DARK, LIGHT, Style
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.tradeoff.figures import alpha_words, curves_panel, frontier_panel, gap_panel
-from adaptive_smoothing.report.tradeoff.report import (
-    Report,
-    at,
-    attack_name,
-    base_accuracies,
-    like_the_paper,
-    percent,
-)
+from adaptive_smoothing.report.tradeoff.report import Report, accuracy_at, attack_name, base_accuracies, like_the_paper
 from adaptive_smoothing.report.tradeoff.sentences import sentences, threat_words
 from adaptive_smoothing.report.tradeoff.tables import tables
-from adaptive_smoothing.results import atomic
+from adaptive_smoothing.results import percent
 
 TITLE = "Mixing an accurate and a robust classifier"
 NO_BREAK = "\N{NO-BREAK SPACE}"
 TEMPLATE = Path(__file__).with_name("page.html")
-
-
-def write_page(path: str | Path, report: Report, title: str = TITLE) -> Path:
-    """Write the page of `report` to `path`, and return the path. The file is complete or absent."""
-    with atomic(path) as partial:
-        partial.write_text(page(report, title), encoding="utf-8")
-    return Path(path)
 
 
 def page(report: Report, title: str = TITLE) -> str:
@@ -57,7 +43,7 @@ def page(report: Report, title: str = TITLE) -> str:
 def _tiles(report: Report) -> list[str]:
     found = [("g, standard", *base_accuracies(report.main, "g")), ("h, robust", *base_accuracies(report.main, "h"))]
     if report.alpha is not None:
-        mixture = at(report.main, "clean", report.alpha), at(report.main, "worst", report.alpha)
+        mixture = accuracy_at(report.main, "clean", report.alpha), accuracy_at(report.main, "worst", report.alpha)
         found.insert(1, (f"mixture, α = {report.alpha:.3f}", *mixture))
     return [
         f'<div class="tile{" ours" * name.startswith("mixture")}"><h2>{_html(name)}</h2>'

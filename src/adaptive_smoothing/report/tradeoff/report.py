@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.results import interval
+from adaptive_smoothing.results import interval, percent, percent_with_interval
 
 # Table tab:confidence of the paper: accuracy, mean gap of correct and of incorrect predictions.
 PAPER_GAPS = {
@@ -21,17 +21,14 @@ PAPER_GAPS = {
 
 
 @dataclass(frozen=True)
-class Share:
+class MeasuredAccuracy:
     """An accuracy with its 95 % bounds. It has no bounds if it is interpolated between two measured alphas."""
 
     value: float
     bounds: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        if self.bounds is None:
-            return f"≈{percent(self.value)}"
-        low, high = self.bounds
-        return f"{percent(self.value)} ({100 * low:.1f} to {100 * high:.1f})"
+        return f"≈{percent(self.value)}" if self.bounds is None else percent_with_interval(self.value, self.bounds)
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,9 @@ class Choice:
     images: int
 
     @property
-    def reached(self) -> Share:
+    def reached(self) -> MeasuredAccuracy:
         """The accuracy with its 95 % bounds, which are wider the fewer validation images there are."""
-        return Share(self.accuracy, interval(round(self.accuracy * self.images), self.images))
+        return MeasuredAccuracy(self.accuracy, interval(round(self.accuracy * self.images), self.images))
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Report:
         live: a smaller run that was made just now, as a check of a stored `main`.
         choice: the alpha that was chosen for a wanted clean accuracy.
         facts: models, versions, seconds, and whether the run was interrupted.
-        learned: a comparison with an alpha that a network chooses for each image.
+        learned: a comparison with an alpha that a mixer chooses for each image.
     """
 
     main: Tradeoff
@@ -72,29 +69,24 @@ class Report:
         return self.choice.alpha if self.choice else None
 
 
-def share(correct: np.ndarray) -> Share:
+def measured_accuracy(correct: np.ndarray) -> MeasuredAccuracy:
     """Return the share of correct images with its 95 % bounds."""
-    return Share(float(correct.mean()), interval(int(correct.sum()), len(correct)))
+    return MeasuredAccuracy(float(correct.mean()), interval(int(correct.sum()), len(correct)))
 
 
-def at(tradeoff: Tradeoff, curve: str, alpha: float) -> Share:
+def accuracy_at(tradeoff: Tradeoff, curve: str, alpha: float) -> MeasuredAccuracy:
     """Return the accuracy of a curve at alpha: as measured there, or interpolated between its neighbours."""
     alphas = tradeoff.alphas_of(curve)
     nearest = int(np.abs(alphas - alpha).argmin())
     if abs(alphas[nearest] - alpha) < 1e-6:
-        return share(tradeoff.correct(curve)[nearest])
-    return Share(float(np.interp(alpha, alphas, tradeoff.accuracy(curve))))
+        return measured_accuracy(tradeoff.correct(curve)[nearest])
+    return MeasuredAccuracy(float(np.interp(alpha, alphas, tradeoff.accuracy(curve))))
 
 
-def base_accuracies(tradeoff: Tradeoff, model: str) -> tuple[Share, Share]:
+def base_accuracies(tradeoff: Tradeoff, model: str) -> tuple[MeasuredAccuracy, MeasuredAccuracy]:
     """Return the clean accuracy of g or h, and its accuracy under the attack made on it."""
     clean = tradeoff.rows[f"clean_{model}"]
-    return share(clean), share(clean & tradeoff.rows["std_g" if model == "g" else "rob_h"])
-
-
-def percent(value: float) -> str:
-    """Return a share in percent, for example 90.1 %."""
-    return f"{100 * value:.1f} %"
+    return measured_accuracy(clean), measured_accuracy(clean & tradeoff.rows["std_g" if model == "g" else "rob_h"])
 
 
 def attack_name(run: Tradeoff) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from adaptive_smoothing.evaluation.tradeoff import save_tradeoff
 from adaptive_smoothing.report.figures import png, svg
 from adaptive_smoothing.report.tradeoff.figures import figures
-from adaptive_smoothing.report.tradeoff.page import TITLE, write_page
+from adaptive_smoothing.report.tradeoff.page import TITLE, page
 from adaptive_smoothing.report.tradeoff.report import Report
-from adaptive_smoothing.results import atomic
+from adaptive_smoothing.results import write_bytes, write_text
 
 
 def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:
@@ -22,8 +22,8 @@ def write_run(folder: str | Path, report: Report, title: str = TITLE) -> Path:
     choice = {"choice": asdict(report.choice)} if report.choice else {}
     save_tradeoff(folder, report.live or report.main, {**choice, **report.facts})
     for name, figure in figures(report).items():
-        with atomic(folder / f"{name}.png") as partial:
-            partial.write_bytes(png(figure))
-        with atomic(folder / f"{name}.svg") as partial:
-            partial.write_text(svg(figure), encoding="utf-8")
-    return write_page(folder / "page.html", report, title)
+        write_bytes(folder / f"{name}.png", png(figure))
+        write_text(folder / f"{name}.svg", svg(figure))
+    path = folder / "page.html"
+    write_text(path, page(report, title))
+    return path

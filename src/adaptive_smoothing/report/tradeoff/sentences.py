@@ -8,8 +8,15 @@ from typing import Any
 
 from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.tradeoff.report import Choice, Report, at, base_accuracies, images_word, percent, share
-from adaptive_smoothing.results import difference
+from adaptive_smoothing.report.tradeoff.report import (
+    Choice,
+    Report,
+    accuracy_at,
+    base_accuracies,
+    images_word,
+    measured_accuracy,
+)
+from adaptive_smoothing.results import difference, percent
 
 # With fewer images a 95 % interval is wider than 20 points, so the ratio of two accuracies means nothing.
 FEW = 100
@@ -52,7 +59,7 @@ def _base_classifiers(run: Tradeoff) -> str:
 
 
 def _mixture(run: Tradeoff, choice: Choice) -> str:
-    clean, worst = at(run, "clean", choice.alpha).value, at(run, "worst", choice.alpha).value
+    clean, worst = accuracy_at(run, "clean", choice.alpha).value, accuracy_at(run, "worst", choice.alpha).value
     return (
         f"The mixture (1 − α) g + α h of their probabilities needs no training. The largest α with a clean accuracy of "
         f"{percent(choice.wanted)} is {choice.alpha:.3f}, with {choice.reached} on {choice.images:,} validation "
@@ -65,24 +72,25 @@ def _compared_with_h(run: Tradeoff, clean: float, worst: float) -> str:
     h_clean, h_attacked = (part.value for part in base_accuracies(run, "h"))
     if run.images < FEW:
         return f"h has {percent(h_clean)} and {percent(h_attacked)}. So few images do not show small differences."
-    more = f"{_points(clean - h_clean)} clean accuracy than h"
+    more = f"{_more_or_less(clean - h_clean)} clean accuracy than h"
     if not h_attacked:
         return f"It has {more}. h has no robust accuracy on these images."
     kept = "all" if worst >= h_attacked else percent(worst / h_attacked)
     return f"It keeps {kept} of the robust accuracy of h, and has {more}."
 
 
-def _points(difference: float) -> str:
+def _more_or_less(difference: float) -> str:
+    """Return a difference of two shares in words, for example `1.2 points more`."""
     return f"{100 * abs(difference):.1f} points {'more' if difference >= 0 else 'less'}"
 
 
 def _attacks(run: Tradeoff, alpha: float) -> str:
-    left = {curve: at(run, curve, alpha).value for curve in ("std", "rob", "mix")}
+    left = {curve: accuracy_at(run, curve, alpha).value for curve in ("std", "rob", "mix")}
     strongest = left["mix"] <= min(left["std"], left["rob"])
     return (
         f"At this α, {percent(left['std'])} of the images are correct under the attack on g (STD), "
         f"{percent(left['rob'])} under the attack on h (ROB), and {percent(left['mix'])} under the attack on the "
-        f"mixture itself (MIX). {percent(at(run, 'worst', alpha).value)} are correct under all three. MIX is "
+        f"mixture itself (MIX). {percent(accuracy_at(run, 'worst', alpha).value)} are correct under all three. MIX is "
         f"{'' if strongest else 'not '}the strongest of them. Stronger attacks than PGD give lower numbers, above all "
         "for a mixture, because a confident g hides its gradient. To measure them, run adaptive-smoothing evaluate "
         "with --preset adaptive."
@@ -117,17 +125,17 @@ def _learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
     ours, fixed = learned.compare_with_fixed(choice.wanted)
     ahead, half = difference(ours.robust_correct, fixed.robust_correct)
     words = (
-        "A network can choose α for each image. One was trained for this pair, and tuned to "
+        "A mixer can choose α for each image. One was trained for this pair, and tuned to "
         f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images. With it, the mixture is correct "
         f"on {percent(ours.accuracy)} of {len(ours.clean_correct):,} test images, and on {percent(ours.robust)} of "
         f"{len(ours.robust_correct):,} images under the strongest attacks of this package. With one α for all images, "
         f"the mixture is correct on {percent(fixed.accuracy)} and {percent(fixed.robust)} of the same images. The "
-        f"network gives {_points(ahead)} robust accuracy (± {100 * half:.1f})."
+        f"mixer gives {_more_or_less(ahead)} robust accuracy (± {100 * half:.1f})."
     )
     if learned.measured is None:
         return words
     images = len(learned.measured.clean_correct)
-    clean, robust = share(learned.measured.clean_correct), share(learned.measured.robust_correct)
+    clean, robust = map(measured_accuracy, (learned.measured.clean_correct, learned.measured.robust_correct))
     return f"{words} In the live run, on {images:,} images, this mixture has {clean} clean, and {robust} under PGD."
 
 
@@ -136,9 +144,9 @@ def _live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
         f"In the first figure, the squares are the live run on {live.images:,} images, and the lines are the stored "
         f"run of the same models on {run.images:,} images."
     )
-    if alpha is None or (now := at(live, "worst", alpha)).bounds is None:
+    if alpha is None or (now := accuracy_at(live, "worst", alpha)).bounds is None:
         return words
-    stored = at(run, "worst", alpha).value
+    stored = accuracy_at(run, "worst", alpha).value
     outcome = f"contains the stored {percent(stored)}"
     if not now.bounds[0] <= stored <= now.bounds[1]:
         outcome = f"does not contain the stored {percent(stored)}, as happens for one interval in twenty"

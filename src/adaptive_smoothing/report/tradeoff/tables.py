@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.report.comparison import frontier_table
-from adaptive_smoothing.report.tables import GAP_COLUMNS, Table, gap_cells
+from adaptive_smoothing.report.tables import Table, gap_statistics_table
 from adaptive_smoothing.report.tradeoff.report import (
     PAPER_GAPS,
     Choice,
+    MeasuredAccuracy,
     Report,
-    Share,
-    at,
+    accuracy_at,
     attack_name,
     base_accuracies,
     images_word,
-    percent,
 )
-
-# A mean over fewer images is not shown.
-FEW_GAPS = 5
+from adaptive_smoothing.results import percent, signed_points
 
 
 def tables(report: Report) -> list[Table]:
@@ -38,7 +35,7 @@ def models_table(run: Tradeoff, alpha: float | None = None) -> Table:
     """Return the clean and attacked accuracy of g, of h, and of their mixture."""
     found = {"g, standard": base_accuracies(run, "g"), "h, robust": base_accuracies(run, "h")}
     if alpha is not None:
-        found[f"mixture, α = {alpha:.3f}"] = at(run, "clean", alpha), at(run, "worst", alpha)
+        found[f"mixture, α = {alpha:.3f}"] = accuracy_at(run, "clean", alpha), accuracy_at(run, "worst", alpha)
     rows = tuple((name, str(clean), str(attacked)) for name, (clean, attacked) in found.items())
     note = "g and h: under the attack made on them. Mixture: under all three attacks. 95 % Clopper-Pearson intervals."
     if any(part.bounds is None for parts in found.values() for part in parts):
@@ -48,35 +45,30 @@ def models_table(run: Tradeoff, alpha: float | None = None) -> Table:
 
 def choice_table(run: Tradeoff, choice: Choice) -> Table:
     """Return the accuracies at the chosen alpha, and their differences from those of g and of h."""
-    clean, worst = at(run, "clean", choice.alpha).value, at(run, "worst", choice.alpha).value
-    rows = [
+    clean, worst = accuracy_at(run, "clean", choice.alpha).value, accuracy_at(run, "worst", choice.alpha).value
+    rows: list[tuple[str, ...]] = [
         (f"wanted, on {choice.images:,} validation images", percent(choice.wanted), ""),
         ("reached there", str(choice.reached), ""),
         (f"on {run.images:,} {images_word(run.settings)}", percent(clean), percent(worst)),
     ]
     for model in ("g", "h"):
         other_clean, other_worst = (part.value for part in base_accuracies(run, model))
-        rows.append((f"compared with {model}", _points(clean - other_clean), _points(worst - other_worst)))
+        changes = (f"{signed_points(change)} points" for change in (clean - other_clean, worst - other_worst))
+        rows.append((f"compared with {model}", *changes))
     title, columns = f"The chosen α = {choice.alpha:.3f}", ("", "clean", attack_name(run))
     return Table(title, columns, tuple(rows), f"{attack_name(run)}: accuracy under all three attacks.")
 
 
 def gap_table(run: Tradeoff) -> Table:
     """Return the paper's tab:confidence, with medians as well as means."""
-    rows = []
-    for key, gaps in run.gaps().items():
-        accuracy = gaps["accuracy"] or 0.0
-        name = key.replace(" ", ", ").replace("pgd", attack_name(run))
-        correct = gap_cells(gaps, "right", enough=round(accuracy * run.images) >= FEW_GAPS)
-        incorrect = gap_cells(gaps, "wrong", enough=round((1 - accuracy) * run.images) >= FEW_GAPS)
-        rows.append((name, percent(accuracy), *correct, *incorrect))
+    gaps = {key.replace(" ", ", ").replace("pgd", attack_name(run)): found for key, found in run.gaps().items()}
     paper = PAPER_GAPS["h pgd"][1], PAPER_GAPS["h clean"][2]
     note = (
         "Gap: probability of the first class minus that of the second. A mixture needs an h that is more confident in "
         "its correct predictions under attack than in its incorrect ones on clean images "
-        f"(the paper's h: {paper[0]} and {paper[1]} on average). –: fewer than {FEW_GAPS} images."
+        f"(the paper's h: {paper[0]} and {paper[1]} on average)."
     )
-    return Table("Confidence gaps", GAP_COLUMNS, tuple(rows), note)
+    return gap_statistics_table(gaps, run.images, note)
 
 
 def alpha_table(
@@ -87,18 +79,14 @@ def alpha_table(
     shown = {float(a) for a in run.mix_alphas if every or abs(a * 10 - round(a * 10)) < 1e-9}
     rows = []
     for a in sorted(shown if alpha is None else shown | {alpha}):
-        parts = (_without_bounds(at(run, curve, a)) for curve in ("clean", "std", "rob", "mix"))
-        rows.append((_alpha_name(a, alpha), *parts, str(at(run, "worst", a))))
+        parts = (_without_bounds(accuracy_at(run, curve, a)) for curve in ("clean", "std", "rob", "mix"))
+        rows.append((_alpha_name(a, alpha), *parts, str(accuracy_at(run, "worst", a))))
     columns = ("α", "clean", "STD", "ROB", "MIX", "all three")
     note = "STD, ROB and MIX: attacks made on g, on h, and on the mixture itself. All three: the worst case."
     return Table(f"{name}: {run.images:,} images", columns, tuple(rows), note)
 
 
-def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f} points".replace("-", "−")
-
-
-def _without_bounds(part: Share) -> str:
+def _without_bounds(part: MeasuredAccuracy) -> str:
     return percent(part.value) if part.bounds else str(part)
 
 

@@ -1,0 +1,32 @@
+"""Write the files of a run folder: rows, a figure, facts, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from adaptive_smoothing.report.figures import png
+from adaptive_smoothing.results import write_bytes, write_json, write_rows
+from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS
+
+
+def write_result(
+    folder: Path,
+    result: Mapping[str, Any],
+    rows: dict[str, np.ndarray],
+    figures: Mapping[str, Figure],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write rows.npz, the figures by their names, facts.json and finally result.json.
+
+    result.json has the same bytes for equal runs; only `facts` may differ between them.
+    """
+    write_rows(folder / ROWS, rows)
+    for name, figure in figures.items():
+        write_bytes(folder / name, png(figure))
+    write_json(folder / FACTS, facts)
+    write_json(folder / RESULT, result)
