@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from adaptive_smoothing.results import atomic
+from adaptive_smoothing.runs.progress import CountCallback
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -45,7 +46,7 @@ class TrainingMonitor:
                 self.board.flush()
 
     @contextmanager
-    def show_evaluation(self, split: str, images: int) -> Iterator[Callable[[int], None]]:
+    def show_evaluation(self, split: str, images: int) -> Iterator[CountCallback]:
         """Show a bar for the evaluation on a split; yield a function to call with the number of finished images."""
         self.progress.update(self.task, visible=False)
         task = self.progress.add_task(f"evaluating {self.title} on {split}", total=images, note="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.progress import CountCallback
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.base_methods import Network, make_base_method
 from adaptive_smoothing.training.loop import Loop, TrainingBatch, TrainingOptions
@@ -159,7 +159,7 @@ class Trainer(Loop):
         }
 
 
-def figures(model: nn.Module, recipe: Recipe, data: ImageData, progress: Callable[[int], None]) -> dict[str, float]:
+def figures(model: nn.Module, recipe: Recipe, data: ImageData, progress: CountCallback) -> dict[str, float]:
     """Return clean and PGD-20 accuracy, and that of the smoothed classifier for `gaussian`.
 
     PGD has the threat model of the recipe, or Linf 8/255 for methods without attacks. `progress` is called with the

@@ -22,6 +22,7 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.results import read_rows, write_rows
+from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
 
 # A mixture in float32 may miss an interval of settings that is narrower than this, relative to its position.
 NARROW = 1e-6
@@ -29,8 +30,6 @@ NARROW = 1e-6
 SATURATED = 12.0
 # Images per batch.
 BATCH = 500
-
-CountCallback = Callable[[int], None]  # called with the number of images of each finished batch
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class CleanAccuracyCurve:
 
 
 def accuracy_curve(
-    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: CountCallback | None = None
+    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: CountCallback = ignore_progress
 ) -> CleanAccuracyCurve:
     """Return the clean accuracy of a mixture at every alpha in [0, 1], or at every alpha_shift of a learned alpha."""
     _check_tunable(mixed)
@@ -110,7 +109,7 @@ def accuracy_curve(
 
 
 def fixed_alpha_curve(
-    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: CountCallback | None = None
+    mixed: MixedClassifier, data: ImageData, *, batch_size: int = BATCH, progress: CountCallback = ignore_progress
 ) -> CleanAccuracyCurve:
     """Return the clean accuracy of a mixture at every alpha that is shared by all images."""
 
@@ -229,13 +228,12 @@ def _per_image(
     model: nn.Module,
     data: ImageData,
     batch_size: int,
-    progress: CountCallback | None,
+    progress: CountCallback,
 ) -> np.ndarray:
     """Return the columns that `function` computes for each batch, for all images."""
     check_data(data)
     columns = []
     for batch in batches(data, batch_size, device=device_of(model, data)):
         columns.append(function(batch).cpu())
-        if progress is not None:
-            progress(len(batch.labels))
+        progress(len(batch.labels))
     return torch.cat(columns, dim=1).numpy()
