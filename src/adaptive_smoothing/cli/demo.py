@@ -91,7 +91,7 @@ def demo(
     pair = Pair.load(opt.pick_device(device))
     make_folder(out, overwrite=True)
     console.print(_introduction(pair), markup=False)
-    stored, learned = _stored_facts(pair, console), _stored_comparison(pair)
+    stored, learned = _stored_facts(pair, console), stored_comparison(pair)
     start = time.perf_counter()
     choice = choose(_clean_accuracy(pair, stored is not None, out, console), target, console)
     work = CPU if pair.device == "cpu" else GPU
@@ -155,7 +155,7 @@ def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
     return facts
 
 
-def _stored_comparison(pair: Pair) -> LearnedAlphaResult | None:
+def stored_comparison(pair: Pair) -> LearnedAlphaResult | None:
     """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
     if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
         return None
