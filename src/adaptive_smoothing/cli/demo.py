@@ -91,7 +91,7 @@ def demo(
     pair = Pair.load(opt.pick_device(device))
     make_folder(out, overwrite=True)
     console.print(_introduction(pair), markup=False)
-    stored, learned = _stored_facts(pair, console), stored_comparison(pair)
+    stored, learned = _stored_facts(pair, console), stored_comparison(pair.facts)
     start = time.perf_counter()
     choice = choose(_clean_accuracy(pair, stored is not None, out, console), target, console)
     work = CPU if pair.device == "cpu" else GPU
@@ -155,13 +155,13 @@ def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
     return facts
 
 
-def stored_comparison(pair: Pair) -> LearnedAlphaResult | None:
+def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
     """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
     if not pretrained.exists(MIXED) or not has_tradeoff(COMPARED):
         return None
     mixture = pretrained.read(pretrained.find(MIXED))
     made_for = {"g": mixture["standard"], "h": mixture["robust"]}
-    if any(made_for[letter].get("sha256") != model["sha256"] for letter, model in pair.facts.items()):
+    if any(made_for[letter].get("sha256") != model["sha256"] for letter, model in models.items()):
         return None
     return LearnedAlphaResult(Comparison.read(COMPARED))
 
