@@ -69,16 +69,10 @@ def mix(
     target = read_target(mode, clean, robust_accuracy, alpha)
     options, recipe_changes = split_changes(changes)
     check_mode(mode, recipe, recipe_changes, resume, options, target)
-    training = TrainingOptions(
-        out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}",
-        device=where,
-        compiled=options.compiled,
-        resume=resume,
-    )
-    folder = training.folder
-    _check_folder(folder, overwrite or (resume and training.checkpoint.exists()))
-    if mode is Mode.adaptive and not overwrite:
-        training.check_folder()
+    folder = out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}"
+    training = TrainingOptions(folder, device=where, compiled=options.compiled, resume=resume)
+    if not overwrite:
+        _check_folder(training, mode)
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, data, data_root, download)
@@ -91,14 +85,13 @@ def mix(
     searched, confirmed = _images_to_attack(options.attacked, where)
     if overwrite and not resume:
         training.checkpoint.unlink(missing_ok=True)
-    facts: dict[str, Any] = {}
     if settings:
-        mixed, facts = _train(pair, settings, training)
+        mixed = _train(pair, settings, training)
     elif mode is Mode.nonlinear:
         mixed = _search_nonlinear(pair, against, target.value, searched, console)
-        facts = mixed.card
     else:
         mixed = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
+    facts = mixed.card
     mixed = _tune(mixed, pair.val, against, target, options.search, searched, console)
     attacked = _attack(mixed, pair, against, confirmed, console)
     asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
@@ -110,13 +103,14 @@ def mix(
     console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
 
 
-def _check_folder(folder: Path, may_replace: bool) -> None:
-    """Raise an error if the folder has a mixture that may not be replaced."""
-    if (folder / FILE).exists() and not may_replace:
-        raise FileExistsError(
-            f"expected a folder without a mixture, got {folder}, which holds one: choose another --out, or replace it "
-            "with --overwrite"
-        )
+def _check_folder(training: TrainingOptions, mode: Mode) -> None:
+    """Raise an error if the folder has a mixture or an unfinished training that would be replaced."""
+    continues = training.resume and training.checkpoint.exists()
+    if (training.folder / FILE).exists() and not continues:
+        hint = "choose another --out, or replace it with --overwrite"
+        raise FileExistsError(f"expected a folder without a mixture, got {training.folder}, which holds one: {hint}")
+    if mode is Mode.adaptive:
+        training.check_folder()
 
 
 class Pair(NamedTuple):
@@ -186,12 +180,13 @@ def _images_to_attack(asked: int | None, device: str) -> tuple[int, int]:
     return asked or searched, confirmed if asked is None else asked
 
 
-def _train(pair: Pair, recipe: MixingRecipe, options: TrainingOptions) -> tuple[MixedClassifier, dict[str, Any]]:
-    """Train a mixer; return the mixture, and facts about the training for its card."""
+def _train(pair: Pair, recipe: MixingRecipe, options: TrainingOptions) -> MixedClassifier:
+    """Return the mixture with a trained mixer, and with facts about the training in its card."""
     start = time.perf_counter()
     mixed = fit_adaptive(pair.g, pair.h, pair.train, pair.val, recipe, options)
     facts = training_facts(recipe, len(pair.train), time.perf_counter() - start, options.device)
-    return mixed, facts | {"resumed": options.resume}
+    mixed.card = facts | {"resumed": options.resume}
+    return mixed
 
 
 def _search_nonlinear(pair: Pair, threat: Threat, clean: float, attacked: int, console: Console) -> MixedClassifier:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -46,7 +46,7 @@ class Mixer(nn.Module, ABC):
     """
 
     # A mixer that can be stored (see `mixers`) has a name for files, a name for tables, a description for cards, and a
-    # property `options` with the arguments of `restore`.
+    # property `options` that `restore` can read.
     kind: ClassVar[str]
     title: ClassVar[str]
     summary: ClassVar[str]
@@ -59,7 +59,7 @@ class Mixer(nn.Module, ABC):
     def forward(self, base_outputs: BaseOutputs) -> MixerOutput: ...
 
     @classmethod
-    def restore(cls, robust: nn.Module, **options: Any) -> Self:
+    def restore(cls, robust: nn.Module, options: Mapping[str, Any]) -> Self:
         """Return a mixer for this h with the stored `options` of one, before its weights are loaded."""
         return cls(**options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 import torch
@@ -73,7 +73,7 @@ class FineTunedTail(Mixer):
         return cls(tail.requires_grad_(True), tap, shape=shape, hidden=hidden).to(tail.head.weight.device).eval()
 
     @classmethod
-    def restore(cls, robust: nn.Module, **options: Any) -> Self:
+    def restore(cls, robust: nn.Module, options: Mapping[str, Any]) -> Self:
         return cls.of(without_transform(robust), **options)
 
     @property

@@ -187,7 +187,7 @@ def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folde
     if not isinstance(description, dict):
         return float(description)
     check_choice("the kind of the mixer", description["kind"], MIXERS)
-    mixer = MIXERS[description["kind"]].restore(robust, **_tuples(description["options"]))
+    mixer = MIXERS[description["kind"]].restore(robust, _tuples(description["options"]))
     mixer.load_state_dict(read_weights(folder / WEIGHTS, description["sha256"]))
     return freeze(mixer)
 
