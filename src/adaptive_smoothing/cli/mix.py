@@ -86,21 +86,16 @@ def mix(
     if overwrite and not resume:
         training.checkpoint.unlink(missing_ok=True)
     if settings:
-        mixed = _train(pair, settings, training)
+        made = _train(pair, settings, training)
     elif mode is Mode.nonlinear:
-        mixed = _search_nonlinear(pair, against, target.value, searched, console)
+        made = _search_nonlinear(pair, against, target.value, searched, console)
     else:
-        mixed = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
-    facts = mixed.card
-    mixed = _tune(mixed, pair.val, against, target, options.search, searched, console)
+        made = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
+    mixed = _tune(made, pair.val, against, target, options.search, searched, console)
     attacked = _attack(mixed, pair, against, confirmed, console)
-    asked = {"mode": str(mode), "threat": f"{against.norm}:{against.eps:g}", "wanted": {target.name: target.value}}
-    card = asked | {"data": pair.val.fingerprint()} | environment(where) | facts
+    card = _card(mode, against, target, pair.val) | environment(where) | made.card
     reached = _store(mixed, pair.val, folder, hold, card, attacked)
-    console.print(f"\n{reached} {_comparison(pair, curve, attacked)}", soft_wrap=True)
-    # No hard wrap: a command that is broken over two lines cannot be copied.
-    attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
-    console.print(f"Written to {folder}. Next, attack it: {attack}", soft_wrap=True)
+    _print_result(console, f"{reached} {_comparison(pair, curve, attacked)}", folder)
 
 
 def _check_folder(training: TrainingOptions, mode: Mode) -> None:
@@ -246,6 +241,19 @@ def _store(
     accuracy.save(folder / VALIDATION)
     clean = f"{100 * accuracy(setting):.2f} % on {len(val):,} validation images"
     return f"The mixture has a clean accuracy of {clean}, at {accuracy.parameter} {setting:.4g}."
+
+
+def _card(mode: Mode, threat: Threat, target: Target, val: ImageData) -> dict[str, Any]:
+    """Return the facts for the card that follow from the command line."""
+    wanted = {target.name: target.value}
+    against = f"{threat.norm}:{threat.eps:g}"
+    return {"mode": str(mode), "threat": against, "wanted": wanted, "data": val.fingerprint()}
+
+
+def _print_result(console: Console, text: str, folder: Path) -> None:
+    """Print the result and the command to run next, which is not wrapped so that it can be copied."""
+    attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
+    console.print(f"\n{text}\nWritten to {folder}. Next, attack it: {attack}", soft_wrap=True)
 
 
 def _comparison(pair: Pair, curve: CleanAccuracyCurve, attacked: Attacked | None) -> str:
