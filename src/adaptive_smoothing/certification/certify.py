@@ -29,6 +29,7 @@ from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.digest import describe
+from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.runs.journal import Columns, journal_at
 from adaptive_smoothing.runs.progress import RunProgress, ShardProgress, ignore_progress
@@ -46,6 +47,7 @@ from adaptive_smoothing.threat import NORMS
 Certifier = Smoothing | Lipschitz | LocalEstimate
 
 
+@memory_given_back()
 def certify(
     model: nn.Module,
     data: ImageData,

@@ -20,6 +20,7 @@ from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
 from adaptive_smoothing.certification.radius import check_sigma
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
 from adaptive_smoothing.models.inference import float32_as
+from adaptive_smoothing.models.memory import with_smaller_batches
 from adaptive_smoothing.noise import generator, to_device
 
 # Samples of an image whose noise is drawn in one call.
@@ -88,7 +89,8 @@ class Sampler:
             noisy = noisy.contiguous(memory_format=torch.channels_last)
         bfloat16 = torch.autocast(noisy.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
         with float32_as("ieee" if self.precision == "float32" else "tf32"), bfloat16, trusted_images():
-            logits = self._network(noisy)
+            parts = with_smaller_batches(lambda size: list(map(self._network, noisy.split(size))), len(noisy))
+        logits = torch.cat(parts) if len(parts) > 1 else parts[0]
         check_logit_form(logits, noisy)
         check_two_classes(logits)
         probabilities = logits.float().softmax(1)

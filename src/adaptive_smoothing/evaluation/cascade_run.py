@@ -19,6 +19,7 @@ from adaptive_smoothing.evaluation.shard import Shard
 from adaptive_smoothing.evaluation.verdict import ROBUST, Audit, Verdict, attack_title
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import describe
+from adaptive_smoothing.models.memory import limited_memory, parse_bytes, with_smaller_batches
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
@@ -41,6 +42,7 @@ class EvaluationOptions:
         compiled: compile the model; by default from 5,000 images on, on CUDA only.
         precise: search for attacks in float32 as well; successes are always confirmed in float32.
         alarms: check for signs of masked gradients.
+        memory: the most memory to use on a GPU, such as "6G"; default: all of it, if it is needed.
     """
 
     batch_size: int | None = None
@@ -48,8 +50,11 @@ class EvaluationOptions:
     compiled: bool | None = None
     precise: bool = False
     alarms: bool = True
+    memory: str | int | None = None
 
     def __post_init__(self) -> None:
+        if self.memory is not None:
+            parse_bytes(self.memory)
         check_size("batch_size", self.batch_size)
         check_size("shard_size", self.shard_size)
 
@@ -72,6 +77,14 @@ class EvaluationRun(ShardedRun):
 
     def run(self, devices: Sequence[str] = (), progress: RunProgress = ignore_progress) -> Verdict:
         """Check the model for alarms, attack all shards, audit the survivors, and return the verdict."""
+        try:
+            with limited_memory(self.options.memory, self.device):
+                return self._verdict(devices, progress)
+        finally:
+            if self.engine is None:  # graphs that were recorded for this run would keep their memory
+                self._engine.close()
+
+    def _verdict(self, devices: Sequence[str], progress: RunProgress) -> Verdict:
         self.journal.bind(self.binding)
         early = self._model_alarms() if self.options.alarms else []
         columns = self.columns(progress, devices)
@@ -149,10 +162,13 @@ class EvaluationRun(ShardedRun):
 
     def _model_alarms(self) -> list[alarms.Alarm]:
         """Return the alarms about the model itself, before any time is spent on attacks."""
-        rows = slice(0, ALARM_IMAGES.get(self.device.type, 32))
-        batch = self.batch(rows)
+
+        def check(images: int) -> list[alarms.Alarm]:
+            batch = self.batch(rows := slice(0, images))
+            return alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
+
         with frozen(self.model):
-            found = alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
+            found = with_smaller_batches(check, ALARM_IMAGES.get(self.device.type, 32))
         # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm is raised.
         handled = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]

@@ -7,10 +7,11 @@ import time
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from adaptive_smoothing.models.contract import trusted_images
+from adaptive_smoothing.models.memory import with_smaller_batches
 
 # Images of CIFAR's size in a timed batch, by type of device; number of batches that are timed.
 BATCH = {"cuda": 512, "cpu": 16}
@@ -33,16 +34,21 @@ def measure_cost(model: nn.Module, shape: tuple[int, ...], device: torch.device 
     """Count the operations on one image and time batches in the model's own precision; the fastest one counts."""
     device = torch.device(device)
     count = max(1, BATCH.get(device.type, 64) * 3 * 32 * 32 // math.prod(shape))
-    images = torch.rand(count, *shape, device=device)
     with torch.no_grad(), trusted_images():
         with (counter := FlopCounterMode(display=False)):
-            model(images[:1])
-        seconds = min(_seconds(model, images) for _ in range(ROUNDS))
+            model(torch.rand(1, *shape, device=device))
+        speed = with_smaller_batches(
+            lambda size: _images_per_second(model, torch.rand(size, *shape, device=device)), count
+        )
     parameters = sum(weight.numel() for weight in model.parameters())
-    return Cost(parameters, int(counter.get_total_flops()), count / seconds)
+    return Cost(parameters, int(counter.get_total_flops()), speed)
 
 
-def _seconds(model: nn.Module, images: torch.Tensor) -> float:
+def _images_per_second(model: nn.Module, images: Tensor) -> float:
+    return len(images) / min(_seconds(model, images) for _ in range(ROUNDS))
+
+
+def _seconds(model: nn.Module, images: Tensor) -> float:
     start = time.perf_counter()
     model(images).sum().item()
     return time.perf_counter() - start

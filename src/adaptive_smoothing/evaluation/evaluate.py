@@ -18,6 +18,7 @@ from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, Evaluatio
 from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict, attack_title
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.journal import journal_at
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress
 from adaptive_smoothing.threat import Threat
@@ -50,6 +51,7 @@ def evaluate(
     progress: RunProgress | None = None,
     options: EvaluationOptions = DEFAULT_OPTIONS,
 ) -> Evaluation: ...
+@memory_given_back()
 def evaluate(
     model: nn.Module,
     data: ImageData,

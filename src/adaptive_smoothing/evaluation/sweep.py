@@ -23,11 +23,13 @@ from adaptive_smoothing.evaluation.verdict import confidence_gap
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
 from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
 
 Pair = tuple[nn.Module, nn.Module]
 
 
+@memory_given_back()
 def tradeoff(
     standard: nn.Module,
     robust: nn.Module,

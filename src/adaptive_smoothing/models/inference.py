@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes
+from adaptive_smoothing.models.memory import with_smaller_batches
 
 # The largest number of images in one pass, and of pixel values.
 CHUNK, PIXELS = 512, 2048 * 3 * 32 * 32
@@ -56,7 +57,7 @@ def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
 def fp32_logits_chunked(model: nn.Module, images: Tensor) -> Tensor:
     """Return `fp32_logits` of any number of images, computed in chunks."""
     size = max(1, min(CHUNK, PIXELS // images[0].numel())) if len(images) else CHUNK
-    return torch.cat([fp32_logits(model, part) for part in images.split(size)])
+    return with_smaller_batches(lambda size: torch.cat([fp32_logits(model, part) for part in images.split(size)]), size)
 
 
 class NotFiniteError(ValueError):

@@ -20,6 +20,7 @@ from torch import nn
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models.digest import model_digest
+from adaptive_smoothing.models.memory import apply_limit
 from adaptive_smoothing.runs.journal import Columns, Journal
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
 from adaptive_smoothing.version import code_version
@@ -147,6 +148,7 @@ def _wait(
 def _work(rank: int, run: ShardedRun, devices: list[str], threads: int, reports: Queue[tuple[int, Progress]]) -> None:
     """Process the shards of one device, and put the progress into the queue."""
     device = torch.device(devices[rank])
+    apply_limit()
     if device.type == "cpu":
         torch.set_num_threads(threads)
     mine = replace(run, model=run.model.to(device), device=device)

@@ -18,6 +18,7 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.models import architectures, zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.models.contract import frozen
+from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.progress import CountCallback
@@ -34,6 +35,7 @@ VALIDATION_IMAGES, VALIDATION_BATCHES = 1000, 40
 VALIDATION_SAMPLES, CARD_SAMPLES = 8, 16
 
 
+@memory_given_back(collect=True)
 def train_base(
     recipe: Recipe,
     options: TrainingOptions,

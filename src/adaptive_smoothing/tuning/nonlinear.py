@@ -24,6 +24,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.inference import fp32_logits_chunked
+from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import ignore_progress
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_interval
@@ -63,6 +64,7 @@ class NonlinearSetting:
         return mixed
 
 
+@memory_given_back()
 def fit_nonlinear(
     standard: nn.Module,
     robust: nn.Module,

@@ -19,6 +19,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import ignore_progress
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, check_share, fixed_alpha_curve
@@ -42,6 +43,7 @@ RESCALINGS: tuple[Callable[[MixedClassifier, float], MixedClassifier], ...] = (
 )
 
 
+@memory_given_back()
 def tune(
     mixed: MixedClassifier,
     data: ImageData,

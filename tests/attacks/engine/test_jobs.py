@@ -347,7 +347,7 @@ class Kept(engine_module.JobBatch):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.cuda, self.recordable = True, False
+        self.cuda = True
 
 
 @pytest.mark.parametrize("kind", [engine_module.JobBatch, Kept])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.engine.batch_norm import FusedBatchNorm, Plan, activations_after_norms, has_kernels
 from adaptive_smoothing.attacks.engine.float16 import HAS_FLOAT16, Float16Convolutions, with_scaled_gradients
 from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.models.contract import trusted_images
@@ -69,7 +70,11 @@ def fast_arithmetics(device: torch.device) -> tuple[Arithmetic, ...]:
 
 
 class FastModel:
-    """A model in an arithmetic, by default the fastest of the device. It returns float32 logits."""
+    """A model in an arithmetic, by default the fastest of the device. It returns float32 logits.
+
+    In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`). A compiled
+    model is not changed, because the compiler does the same.
+    """
 
     def __init__(
         self, model: nn.Module, device: torch.device, arithmetic: Arithmetic | None = None, *, compiled: bool = False
@@ -78,6 +83,8 @@ class FastModel:
         # Both `__call__` and `mix` of a mixture use its `mix`, so that one function is compiled.
         function: Callable[[Tensor], Tensor | MixedOutput] = model.mix if isinstance(model, MixedClassifier) else model
         self.function = torch.compile(function, dynamic=True) if compiled else function
+        self.fuses = not compiled and self.arithmetic != FULL_PRECISION and has_kernels(device)
+        self._plan: Plan | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
         answer = self._answer(images)
@@ -99,4 +106,8 @@ class FastModel:
                 return with_scaled_gradients(self.function, images)
             if self.device.type == "cuda":
                 images = images.contiguous(memory_format=torch.channels_last)
+            if self.fuses:
+                if self._plan is None:
+                    self._plan = activations_after_norms(self.function, images[:1])
+                stack.enter_context(FusedBatchNorm(self._plan))
             return self.function(images)

@@ -16,17 +16,20 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel, fast_arithmetics
-from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
+from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Recorder, Victim
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
 from adaptive_smoothing.attacks.views import MakeView
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.models.memory import batch_bytes, bytes_per_image
 
 # Rows of a batch of images of CIFAR's size, and how many such images keep a device busy, by type of device.
 BATCH, OTHER_BATCH = {"cuda": 2048, "cpu": 32}, 256
 BUSY, OTHER_BUSY = {"cuda": 1024, "cpu": 32}, 1
 CIFAR_PIXELS = 3 * 32 * 32
 SMALLEST_BATCH = 8
+# The memory of a gradient step in units of what its forward pass keeps for the backward pass.
+TRANSIENT = 1.1
 # Images on which fast arithmetic is compared with full precision.
 PROBE_IMAGES = 8
 # Batch sizes on a GPU, where each size is recorded once: powers of two and the sizes halfway between them.
@@ -65,8 +68,11 @@ class Engine:
         self._arithmetic = FULL_PRECISION if self.precise else None
         self._fast: dict[tuple[int, Arithmetic], FastModel] = {}
         self._recorded: dict[tuple[int, int, Arithmetic, int], JobBatch] = {}
-        # Recorded graphs run one after the other, and no result outlives a replay, so all share one memory pool.
-        self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self._row_bytes: int | None = None  # memory of one row, once it is measured
+        self._recorder = self._new_recorder()
+
+    def _new_recorder(self) -> Recorder | None:
+        return Recorder(self.device) if self.device.type == "cuda" else None
 
     def arithmetic(self, inputs: AttackInput) -> Arithmetic:
         """Return the fastest arithmetic that is accurate enough for the model; it is chosen once."""
@@ -88,31 +94,47 @@ class Engine:
 
         All weights are frozen during the work. Without a `source`, the view is None.
         """
-        if self.batch_size is None:
-            fitting = BATCH.get(self.device.type, OTHER_BATCH) * CIFAR_PIXELS // inputs.images[0].numel()
-            self.size = min(self.size, max(SMALLEST_BATCH, fitting))
         while True:
             try:
-                if source is not None and source not in self._views:
-                    self._views[source] = source(self.model)
-                view = None if source is None else self._views[source]
                 # Graphs are recorded on the current device, whichever device their tensors are on.
                 current = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-                with frozen(*filter(None, (self.model, view))), current:
-                    return work(view)
+                with frozen(self.model), current:
+                    if self.batch_size is None:
+                        self.size = min(self.size, self._fitting_rows(inputs))
+                    view = None if source is None else self._view(source)
+                    with frozen(*filter(None, (view,))):
+                        return work(view)
             except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError) and self.size > 1:
-                    self.size //= 2
-                # Importing the compiler's error classes would take two seconds.
-                elif self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                    warnings.warn(f"this model cannot be compiled, so attacks take longer: {error}", stacklevel=2)
-                    self.compiled = False
-                else:
-                    raise
-                self._fast.clear()
-                self._recorded.clear()
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                self._adapt(error)
+            # Outside of the handler, because the error keeps the tensors of the failed attempt alive.
+            self._fast.clear()
+            self._recorded.clear()
+            self._recorder = None
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._recorder = self._new_recorder()
+
+    def _view(self, source: MakeView) -> nn.Module:
+        if source not in self._views:
+            self._views[source] = source(self.model)
+        return self._views[source]
+
+    def _adapt(self, error: RuntimeError) -> None:
+        """Change the settings after an error: smaller batches, or no compilation. Raise it if this cannot help."""
+        if isinstance(error, torch.OutOfMemoryError) and self.size > 1:
+            self.size //= 2
+        # Importing the compiler's error classes would take two seconds.
+        elif self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            warnings.warn(f"this model cannot be compiled, so attacks take longer: {error}", stacklevel=3)
+            self.compiled = False
+        else:
+            raise error
+
+    def close(self) -> None:
+        """Delete views, compiled and recorded functions. The engine must not be used afterwards."""
+        for kept in (self._views, self._fast, self._recorded):
+            kept.clear()
+        self._recorder = None
 
     def rows(self, jobs: int) -> int:
         """Return the number of rows of a batch for so many jobs: on a GPU one of `SIZES`."""
@@ -129,7 +151,7 @@ class Engine:
             return self._recorded[key]
         fast_view = None if view is None else self._fast_model(view, arithmetic)
         victim = Victim(self._fast_model(self.model, arithmetic), fast_view, arithmetic)
-        batch = JobBatch(attack, victim, state, self._capacity(state), self._compiles(arithmetic), self._memory)
+        batch = JobBatch(attack, victim, state, self._capacity(state), self._compiles(arithmetic), self._recorder)
         if batch.cuda:
             self._recorded[key] = batch
         return batch
@@ -148,6 +170,17 @@ class Engine:
         The others are used for a few images, or are TF32, with which torch 2.9 to 2.11 cannot compile.
         """
         return self.compiled and arithmetic == fast_arithmetics(self.device)[0]
+
+    def _fitting_rows(self, inputs: AttackInput) -> int:
+        """Return the number of rows that fit: on a GPU by the memory of the model, elsewhere by the size of images."""
+        usual = BATCH.get(self.device.type, OTHER_BATCH)
+        if self.device.type != "cuda":
+            return max(SMALLEST_BATCH, usual * CIFAR_PIXELS // inputs.images[0].numel())
+        if self._row_bytes is None:
+            model = FastModel(self.model, self.device, self.arithmetic(inputs))
+            self._row_bytes = bytes_per_image(model, inputs.images)
+        fitting = int(batch_bytes(self.device) / (TRANSIENT * self._row_bytes))
+        return max((size for size in SIZES if size <= min(usual, fitting)), default=SMALLEST_BATCH)
 
     def _capacity(self, state: State) -> int:
         """Return how many images keep the device busy, at most the batch size."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.cuda import _POOL_HANDLE
 
 from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
 from adaptive_smoothing.attacks.objectives import Model, Objective, loss_and_gradient
@@ -41,6 +41,34 @@ class Victim:
             return Answer(logits.detach(), loss, gradient)
 
 
+class Recorder:
+    """Records functions as CUDA graphs on one stream, with one memory pool that all of them share.
+
+    Memory that one stream has freed is not used by another one, and graphs of different pools share nothing. The graphs
+    run one after the other and no result outlives a replay, so sharing is safe.
+    """
+
+    # The first run of a function loads its kernels, which is impossible while a graph is recorded.
+    WARM_UP = 2
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.MemPool()
+
+    def record(self, warm_up: Callable[[], object], step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Return the graph of a step. Recording computes nothing, so `warm_up` must not change the state."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream), torch.cuda.use_mem_pool(self.pool):
+            for _ in range(self.WARM_UP):
+                warm_up()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        # torch's type stubs know another type of handle.
+        with torch.cuda.graph(graph, pool=cast(Any, self.pool.id), stream=self.stream):
+            step()
+        return graph
+
+
 @dataclass(eq=False)
 class JobBatch:
     """Jobs, one per row, that step together. `attack` is `made_for`, adapted to the number of rows."""
@@ -50,10 +78,10 @@ class JobBatch:
     state: State
     capacity: int = 1  # how many images keep the device busy
     compiled: bool = False
-    memory: _POOL_HANDLE | None = None  # the pool that recorded graphs share
+    recorder: Recorder | None = None  # None: steps are not recorded
 
     def __post_init__(self) -> None:
-        self.recordable = self.cuda = self.state["label"].is_cuda
+        self.cuda = self.state["label"].is_cuda
         self.attack = self.made_for.for_rows(len(self.state["label"]), self.capacity)
         self.query: Callable[[State], Tensor] = self.attack.query
         self.update: Callable[[State, Tensor, Answer], State] = self.attack.update
@@ -70,8 +98,8 @@ class JobBatch:
 
     def advance(self, steps: int) -> None:
         """Make `steps` steps of all jobs."""
-        if self.recordable and self.graph is None:
-            self._record()
+        if self.recorder is not None and self.graph is None:
+            self._record(self.recorder)
         for _ in range(steps):
             if self.graph is not None:
                 self.graph.replay()
@@ -91,21 +119,14 @@ class JobBatch:
         # A new value that is another tensor of the state must be copied before that tensor is overwritten.
         self.load({name: value.clone() if value.data_ptr() in mine else value for name, value in new.items()})
 
-    def _record(self) -> None:
-        """Record a step; warm up on a copy of the state, because recording computes nothing."""
-        stream = torch.cuda.Stream(self.state["label"].device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._stepped({name: value.clone() for name, value in self.state.items()})
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+    def _record(self, recorder: Recorder) -> None:
+        """Record a step, after steps on copies of the state."""
         try:
-            with torch.cuda.graph(graph, pool=self.memory, stream=stream):
-                self.step_in_place()
-            self.graph = graph
+            self.graph = recorder.record(
+                lambda: self._stepped({name: value.clone() for name, value in self.state.items()}), self.step_in_place
+            )
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             warnings.warn(f"this model cannot be recorded, so attacks take longer: {error}", stacklevel=2)
-            self.recordable = False
+            self.recorder = None

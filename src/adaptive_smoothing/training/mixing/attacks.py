@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from adaptive_smoothing.attacks import objectives
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.engine.arithmetic import FastModel
-from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
+from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Recorder, Victim
 from adaptive_smoothing.attacks.objectives import Loss, LowerAlpha, Objective
 from adaptive_smoothing.attacks.pgd import STEP_FACTOR, pgd_step
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, most_likely_targets
@@ -40,8 +39,6 @@ UNTARGETED = 0.25
 LEAST_STEPS = 3
 # Step size of `TargetedPGD`, in units of eps / steps.
 TARGETED_STEP = 2.5
-
-Network = Callable[[Tensor], Tensor]
 
 
 class MixtureAttacks:
@@ -107,10 +104,11 @@ class TrainingAttack(ABC):
     """
 
     def __init__(
-        self, model: Network, settings: AttackSettings, *attacks: StepAttack, ranking: Network | None = None
+        self, model: FastModel, settings: AttackSettings, *attacks: StepAttack, ranking: FastModel | None = None
     ) -> None:
         self.settings, self.ranking = settings, ranking or model
-        self.runners = [BatchRunner(attack, model) for attack in attacks]
+        recorder = Recorder(model.device) if model.device.type == "cuda" else None
+        self.runners = [BatchRunner(attack, model, recorder) for attack in attacks]
 
     @abstractmethod
     def __call__(self, batch: TrainingBatch) -> Tensor:
@@ -240,8 +238,8 @@ class BatchRunner:
     the current ones.
     """
 
-    def __init__(self, attack: StepAttack, model: Network) -> None:
-        self.attack, self.victim = attack, Victim(model)
+    def __init__(self, attack: StepAttack, model: FastModel, recorder: Recorder | None = None) -> None:
+        self.attack, self.victim, self.recorder = attack, Victim(model), recorder
         self.batches: dict[int, JobBatch] = {}
 
     def __call__(self, state: State, steps: int) -> State:
@@ -251,6 +249,6 @@ class BatchRunner:
             self.batches[rows].load(state)
         else:
             owned = {name: value.clone() for name, value in state.items()}
-            self.batches[rows] = JobBatch(self.attack, self.victim, owned)
+            self.batches[rows] = JobBatch(self.attack, self.victim, owned, recorder=self.recorder)
         self.batches[rows].advance(steps)
         return self.batches[rows].state

@@ -14,6 +14,7 @@ from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
+from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.loop import TrainingOptions
@@ -21,6 +22,7 @@ from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_reci
 from adaptive_smoothing.training.mixing.trainer import MixingTrainer
 
 
+@memory_given_back(collect=True)
 def train_mixing(
     mixed: MixedClassifier,
     train: ImageData,
@@ -57,6 +59,7 @@ def train_mixing(
     return _train(mixed, train, val, recipe, options)
 
 
+@memory_given_back(collect=True)
 def fit_adaptive(
     standard: nn.Module,
     robust: nn.Module,

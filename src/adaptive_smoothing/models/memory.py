@@ -1,0 +1,137 @@
+"""Memory of a GPU: the limit of a run, the memory that a batch takes, and giving it back when a run ends.
+
+The limit counts what PyTorch allocates. The CUDA context takes about half a gigabyte more.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+# The limit of this process and of those that it starts, in bytes. `limit_memory` sets it.
+VARIABLE = "ADAPTIVE_SMOOTHING_MEMORY"
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Memory for one batch under attack. It does not depend on the memory that is free, so that the size of a batch, and
+# with it the rounding of fast arithmetic, is the same on every GPU that has twice this memory.
+BATCH_BYTES = 4 * 2**30
+
+_DEPTH: ContextVar[int] = ContextVar("depth", default=0)
+Result = TypeVar("Result")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return a number of bytes from a text such as `6G` or `500M`, where a G is 2**30 bytes."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
+    try:
+        size = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    except ValueError:  # such as 1.2.3
+        size = 0
+    if size <= 0:
+        raise ValueError(f"expected an amount of memory such as 6G or 500M, got {text!r}")
+    return size
+
+
+def limit_memory(limit: str | int) -> None:
+    """Limit the GPU memory of this process, and of the processes that it starts: `limit_memory("6G")`."""
+    size = parse_bytes(limit)
+    if not torch.cuda.is_available():
+        raise ValueError(f"expected a GPU for a memory limit, got {limit!r} on a machine without one: leave it out")
+    os.environ[VARIABLE] = str(size)
+    apply_limit()
+
+
+def apply_limit() -> None:
+    """Apply the limit of the environment to all GPUs, in a process that `limit_memory` has not been called in."""
+    if size := os.environ.get(VARIABLE):
+        for number in range(torch.cuda.device_count()):
+            _set_limit(number, int(size))
+
+
+def _set_limit(device: int | torch.device, size: int) -> None:
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+
+
+@contextmanager
+def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[None]:
+    """Limit the memory of one GPU inside of the context; None sets no limit."""
+    if limit is None:
+        yield
+        return
+    size = parse_bytes(limit)
+    if device.type != "cuda":
+        raise ValueError(f"expected a GPU for memory={limit!r}, got {device}: leave it out")
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    _set_limit(device, size)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def batch_bytes(device: torch.device) -> int:
+    """Return the memory for one batch under attack: `BATCH_BYTES`, or half of what this process may allocate."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(device) / 2))
+
+
+def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int:
+    """Return the memory that a model keeps for the backward pass, per image.
+
+    This is the difference of two passes, because what does not grow with the batch, such as weights, does not count.
+    """
+    few = images[:1].expand(4, *images.shape[1:])
+    return max(1, (_kept_bytes(model, few.repeat(2, 1, 1, 1)) - _kept_bytes(model, few)) // len(few))
+
+
+def _kept_bytes(model: Callable[[Tensor], object], images: Tensor) -> int:
+    """Return the memory that one forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(images.clone().requires_grad_())
+    del output
+    return sum(kept.values())
+
+
+def with_smaller_batches(work: Callable[[int], Result], size: int) -> Result:
+    """Return work(size), where `size` is halved each time that memory runs out."""
+    while True:
+        try:
+            return work(size)
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size //= 2
+        # Outside of the handler: the exception keeps the tensors of the failed attempt alive.
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def memory_given_back(*, collect: bool = False) -> Iterator[None]:
+    """Give the unused memory of GPUs back to the device at the end; with `collect`, that of circular references too.
+
+    If such contexts are nested, only the outermost one does so. It also works as a decorator.
+    """
+    token = _DEPTH.set(_DEPTH.get() + 1)
+    try:
+        yield
+    finally:
+        _DEPTH.reset(token)
+        if not _DEPTH.get() and torch.cuda.is_initialized():
+            if collect:
+                gc.collect()
+            torch.cuda.empty_cache()
