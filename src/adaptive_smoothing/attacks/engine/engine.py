@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome
 from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION, Arithmetic, FastModel, fast_arithmetics
-from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Recorder, Victim
+from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
+from adaptive_smoothing.attacks.engine.recorder import Recorder
 from adaptive_smoothing.attacks.step_attack import State, StepAttack
 from adaptive_smoothing.attacks.views import MakeView
 from adaptive_smoothing.models.contract import frozen

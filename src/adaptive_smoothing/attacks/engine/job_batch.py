@@ -8,12 +8,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
+from adaptive_smoothing.attacks.engine.recorder import Recorder
 from adaptive_smoothing.attacks.objectives import Model, Objective, loss_and_gradient
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
 
@@ -39,34 +39,6 @@ class Victim:
                 with torch.no_grad():
                     logits = self.model(images.detach())
             return Answer(logits.detach(), loss, gradient)
-
-
-class Recorder:
-    """Records functions as CUDA graphs on one stream, with one memory pool that all of them share.
-
-    Memory that one stream has freed is not used by another one, and graphs of different pools share nothing. The graphs
-    run one after the other and no result outlives a replay, so sharing is safe.
-    """
-
-    # The first run of a function loads its kernels, which is impossible while a graph is recorded.
-    WARM_UP = 2
-
-    def __init__(self, device: torch.device) -> None:
-        with torch.cuda.device(device):
-            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.MemPool()
-
-    def record(self, warm_up: Callable[[], object], step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Return the graph of a step. Recording computes nothing, so `warm_up` must not change the state."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), torch.cuda.use_mem_pool(self.pool):
-            for _ in range(self.WARM_UP):
-                warm_up()
-        torch.cuda.current_stream().wait_stream(self.stream)
-        graph = torch.cuda.CUDAGraph()
-        # torch's type stubs know another type of handle.
-        with torch.cuda.graph(graph, pool=cast(Any, self.pool.id), stream=self.stream):
-            step()
-        return graph
 
 
 @dataclass(eq=False)
@@ -120,7 +92,7 @@ class JobBatch:
         self.load({name: value.clone() if value.data_ptr() in mine else value for name, value in new.items()})
 
     def _record(self, recorder: Recorder) -> None:
-        """Record a step, after steps on copies of the state."""
+        """Record a step, after a step of a copy of the state."""
         try:
             self.graph = recorder.record(
                 lambda: self._stepped({name: value.clone() for name, value in self.state.items()}), self.step_in_place

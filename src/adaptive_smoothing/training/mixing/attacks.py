@@ -20,7 +20,8 @@ from torch import Tensor
 from adaptive_smoothing.attacks import objectives
 from adaptive_smoothing.attacks.apgd import APGD
 from adaptive_smoothing.attacks.engine.arithmetic import FastModel
-from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Recorder, Victim
+from adaptive_smoothing.attacks.engine.job_batch import JobBatch, Victim
+from adaptive_smoothing.attacks.engine.recorder import Recorder
 from adaptive_smoothing.attacks.objectives import Loss, LowerAlpha, Objective
 from adaptive_smoothing.attacks.pgd import STEP_FACTOR, pgd_step
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, most_likely_targets

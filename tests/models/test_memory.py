@@ -1,0 +1,95 @@
+"""Memory of a GPU: limits, the memory of a batch, smaller batches, and memory that is given back."""
+
+import pytest
+import torch
+from torch import nn
+
+from adaptive_smoothing.models import memory
+from adaptive_smoothing.models.memory import (
+    bytes_per_image,
+    limit_memory,
+    limited_memory,
+    memory_given_back,
+    parse_bytes,
+    with_smaller_batches,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("6G", 6 * 2**30), ("6 GiB", 6 * 2**30), ("1.5g", 3 * 2**29), ("500M", 500 * 2**20), ("2T", 2**41), (4096, 4096)],
+)
+def test_an_amount_of_memory_is_read(text, expected):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "G", "6X", "-1G", "0", "1.2.3G", "six", 0, -5])
+def test_an_amount_that_cannot_be_read_is_named(text):
+    with pytest.raises(ValueError, match="expected an amount of memory such as 6G or 500M, got"):
+        parse_bytes(text)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_limit_without_a_gpu_is_an_error():
+    with pytest.raises(ValueError, match="expected a GPU"):
+        limit_memory("6G")
+    with pytest.raises(ValueError, match="expected a GPU"), limited_memory("6G", torch.device("cpu")):
+        pass
+
+
+def test_no_limit_needs_no_gpu():
+    with limited_memory(None, torch.device("cpu")):
+        pass
+
+
+def test_the_memory_of_an_image_is_what_its_backward_pass_needs():
+    """A convolution keeps its input, and a ReLU its output, which is the input of the next convolution."""
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten()
+    model = nn.Sequential(*layers).eval().requires_grad_(False)
+    assert bytes_per_image(model, torch.rand(2, 3, 16, 16)) == (3 + 8 + 8) * 16 * 16 * 4
+
+
+def test_batches_are_halved_until_they_fit():
+    tried = []
+
+    def work(size):
+        tried.append(size)
+        if size > 10:
+            raise torch.OutOfMemoryError("too large")
+        return size
+
+    assert with_smaller_batches(work, 50) == 6
+    assert tried == [50, 25, 12, 6]
+
+
+def test_an_image_that_does_not_fit_is_an_error():
+    def work(size):
+        raise torch.OutOfMemoryError("too large")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        with_smaller_batches(work, 4)
+
+
+def test_only_the_outermost_context_gives_memory_back(monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(memory._DEPTH.get()))
+
+    @memory_given_back()
+    def inner():
+        assert memory._DEPTH.get() == 2
+
+    with pytest.raises(ValueError, match="stopped"), memory_given_back():
+        inner()
+        assert not emptied
+        raise ValueError("stopped")
+    assert emptied == [0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_limit_holds_inside_of_its_context_on_a_gpu():
+    device = torch.device("cuda")
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    with limited_memory("1G", device), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2 * 2**30, dtype=torch.uint8, device=device)
+    assert torch.cuda.get_per_process_memory_fraction(device) == before
