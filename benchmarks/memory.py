@@ -10,6 +10,7 @@ certificate. A call gives its memory back if the last column is within 0.5 GiB o
 from __future__ import annotations
 
 import argparse
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,16 +50,16 @@ def calls(g: nn.Module, h: nn.Module, images: int) -> dict[str, Callable[[], Any
     half = len(val) // 2
     train, val = val.take(slice(half)), val.take(slice(half, None))
     mixed, few = ads.MixedClassifier(g, h, 0.8), data.take(slice(200))
-    recipe = default_recipe(THREAT, "memory")
+    recipe = default_recipe(THREAT, "memory", clean_accuracy=0.88)
     short = replace(recipe, optimizer=replace(recipe.optimizer, epochs=2, batch_size=128))
 
     def evaluate(model: nn.Module, part: ads.ImageData, **options: Any) -> Evaluation:
         return ads.evaluate(model, part, "fast", THREAT, options=ads.EvaluationOptions(**options))
 
     def train_mixing() -> ads.MixedClassifier:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
             untrained = ads.MixedClassifier(g, h, ads.FineTunedTail.of(h))
-            return ads.train_mixing(untrained, train, val, THREAT, clean_accuracy=0.88, recipe=short)
+            return ads.train_mixing(untrained, train, val, THREAT, recipe=short, folder=folder)
 
     limits = {f"evaluate, {limit}": lambda limit=limit: evaluate(mixed, data, memory=limit) for limit in ("6G", "3G")}
     return {

@@ -1,5 +1,7 @@
 """Memory of a GPU: limits, the memory of a batch, smaller batches, and memory that is given back."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,18 @@ def test_the_memory_of_an_image_is_what_its_backward_pass_needs():
     assert bytes_per_image(model, torch.rand(2, 3, 16, 16)) == (3 + 8 + 8) * 16 * 16 * 4
 
 
+def test_measuring_the_memory_of_an_image_keeps_no_tensor_alive():
+    """An operation that keeps its own output, such as a softmax, must not be kept alive by it."""
+    made = []
+
+    def model(images):
+        made.append(weakref.ref(images))
+        return images.flatten(1).softmax(1)
+
+    bytes_per_image(model, torch.rand(2, 3, 4, 4))
+    assert all(reference() is None for reference in made)
+
+
 def test_batches_are_halved_until_they_fit():
     tried = []
 
@@ -89,7 +103,7 @@ def test_only_the_outermost_context_gives_memory_back(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_limit_holds_inside_of_its_context_on_a_gpu():
     device = torch.device("cuda")
-    before = torch.cuda.get_per_process_memory_fraction(device)
+    before = torch.cuda.get_per_process_memory_fraction(0)
     with limited_memory("1G", device), pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * 2**30, dtype=torch.uint8, device=device)
-    assert torch.cuda.get_per_process_memory_fraction(device) == before
+    assert torch.cuda.get_per_process_memory_fraction(0) == before

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.objectives import cross_entropy_loss, logit_margin, margin_loss
+from adaptive_smoothing.attacks.objectives import cross_entropy_loss, logit_margin, margin, margin_loss
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.evaluation.gradient_probe import TINY_STEP, GradientProbe, gradient_of, share, share_zero
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
@@ -198,7 +198,9 @@ def more_steps(probe: GradientProbe) -> Alarm | None:
 def unbounded(probe: GradientProbe) -> Alarm | None:
     """Check that an attack succeeds in a ball that contains every image, where a copy of another image is a success."""
     radius = 1.0 if isinstance(probe.threat, Linf) else math.sqrt(probe.images[0].numel())
-    attack = PGD(probe.threat.with_eps(radius), UNBOUNDED_STEPS, stop_when_fooled=True, seed=probe.seed)
+    attack = PGD(
+        probe.threat.with_eps(radius), UNBOUNDED_STEPS, objective=margin, stop_when_fooled=True, seed=probe.seed
+    )
     left = torch.arange(len(probe.labels), device=probe.labels.device)
     for random_start in (False, True):
         left = left[probe.margins_after(replace(attack, random_start=random_start), left) <= 0]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.recorder import RecordedModel
+from adaptive_smoothing.attacks.engine.recorder import RecordedObjective
 from adaptive_smoothing.attacks.objectives import logit_margin, margin, targeted_margin_loss
 from adaptive_smoothing.attacks.pgd import PGD, MaskedGradientWarning
 from adaptive_smoothing.attacks.step_attack import most_likely_targets
@@ -89,28 +89,24 @@ class GradientProbe:
     def gain(self, which: Tensor, steps: int) -> float:
         """Return the increase of the median margin by an attack with so many steps on some of the images."""
         before = logit_margin(self.logits, self.labels)[which]
-        attack = PGD(self.threat.take(which), steps)
-        return (self.margins_after(attack, which, self._recorded(len(which))) - before).median().item()
+        attack = PGD(self.threat.take(which), steps, objective=self._recorded_margin(len(which)))
+        return (self.margins_after(attack, which) - before).median().item()
 
-    def margins_after(self, attack: PGD, which: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Return the margins of some images after an attack on the margin, without a warning if gradients are zero.
-
-        Args:
-            model: the model to attack; default: that of the probe.
-        """
+    def margins_after(self, attack: PGD, which: Tensor) -> Tensor:
+        """Return the margins of some images after an attack, without a warning if gradients are zero."""
         labels = self.labels[which]
         with warnings.catch_warnings(action="ignore", category=MaskedGradientWarning):
-            adversarial = replace(attack, objective=margin)(model or self.model, self.images[which], labels)
+            adversarial = attack(self.model, self.images[which], labels)
         return logit_margin(self._logits(adversarial), labels)
 
-    def _recorded(self, images: int) -> nn.Module:
-        """Return the model for batches of one size, recorded for many passes."""
-        if images not in self._recordings:
-            self._recordings[images] = RecordedModel(self.model, self.images[:1].repeat(images, 1, 1, 1))
-        return self._recordings[images]
+    def _recorded_margin(self, count: int) -> RecordedObjective:
+        """Return the margin of so many images. It is recorded once, for all numbers of steps."""
+        if count not in self._recorded:
+            self._recorded[count] = RecordedObjective(margin, self.model, self.images[:count], self.labels[:count])
+        return self._recorded[count]
 
     @cached_property
-    def _recordings(self) -> dict[int, nn.Module]:
+    def _recorded(self) -> dict[int, RecordedObjective]:
         return {}
 
     def _logits(self, images: Tensor) -> Tensor:

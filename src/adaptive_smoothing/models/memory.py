@@ -55,7 +55,11 @@ def apply_limit() -> None:
             _set_limit(number, int(size))
 
 
-def _set_limit(device: int | torch.device, size: int) -> None:
+def _number(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _set_limit(device: int, size: int) -> None:
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
 
@@ -69,18 +73,19 @@ def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[No
     size = parse_bytes(limit)
     if device.type != "cuda":
         raise ValueError(f"expected a GPU for memory={limit!r}, got {device}: leave it out")
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    _set_limit(device, size)
+    number = _number(device)
+    before = torch.cuda.get_per_process_memory_fraction(number)
+    _set_limit(number, size)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.set_per_process_memory_fraction(before, number)
 
 
 def batch_bytes(device: torch.device) -> int:
     """Return the memory for one batch under attack: `BATCH_BYTES`, or half of what this process may allocate."""
     total = torch.cuda.get_device_properties(device).total_memory
-    return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(device) / 2))
+    return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(_number(device)) / 2))
 
 
 def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int:
@@ -94,17 +99,12 @@ def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int:
 
 def _kept_bytes(model: Callable[[Tensor], object], images: Tensor) -> int:
     """Return the memory that one forward pass keeps for the backward pass."""
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(images.clone().requires_grad_())
-    del output
-    return sum(kept.values())
+    kept: list[Tensor] = []
+    # The hook returns nothing: an operation that keeps its own output would be kept alive by it for ever.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda nothing: nothing):
+        model(images.clone().requires_grad_())
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in kept)}
+    return sum(storages.values())
 
 
 def with_smaller_batches(work: Callable[[int], Result], size: int) -> Result:

@@ -10,6 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.objectives import LossLogits, Objective, loss_and_gradient
+from adaptive_smoothing.threat import column
+
 
 class Recorder:
     """Records functions on one stream, with one memory pool that all graphs share.
@@ -53,20 +56,42 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class RecordedModel(nn.Module):
-    """A frozen model for batches of one size, whose passes forwards and backwards are recorded on a GPU.
+class RecordedObjective:
+    """An objective of one model for batches of one size, whose loss and gradient are recorded as one graph.
 
-    On another device, or if the model cannot be recorded, it is called as it is.
+    On another device than a GPU, or if the model cannot be recorded, the objective is called as it is.
     """
 
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
-        super().__init__()
-        self.function: Callable[[Tensor], Tensor] = model.__call__
+    def __init__(self, objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> None:
+        self.objective, self.images, self.labels = objective, images.clone(), labels.clone()
+        self.answer: tuple[Tensor, Tensor, Tensor] | None = None  # loss, logits and gradient, written by each replay
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+        def compute() -> None:
+            self.answer = loss_and_gradient(objective, model, self.images, self.labels)
+
         if images.is_cuda:
             with suppress(RuntimeError):
-                recorded = torch.cuda.make_graphed_callables(model.__call__, (images.clone().requires_grad_(),))
-                self.function = cast(Callable[[Tensor], Tensor], recorded)
-        self.eval()
+                self.graph = Recorder(images.device).record(compute, compute)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.function(images)
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> LossLogits:
+        if self.graph is None or self.answer is None:
+            return self.objective(model, images, labels)
+        self.images.copy_(images.detach())
+        self.labels.copy_(labels)
+        self.graph.replay()
+        return _WithGradient.apply(images, *self.answer)
+
+
+class _WithGradient(torch.autograd.Function):
+    """A loss per image and logits that were computed before, with the gradient of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, loss: Tensor, logits: Tensor, gradient: Tensor) -> LossLogits:
+        ctx.save_for_backward(gradient.clone())
+        return loss.clone(), logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * column(gradients[0], gradient), None, None, None
