@@ -100,10 +100,12 @@ def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int:
 def _kept_bytes(model: Callable[[Tensor], object], images: Tensor) -> int:
     """Return the memory that one forward pass keeps for the backward pass."""
     kept: list[Tensor] = []
-    # The hook returns nothing: an operation that keeps its own output would be kept alive by it for ever.
+    # An operation that keeps its own output must not be kept alive by it: the hook returns nothing, and the list, which
+    # the hook holds, is emptied.
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda nothing: nothing):
         model(images.clone().requires_grad_())
     storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in kept)}
+    kept.clear()
     return sum(storages.values())
 
 
