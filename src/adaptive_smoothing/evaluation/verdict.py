@@ -25,6 +25,9 @@ class Evaluation:
     Args:
         attacked_predictions: None without an attack.
         attack: title of the attack; empty without one.
+        threat: what the attacked images were checked against, if they were.
+        outside: which attacked images were outside the threat, and so do not count; None without a check.
+        distances: by norm, how far the attack moved each image; 0 for images that were not attacked.
     """
 
     index: Tensor
@@ -32,6 +35,9 @@ class Evaluation:
     clean_predictions: Tensor
     attacked_predictions: Tensor | None = None
     attack: str = field(kw_only=True, default="")
+    threat: Threat | None = field(kw_only=True, default=None)
+    outside: Tensor | None = field(kw_only=True, default=None)
+    distances: dict[str, Tensor] = field(kw_only=True, default_factory=dict)
 
     @property
     def clean_correct(self) -> Tensor:
@@ -64,12 +70,32 @@ class Evaluation:
         """95 % Clopper-Pearson interval of the robust accuracy."""
         return interval(int(self.robust_correct.sum()), len(self.labels))
 
+    @property
+    def largest_distances(self) -> dict[str, float]:
+        """The largest distance by norm from an image to its attacked version, of those that count."""
+        counted = slice(None) if self.outside is None else ~self.outside
+        return {norm: distance[counted].max().item() for norm, distance in self.distances.items()}
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader has to know about the attacked images: how far they are, and how many do not count."""
+        if not self.distances:
+            return []
+        largest = ", ".join(f"{norm} {distance:.4g}" for norm, distance in self.largest_distances.items())
+        checked = "" if self.threat is not None else "; not checked against a threat"
+        found = [f"largest distance of an attacked image: {largest}{checked}"]
+        if self.threat is not None and self.outside is not None and self.outside.any():
+            where = f"outside {threat_title(self.threat)} or [0, 1]"
+            count = f"{int(self.outside.sum())} of {int(self.clean_correct.sum())} attacked images"
+            found.append(f"{count} were {where}; they prove nothing and count as not fooled")
+        return found
+
     def __repr__(self) -> str:
         found = f"clean {percent_with_interval(self.clean, self.clean_interval, 2)}"
         if self.attacked_predictions is not None:
             found += f", robust {percent_with_interval(self.robust, self.interval, 2)}"
         circumstances = f"{len(self.labels):,} images, {self.attack or 'no attack'}"
-        return f"{type(self).__name__}: {found}; 95 % intervals\n{circumstances}"
+        return "\n".join([f"{type(self).__name__}: {found}; 95 % intervals", circumstances, *self.remarks])
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -206,7 +232,10 @@ def attack_title(attack: object) -> str:
         return ""
     name = getattr(attack, "name", None) or getattr(attack, "__name__", type(attack).__name__)
     threat = getattr(attack, "threat", None)
-    if not isinstance(threat, Threat):
-        return str(name)
+    return f"{name} at {threat_title(threat)}" if isinstance(threat, Threat) else str(name)
+
+
+def threat_title(threat: Threat) -> str:
+    """Return the norm and the radius, for example "Linf 0.03137"."""
     several = isinstance(threat.eps, Tensor) and threat.eps.numel() > 1
-    return f"{name} at {threat.norm} " + ("with one radius per image" if several else f"{float(threat.eps):.4g}")
+    return f"{threat.norm} " + ("with one radius per image" if several else f"{float(threat.eps):.4g}")
