@@ -29,19 +29,20 @@ class AttackedImages(NamedTuple):
     def without_attack(cls, predictions: Tensor) -> AttackedImages:
         """Return images that were not moved."""
         zeros = torch.zeros(len(predictions), device=predictions.device)
-        return cls(predictions, zeros.bool(), {norm: zeros for norm in NORMS})
+        return cls(predictions, zeros.bool(), dict.fromkeys(NORMS, zeros))
 
     @classmethod
     def cat(cls, parts: list[AttackedImages]) -> AttackedImages:
         """Return the images of several batches as one."""
-        predictions, outside = (torch.cat([part[column] for part in parts]) for column in (0, 1))
-        return cls(predictions, outside, {norm: torch.cat([part.distances[norm] for part in parts]) for norm in NORMS})
+        predictions, outside, distances = zip(*parts, strict=True)
+        by_norm = {norm: torch.cat([each[norm] for each in distances]) for norm in NORMS}
+        return cls(torch.cat(predictions), torch.cat(outside), by_norm)
 
     def replaced(self, rows: Tensor, other: AttackedImages) -> AttackedImages:
         """Return the images with `other` at the positions `rows`."""
         columns = {norm: column.index_copy(0, rows, other.distances[norm]) for norm, column in self.distances.items()}
-        predictions, outside = (self[column].index_copy(0, rows, other[column]) for column in (0, 1))
-        return AttackedImages(predictions, outside, columns)
+        predictions = self.predictions.index_copy(0, rows, other.predictions)
+        return AttackedImages(predictions, self.outside.index_copy(0, rows, other.outside), columns)
 
     def cpu(self) -> AttackedImages:
         distances = {norm: column.cpu() for norm, column in self.distances.items()}

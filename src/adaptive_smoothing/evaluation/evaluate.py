@@ -22,7 +22,7 @@ from adaptive_smoothing.evaluation.attacked_images import (
     own_threat,
 )
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions, EvaluationRun
-from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict, attack_title
+from adaptive_smoothing.evaluation.verdict import AttackEvaluation, Evaluation, Verdict, attack_title
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
@@ -182,14 +182,14 @@ def _evaluate_plain(
     after, index, labels = AttackedImages.cat(attacked), data.index.cpu(), data.labels.cpu()
     if attack is None:
         return Evaluation(index, labels, torch.cat(clean))
-    result = Evaluation(
-        index,
-        labels,
-        torch.cat(clean),
-        after.predictions,
+    result = AttackEvaluation(
+        index=index,
+        labels=labels,
+        clean_predictions=torch.cat(clean),
+        attacked_predictions=after.predictions,
         attack=title,
         threat=threat,
-        outside=None if threat is None else after.outside,
+        outside=after.outside,
         distances=after.distances,
     )
     if after.outside.any():

@@ -1,4 +1,4 @@
-"""The result of an evaluation, image by image: `Evaluation` under one attack or none, `Verdict` under a cascade."""
+"""The result of an evaluation, image by image: `AttackEvaluation` under one attack, `Verdict` under a cascade."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ class Evaluation:
     Args:
         attacked_predictions: None without an attack.
         attack: title of the attack; empty without one.
-        threat: what the attacked images were checked against, if they were.
-        outside: which attacked images were outside the threat, and so do not count; None without a check.
-        distances: by norm, how far the attack moved each image; 0 for images that were not attacked.
     """
 
     index: Tensor
@@ -35,9 +32,6 @@ class Evaluation:
     clean_predictions: Tensor
     attacked_predictions: Tensor | None = None
     attack: str = field(kw_only=True, default="")
-    threat: Threat | None = field(kw_only=True, default=None)
-    outside: Tensor | None = field(kw_only=True, default=None)
-    distances: dict[str, Tensor] = field(kw_only=True, default_factory=dict)
 
     @property
     def clean_correct(self) -> Tensor:
@@ -70,32 +64,48 @@ class Evaluation:
         """95 % Clopper-Pearson interval of the robust accuracy."""
         return interval(int(self.robust_correct.sum()), len(self.labels))
 
-    @property
-    def largest_distances(self) -> dict[str, float]:
-        """The largest distance by norm from an image to its attacked version, of those that count."""
-        counted = slice(None) if self.outside is None else ~self.outside
-        return {norm: distance[counted].max().item() for norm, distance in self.distances.items()}
-
-    @property
-    def remarks(self) -> list[str]:
-        """What a reader has to know about the attacked images: how far they are, and how many do not count."""
-        if not self.distances:
-            return []
-        largest = ", ".join(f"{norm} {distance:.4g}" for norm, distance in self.largest_distances.items())
-        checked = "" if self.threat is not None else "; not checked against a threat"
-        found = [f"largest distance of an attacked image: {largest}{checked}"]
-        if self.threat is not None and self.outside is not None and self.outside.any():
-            where = f"outside {threat_title(self.threat)} or [0, 1]"
-            count = f"{int(self.outside.sum())} of {int(self.clean_correct.sum())} attacked images"
-            found.append(f"{count} were {where}; they prove nothing and count as not fooled")
-        return found
-
     def __repr__(self) -> str:
         found = f"clean {percent_with_interval(self.clean, self.clean_interval, 2)}"
         if self.attacked_predictions is not None:
             found += f", robust {percent_with_interval(self.robust, self.interval, 2)}"
         circumstances = f"{len(self.labels):,} images, {self.attack or 'no attack'}"
-        return "\n".join([f"{type(self).__name__}: {found}; 95 % intervals", circumstances, *self.remarks])
+        return f"{type(self).__name__}: {found}; 95 % intervals\n{circumstances}"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AttackEvaluation(Evaluation):
+    """An evaluation under one attack that may be any function, so that its images were checked.
+
+    Args:
+        threat: what the attacked images were checked against; None: nothing.
+        outside: which attacked images were outside the threat or [0, 1]. They prove nothing and count as not fooled.
+        distances: by norm, how far the attack moved each image; 0 for images that were not attacked.
+    """
+
+    threat: Threat | None
+    outside: Tensor
+    distances: dict[str, Tensor]
+
+    @property
+    def largest_distances(self) -> dict[str, float]:
+        """The largest distance by norm from an image to its attacked version, of those that count."""
+        return {norm: distance[~self.outside].max().item() for norm, distance in self.distances.items()}
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader has to know about the attacked images: how far they are, and how many do not count."""
+        largest = ", ".join(f"{norm} {distance:.4g}" for norm, distance in self.largest_distances.items())
+        if self.threat is None:
+            return [f"largest distance of an attacked image: {largest}; not checked against a threat"]
+        found = [f"largest distance of an attacked image: {largest}"]
+        if self.outside.any():
+            count = f"{int(self.outside.sum())} of {int(self.clean_correct.sum())} attacked images"
+            where = f"outside {threat_title(self.threat)} or [0, 1]"
+            found.append(f"{count} were {where}; they prove nothing and count as not fooled")
+        return found
+
+    def __repr__(self) -> str:
+        return "\n".join([super().__repr__(), *self.remarks])
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

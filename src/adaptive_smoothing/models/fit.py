@@ -37,10 +37,10 @@ def warn_classes(data: ImageData, outputs: int) -> None:
 def warn_one_class(data: ImageData) -> None:
     """Warn about several images that all have the same label."""
     if len(data) > 1 and bool((data.labels == data.labels[0]).all()):
-        name = data.classes[int(data.labels[0])]
+        label = int(data.labels[0])
         _warn(
-            f"all {len(data):,} images of {data.name} have the label {int(data.labels[0])} ({name}): a constant prediction "
-            "would have an accuracy of 0 % or 100 %; use images of all classes"
+            f"all {len(data):,} images of {data.name} have the label {label} ({data.classes[label]}): a constant "
+            "prediction would have an accuracy of 0 % or 100 %; use images of all classes"
         )
 
 
