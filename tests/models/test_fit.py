@@ -74,3 +74,15 @@ def test_clipped_log_probabilities_lose_their_gradient(linear):
         linear.linear.weight.mul_(50)
     with pytest.warns(UserWarning, match="small probabilities were clipped and have no gradient: return the logits"):
         ads.evaluate(Logs(sharp, least=-10.0).eval(), pictures(4))
+
+
+def test_tuning_and_certification_notice_it_by_the_declared_classes(linear):
+    data = pictures(3, ["ant", "bee", "cat"])
+    mixed = ads.MixedClassifier(linear, linear, 0.5)
+    for call in (
+        lambda: ads.tune(mixed, data, clean_accuracy=0.01),
+        lambda: ads.tradeoff(linear, linear, data, ads.PGD(ads.Linf(0.01), steps=1), mix_alphas=[0.5]),
+        lambda: ads.certify(ads.SmoothedClassifier(linear, 0.25), data.take(2), samples=10),
+    ):
+        with pytest.warns(UserWarning, match="pictures has 3 classes"):
+            call()

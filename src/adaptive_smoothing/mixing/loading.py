@@ -58,8 +58,9 @@ def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
     _, channels, height, width = data.images.shape
     for name, model in models.items():
         if (count := num_classes(model, (channels, height, width))) != data.num_classes:
-            expected = f"expected a model for the {data.num_classes} classes of {data.name} ({class_names(data)})"
-            hint = (
-                "choose other data with --data, or list the classes of the model in a file: --data 'PATH?classes=FILE'"
-            )
+            expected = f"expected a model for the {data.num_classes} classes of {data.name}"
+            hint = "choose the data it was trained for with --data, or another model"
+            if count > data.num_classes:
+                hint += f"; if {class_names(data)} are some of its classes, list all of them in a file, in its order: "
+                hint += "--data 'PATH?classes=FILE'"
             raise ValueError(f"{expected}, got {name} with {count}: {hint}")

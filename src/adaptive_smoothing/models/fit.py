@@ -12,20 +12,21 @@ from adaptive_smoothing.data.datasets import ImageData
 NAMED = 4
 
 
-def warn_if_unfit(model: nn.Module, data: ImageData, logits: Tensor) -> None:
+def warn_if_unfit(model: nn.Module, data: ImageData, logits: Tensor | None = None) -> None:
     """Warn about another number of classes, images of one class only, and log-probabilities instead of logits.
 
     Args:
-        logits: of some images, to see the number of classes and the kind of output.
+        logits: of some images; without them, the number of classes is the declared one, if there is one.
     """
-    warn_classes(data, logits.shape[1])
+    warn_classes(data, getattr(model, "num_classes", None) if logits is None else logits.shape[1])
     warn_one_class(data)
-    warn_log_probabilities(model, logits)
+    if logits is not None:
+        warn_log_probabilities(model, logits)
 
 
-def warn_classes(data: ImageData, outputs: int) -> None:
+def warn_classes(data: ImageData, outputs: int | None) -> None:
     """Warn if the data names another number of classes than the model has. Numbers as names are not known names."""
-    if len(data.classes) == outputs or data.classes == tuple(map(str, range(len(data.classes)))):
+    if outputs in (None, data.num_classes) or data.classes == tuple(map(str, range(len(data.classes)))):
         return
     _warn(
         f"{data.name} has {data.num_classes} classes ({class_names(data)}), but the model has {outputs} outputs: the "
