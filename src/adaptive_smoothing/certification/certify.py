@@ -28,8 +28,8 @@ from adaptive_smoothing.certification.target import CertificationTarget, NotCert
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models.contract import check_eval, check_labels
-from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.digest import describe
+from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.runs.journal import Columns, journal_at
 from adaptive_smoothing.runs.progress import RunProgress, ShardProgress, ignore_progress
