@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from adaptive_smoothing.data.datasets import load
+from adaptive_smoothing.mixing.loading import check_classes
 
 
 def write(path: Path, level: int) -> None:
@@ -113,3 +115,11 @@ def test_a_path_with_a_question_mark_is_a_path(tmp_path: Path) -> None:
     for name in ("ant", "bee"):
         write(tmp_path / "what?" / name / "1.png", 5)
     assert len(load(str(tmp_path / "what?"))) == 2
+
+
+def test_a_model_with_more_classes_needs_their_names(animals: Path, linear: nn.Module) -> None:
+    with pytest.raises(
+        ValueError, match=r"the 3 classes of animals/test, got m with 4: .*if Zebra, ant, bee are some of"
+    ):
+        check_classes({"m": linear}, load(f"{animals}?size=8"))
+    check_classes({"m": linear}, load(animals, size=8, classes=["bee", "wasp", "ant", "Zebra"]))
