@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from adaptive_smoothing.threat import parse_number
 
@@ -68,6 +69,18 @@ def suggestion(name: str, known: Iterable[str], count: int = 1) -> str:
     known = list(known)
     nearest = difflib.get_close_matches(name, known, n=count)
     return f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"choose one of {', '.join(known)}"
+
+
+def parse_query(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return the name and the options in `NAME?key=value&key=value`, or raise an error for an unknown key."""
+    name, _, query = text.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for key in given:
+        if key not in known:
+            raise ValueError(f"unknown option {key!r} in {text!r}: {suggestion(key, known)}")
+    if not name:
+        raise ValueError(f"expected a name before the options, got {text!r}")
+    return name, given
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:

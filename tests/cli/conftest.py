@@ -55,9 +55,11 @@ def package(
     monkeypatch.setattr(zoo, "BUILTIN", weights)
     monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
     monkeypatch.setattr(demo, "STORED", tmp_path / "stored")
+    tiny = images
 
-    def load(name: str, split: str = "test", **options: object) -> ImageData:
-        return from_tensors(images.images, images.labels, name=f"{name}/{split}", classes=images.classes)
+    def load(name: str, split: str = "test", *, images: int | None = None, **options: object) -> ImageData:
+        data = from_tensors(tiny.images, tiny.labels, name=f"{name}/{split}", classes=tiny.classes)
+        return data.take(slice(images))
 
     monkeypatch.setattr(datasets, "load", load)
     monkeypatch.chdir(tmp_path)

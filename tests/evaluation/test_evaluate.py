@@ -98,7 +98,7 @@ def test_predictions_are_in_full_precision_whatever_was_set(linear, fifty):
 
 
 def test_an_attack_that_leaves_the_range_of_images_is_an_error(linear, fifty):
-    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+    with pytest.raises(ValueError, match=r"the attack left the range of images: .*\[0, 1\], got .*: clamp them"):
         ads.evaluate(linear, fifty, lambda model, images, labels: images + 1)
 
 
@@ -133,8 +133,12 @@ def test_arguments_of_another_kind_are_refused(model, data, toys):
         ads.evaluate("small-robust", data, cascade)
     with pytest.raises(TypeError, match="expected no threat with a cascade"):
         ads.evaluate(model, data, cascade, Linf(0.1))
-    with pytest.raises(TypeError, match=r"expected threat, devices, journal .* with PGD at Linf 0.1: leave them out"):
+    with pytest.raises(TypeError, match=r"expected devices, journal .* with PGD at Linf 0.1: leave them out"):
         ads.evaluate(model, data, PGD(Linf(0.1)), journal="somewhere")
+    with pytest.raises(TypeError, match=r"expected a threat such as ads.Linf\(8 / 255\), got 0.1"):
+        ads.evaluate(model, data, PGD(Linf(0.1)), 0.1)
+    with pytest.raises(TypeError, match="expected an attack with the threat, got none"):
+        ads.evaluate(model, data, threat=Linf(0.1))
     with pytest.raises(TypeError, match="got one of them with no attack: leave them out"):
         ads.evaluate(model, data, journal="somewhere")
     for attack in (cascade, None):

@@ -138,7 +138,8 @@ def test_wrap_refuses_models_that_are_not_classifiers(linear, function, kind, wo
 
 
 def test_log_probabilities_are_logits(linear, images):
-    classifier = wrap(Returns(linear, lambda z: z.log_softmax(1)), shape=SHAPE)
+    with pytest.warns(UserWarning, match="returns log-probabilities .* which are valid logits: probabilities"):
+        classifier = wrap(Returns(linear, lambda z: z.log_softmax(1)), shape=SHAPE)
     assert torch.allclose(classifier(images), linear(images).log_softmax(1))
     again = wrap(Returns(linear, lambda z: z.softmax(1)), output=lambda p: p.clamp_min(1e-30).log(), shape=SHAPE)
     assert torch.allclose(again(images), linear(images).log_softmax(1), atol=1e-5)

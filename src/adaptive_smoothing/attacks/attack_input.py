@@ -77,6 +77,10 @@ def confirm(
     margin = logit_margin(logits, labels)
     # Where the label ties with another class, the prediction may be the other one, although the margin is 0.
     margin = margin.where(logits.argmax(1) == labels, margin.clamp_min(torch.finfo(margin.dtype).tiny))
+    return margin.where(inside_ball(adversarial, images, threat), -torch.inf), logits
+
+
+def inside_ball(adversarial: Tensor, images: Tensor, threat: Threat) -> Tensor:
+    """Return whether each perturbation has norm at most eps, up to rounding."""
     eps = torch.as_tensor(threat.eps, device=images.device)
-    inside = threat.distance(adversarial, images) <= eps * (1 + NORM_ROUNDING) + PIXEL_ROUNDING
-    return margin.where(inside, -torch.inf), logits
+    return threat.distance(adversarial, images) <= eps * (1 + NORM_ROUNDING) + PIXEL_ROUNDING

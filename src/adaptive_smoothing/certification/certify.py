@@ -29,6 +29,7 @@ from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.digest import describe
+from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.runs.journal import Columns, journal_at
@@ -81,6 +82,7 @@ def certify(
     """
     check_data(data)
     check_eval(model)
+    warn_if_unfit(model, data)
     target = CertificationTarget.of(model)
     shorthands = {"norm": norm, "samples": samples, "failure_probability": failure_probability, "radius": radius}
     chosen = _choose_options(target.robust, method, options, shorthands)

@@ -77,14 +77,13 @@ def certify(
         if wanted is not None:
             _check_frontier_options(options[each.method])
         certification.make_certifier(CertificationTarget.of(each.model), options[each.method])
-    everything = datasets.load(data, split, root=data_root, download=download)
-    check_classes({name: part for each in loaded for name, part in each.parts.items()}, everything)
-    chosen = everything.take(slice(images))
+    chosen = datasets.load(data, split, root=data_root, download=download, images=images)
+    check_classes({name: part for each in loaded for name, part in each.parts.items()}, chosen)
     run = Run(screen(), devices, options, overwrite)
     if wanted is None:
         run.certify_one(loaded[0], chosen, out or Path("runs") / f"certify-{loaded[0].short}-{loaded[0].method}")
         return
-    val = datasets.load(data, "val", root=data_root).take(slice(images))
+    val = datasets.load(data, "val", root=data_root, images=images)
     folder = out or Path("runs") / f"certify-{short_name(models[0])}-at-{100 * wanted:g}"
     run.certify_frontier(loaded, val, chosen, folder, wanted)
 

@@ -63,10 +63,9 @@ def evaluate(
         raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
     devices = opt.pick_devices(device)
     loaded = LoadedModel.load(model, robust, alpha, devices[0])
-    everything = datasets.load(data, split, root=data_root, download=download)
-    check_classes(loaded.parts, everything)
+    chosen = datasets.load(data, split, root=data_root, download=download, images=images)
+    check_classes(loaded.parts, chosen)
     applicable = cascade.for_model(loaded.model)
-    chosen = everything.take(slice(images))
     folder = resumable_folder(out or Path("runs") / f"evaluate-{loaded.short}-{name}", overwrite)
     console, start = screen(), time.perf_counter()
     with TimeBar(console) as bar:

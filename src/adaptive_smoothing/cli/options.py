@@ -13,11 +13,15 @@ import typer
 # clean accuracy can be computed from this file.
 VALIDATION = "validation.npz"
 
-Data = Annotated[str, typer.Option(help="Data set: builtin, cifar10, cifar100, or a path.")]
+Data = Annotated[
+    str, typer.Option(help="Data set: builtin, cifar10, cifar100, hf:NAME, or a path; photographs: PATH?crop=224.")
+]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
 Download = Annotated[bool, typer.Option("--download", help="Download the data set if it is missing.")]
 Split = Annotated[str, typer.Option(help="Part of the data set: test, val, or all for data without splits.")]
-Images = Annotated[int | None, typer.Option(min=1, help="Use the first N images only.")]
+Images = Annotated[
+    int | None, typer.Option(min=1, help="Use N images only: the first, or evenly spaced ones of image files.")
+]
 Out = Annotated[Path | None, typer.Option(help="Output folder; by default a folder in runs/ named after the command.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted training in the output folder.")]

@@ -68,11 +68,10 @@ def sweep(
         )
     g, h = (zoo.load(name, device=where) for name in (standard, robust))
     models = {"g": model_facts(standard), "h": model_facts(robust)}
-    everything = datasets.load(data, split, root=data_root, download=download)
-    check_classes({standard: g, robust: h}, everything)
+    chosen = datasets.load(data, split, root=data_root, download=download, images=images)
+    check_classes({standard: g, robust: h}, chosen)
     default_out = Path("runs") / f"sweep-{short_name(standard)}-{short_name(robust)}"
     folder = make_folder(out or default_out, overwrite=overwrite)
-    chosen = everything.take(slice(images))
     size = options.batch_size or (50 if where == "cpu" else 1000)
     console, start, choice = screen(), time.perf_counter(), None
     if target is not None:

@@ -1,4 +1,4 @@
-"""Images in memory as `ImageData`: tensors, arrays, and data sets of torch and torchvision."""
+"""Images in memory as `ImageData`: tensors, arrays, and data sets of torch, torchvision and Hugging Face."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from adaptive_smoothing.data.datasets import ImageData, is_integer, looks_channels_last
-from adaptive_smoothing.data.sources import pixels_of
+from adaptive_smoothing.data.datasets import ImageData, looks_channels_last
+from adaptive_smoothing.data.items import ItemKeys, Levels, chw, is_integer, label_number, stack_images
+from adaptive_smoothing.data.photographs import Framing, Size
 
 
 def from_tensors(
@@ -21,18 +22,22 @@ def from_tensors(
     name: str = "data",
     classes: Sequence[str] | None = None,
     index: Tensor | np.ndarray | Sequence[int] | None = None,
+    round: bool = False,
 ) -> ImageData:
     """Return data made from NCHW images in memory: uint8, or floats in [0, 1] at the 256 levels k/255.
 
     Args:
         classes: names of the classes; by default their numbers.
         index: the position of each image in the official split; by default its position in `images`.
+        round: round floats to the nearest level, and warn by how much; by default values between levels are an error.
     """
     given = torch.as_tensor(images)
     if given.dim() == 4 and looks_channels_last(given.shape):
         found = f"{tuple(given.shape)}, which looks like (N, H, W, C): pass torch.as_tensor(images).permute(0, 3, 1, 2)"
         raise ValueError(f"expected images of shape (N, C, H, W), got {found}")
-    pixels = to_levels(given)
+    levels = Levels(round)
+    pixels = levels(given)
+    levels.report(name)
     target = torch.as_tensor(labels, device=pixels.device)
     if not is_integer(target):
         raise ValueError(f"expected whole numbers as labels, got {target.dtype}: pass class positions, not scores")
@@ -42,27 +47,58 @@ def from_tensors(
     return ImageData(pixels, target.long(), names, name, positions.long().to(pixels.device))
 
 
-def from_dataset(dataset: Dataset[Any], *, name: str | None = None, classes: Sequence[str] | None = None) -> ImageData:
-    """Return data made from a torch Dataset of (image, label). For a `Subset`, `index` refers to the whole dataset.
+def from_dataset(
+    dataset: Dataset[Any],
+    *,
+    name: str | None = None,
+    classes: Sequence[str] | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    size: Size | None = None,
+    resize: int | None = None,
+    crop: Size | None = None,
+    round: bool = False,
+) -> ImageData:
+    """Return data made from a data set of (image, label) or of dictionaries, such as those of Hugging Face.
 
-    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1].
+    An image is a PIL image, an HWC or HW array, or a CHW tensor; floats must be in [0, 1]. For a `Subset`, `index`
+    refers to the whole dataset.
+
+    Args:
+        classes: names of the classes; by default those that the dataset has, else numbers.
+        image, label: keys of items that are dictionaries; by default the usual ones, such as `image` and `label`.
+        size, resize, crop: the size of PIL images, as in `load_data`.
+        round: round floats to the nearest of the 256 levels, and warn by how much.
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("expected a dataset, got a DataLoader: pass loader.dataset")
+    if isinstance(dataset, dict):
+        raise TypeError(f"expected one dataset, got a dictionary of {', '.join(map(str, dataset))}: pass one of them")
     if not isinstance(dataset, Sized):
         raise ValueError(f"expected a dataset with a length, got {type(dataset).__name__}: wrap it in a list first")
-    pairs = [_pair(dataset[i]) for i in range(len(dataset))]
-    images = [_chw(image) for image, _ in pairs]
-    if len(shapes := sorted({tuple(image.shape) for image in images})) != 1:
-        raise ValueError(f"expected images of one shape, got {shapes}: resize them in the dataset's transform")
+    keys, framing, levels = ItemKeys(image, label), Framing(size, resize, crop), Levels(round)
+    images, labels = [], []
+    for position in range(len(dataset)):
+        picture, number = keys.pair(dataset[position])
+        images.append(chw(picture, framing, levels))
+        labels.append(label_number(number))
+    if not images:
+        raise ValueError(f"expected at least one item, got an empty {type(dataset).__name__}")
     positions, origin = _origin(dataset)
+    name = name or type(origin).__name__
+    levels.report(name)
     return from_tensors(
-        torch.stack(images),
-        [_label(label) for _, label in pairs],
-        name=name or type(origin).__name__,
-        classes=classes or getattr(origin, "classes", None),
-        index=positions,
+        stack_images(images), labels, name=name, classes=classes or _classes(origin, keys), index=positions
     )
+
+
+def _classes(dataset: Any, keys: ItemKeys) -> Sequence[str] | None:
+    """Return the names of the classes that a data set of torchvision or Hugging Face has, or None."""
+    features = getattr(dataset, "features", None)
+    if isinstance(features, dict):
+        _, label = keys.found_in(features)
+        return getattr(features[label], "names", None)
+    return getattr(dataset, "classes", None)
 
 
 def _origin(dataset: Dataset[Any]) -> tuple[list[int], Dataset[Any]]:
@@ -71,59 +107,3 @@ def _origin(dataset: Dataset[Any]) -> tuple[list[int], Dataset[Any]]:
         return list(range(len(cast(Sized, dataset)))), dataset
     positions, origin = _origin(dataset.dataset)
     return [positions[i] for i in dataset.indices], origin
-
-
-def _pair(item: Any) -> tuple[Any, Any]:
-    """Return the image and the label of an item; anything after them is left out."""
-    if not isinstance(item, tuple | list) or len(item) < 2:
-        what = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
-        hint = "return both from the dataset's __getitem__, or pass images and labels to from_tensors"
-        raise ValueError(f"expected items (image, label), got a {what}: {hint}")
-    return item[0], item[1]
-
-
-def _label(label: Any) -> int:
-    """Return a label of any kind as a number, or raise an error if it is not one whole number."""
-    try:
-        number = torch.as_tensor(label)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"expected a whole number as label, got {label!r}: pass the position of its class") from error
-    if number.numel() != 1 or not is_integer(number):
-        hint = "for one-hot labels pass label.argmax()" if number.numel() > 1 else "pass the position of its class"
-        raise ValueError(f"expected a whole number as label, got {number.dtype} of shape {tuple(number.shape)}: {hint}")
-    return int(number)
-
-
-def _chw(image: Any) -> Tensor:
-    """Return one image as a CHW tensor of uint8 levels."""
-    if isinstance(image, Tensor):
-        tensor = image
-    elif isinstance(image, np.ndarray):
-        tensor = torch.from_numpy(np.ascontiguousarray(np.atleast_3d(image).transpose(2, 0, 1)))
-    elif hasattr(image, "convert"):
-        tensor = torch.from_numpy(pixels_of(image, gray=True).copy())
-    else:
-        raise ValueError(f"expected a PIL image, an array or a tensor, got {type(image).__name__}")
-    if tensor.dim() != 3 or tensor.shape[0] > 4:
-        found = f"a {type(image).__name__} of shape {tuple(image.shape)}: permute it"
-        raise ValueError(f"expected a CHW tensor or an HWC array with at most 4 channels, got {found}")
-    return to_levels(tensor)
-
-
-def to_levels(images: Tensor) -> Tensor:
-    """Return floats in [0, 1] as uint8 levels, or raise an error if that would change the images."""
-    if images.dtype == torch.uint8:
-        return images
-    if not images.is_floating_point():
-        raise ValueError(f"expected uint8 images or floats in [0, 1], got {images.dtype}: convert to uint8")
-    if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-        found = f"[{images.min():.3g}, {images.max():.3g}]: normalisation belongs inside the model; see ads.wrap"
-        raise ValueError(f"expected images in [0, 1], got {found}")
-    scaled = images.double() * 255
-    levels = scaled.round()
-    # In float32 the error is at most 1e-5 of a level.
-    if (far := (scaled - levels).abs() > 1e-3).any():
-        found = f"{far.double().mean():.1%} of the values between levels, such as {images[far][0]:.6g}"
-        hint = "images are stored as uint8; resize or filter them before they become floats, or inside the model"
-        raise ValueError(f"expected images made of the 256 levels k/255, got {found}: {hint}")
-    return levels.to(torch.uint8)

@@ -17,10 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.data import cifar
-from adaptive_smoothing.data.sources import Builtin, ImageFolder, NpzFile, Source, SplitArrays
+from adaptive_smoothing.data import cifar, hub
+from adaptive_smoothing.data.data_options import SIZES, DataOptions, class_list, split_name
+from adaptive_smoothing.data.image_folder import ImageFolder
+from adaptive_smoothing.data.items import ItemKeys, is_integer
+from adaptive_smoothing.data.photographs import Size
+from adaptive_smoothing.data.sources import Builtin, NpzFile, Source, SplitArrays
 from adaptive_smoothing.noise import keyed_seed
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings import check_at_least, suggestion
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +115,6 @@ def looks_channels_last(shape: Sequence[int]) -> bool:
     return columns in (1, 3) and channels not in (1, 3) and rows > columns
 
 
-def is_integer(tensor: Tensor) -> bool:
-    """Return whether a tensor has an integer dtype. Booleans do not count."""
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
 def check_data(data: ImageData) -> None:
     """Raise an error unless `data` is an ImageData with at least one image."""
     if not isinstance(data, ImageData):
@@ -136,42 +135,83 @@ def load(
     *,
     root: str | Path | None = None,
     download: bool = False,
-    size: int | tuple[int, int] | None = None,
+    images: int | None = None,
+    size: Size | None = None,
+    resize: int | None = None,
+    crop: Size | None = None,
+    classes: Sequence[str] | str | Path | None = None,
 ) -> ImageData:
-    """Return labelled images by name (`builtin`, `cifar10`, `cifar100`) or by path.
+    """Return labelled images by name (`builtin`, `cifar10`, `cifar100`, `hf:NAME`) or by path.
+
+        load("photos", crop=224)
+        load("photos?crop=224&classes=imagenet.txt")
+        load("hf:cifar100?image=img&label=coarse_label")
 
     Args:
         name_or_path: a path is a `.npz` file, an official CIFAR archive or its unpacked folder, or a folder with one
-            subfolder of images per class, with or without `train`, `val` and `test` above them.
+            subfolder of images per class, with or without `train`, `val` and `test` above them. Options may follow a
+            question mark: size, resize, crop and classes; for Hugging Face also config, split, image, label, revision.
         split: `train`, `val` or `test`. If the official data has no `val`, a tenth of `train` is held out for it, the
             same images on every machine. Images without splits are available as `test` or `all` only.
         root: folder of the named data sets; by default $ADAPTIVE_SMOOTHING_DATA, else ~/.cache/adaptive_smoothing.
         download: download a named data set that is missing.
-        size: size of the images of a folder after resizing.
+        images: read this many images only: the first, or evenly spaced ones of image files, which are sorted by class.
+        resize, crop: for photographs: the length of the shorter edge after resizing, and the size of the centre that is
+            cut out; crop=224 resizes to 256.
+        size: for photographs: the size after resizing without keeping proportions.
+        classes: the names of all classes in the order of the model, or a file with one name per line. By default
+            classes are numbered in the order of the data, which is alphabetical for folders.
     """
     folder = Path(root or os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing").expanduser()
-    source = _open(name_or_path, folder, download, (size, size) if isinstance(size, int) else size)
+    given = DataOptions(classes=classes, size=size, resize=resize, crop=crop)
+    name, options = split_name(name_or_path, given)
+    source = _open(name, folder, download, options)
     part = _select(source, split)
-    images, labels, index = (torch.from_numpy(array) for array in (part.images, part.labels, part.index))
-    data = ImageData(images, labels, part.classes, f"{source.name}/{split}", index)
+    if images is not None and not isinstance(part.images, np.ndarray):
+        part = part.take(_evenly_spaced(images, len(part.labels)))
+    pixels = torch.from_numpy(np.ascontiguousarray(part.images))
+    labels, index = (torch.from_numpy(array) for array in (part.labels, part.index))
+    data = ImageData(pixels, labels, part.classes, f"{source.name}/{split}", index)
     if isinstance(source, Builtin) and (found := data.fingerprint()) != (wanted := source.fingerprint(split)):
         hint = "the installed package is damaged; install it again"
         raise ValueError(f"expected the built-in {split} images with sha256 {wanted}, got {found}: {hint}")
-    return data
+    if options.classes is not None:
+        data = in_order(data, class_list(options.classes, Path(name)))
+    return data.take(slice(images))
 
 
-def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int, int] | None) -> Source:
+def _evenly_spaced(wanted: int, count: int) -> np.ndarray:
+    """Return `wanted` positions, or all of them if there are fewer."""
+    check_at_least(1, images=wanted)
+    wanted = min(wanted, count)
+    return np.arange(wanted) * count // wanted
+
+
+def in_order(data: ImageData, classes: tuple[str, ...]) -> ImageData:
+    """Return the data with labels that are positions in `classes`, the classes of a model in its order."""
+    for name in data.classes:
+        if name not in classes:
+            hint = f"{suggestion(name, classes)} Rename the folder, or add the class"
+            raise ValueError(
+                f"expected the {len(classes)} classes to include those of {data.name}, got {name!r}: {hint}"
+            )
+    positions = torch.tensor([classes.index(name) for name in data.classes], device=data.labels.device)
+    return replace(data, labels=positions[data.labels], classes=classes)
+
+
+def _open(name: str, root: Path, download: bool, options: DataOptions) -> Source:
     """Return the source with this name, or at this path."""
-    if name_or_path == "builtin":
-        source: Source = Builtin()
-    elif isinstance(name_or_path, str) and name_or_path in cifar.LAYOUTS:
-        source = _open_cifar(cifar.LAYOUTS[name_or_path], root, download)
-    else:
-        source = _open_path(Path(name_or_path).expanduser(), size)
-    if size is not None and not isinstance(source, ImageFolder):
-        hint = "resize in the first layers of the model instead"
-        raise ValueError(f"expected size= with a folder of images only, got it with {name_or_path}: {hint}")
-    return source
+    if name.startswith(hub.PREFIX):
+        keys, repository = ItemKeys(options.image, options.label), name.removeprefix(hub.PREFIX)
+        return hub.HubDataset(repository, keys, options.framing, options.config, options.split, options.revision)
+    path = Path(name).expanduser()
+    if name not in ("builtin", *cifar.LAYOUTS) and path.is_dir() and not cifar.open_folder(path):
+        options.check_only(("classes", *SIZES), name)
+        return ImageFolder(path, options.framing)
+    options.check_only(("classes",), name)
+    if name == "builtin":
+        return Builtin()
+    return _open_cifar(cifar.LAYOUTS[name], root, download) if name in cifar.LAYOUTS else _open_file(path)
 
 
 def _open_cifar(layout: cifar.Layout, root: Path, download: bool) -> Source:
@@ -193,13 +233,13 @@ def _open_cifar(layout: cifar.Layout, root: Path, download: bool) -> Source:
     return source
 
 
-def _open_path(path: Path, size: tuple[int, int] | None) -> Source:
-    if path.is_dir():
-        return cifar.open_folder(path) or ImageFolder(path, size)
+def _open_file(path: Path) -> Source:
+    if path.is_dir() and (unpacked := cifar.open_folder(path)):
+        return unpacked
     if path.is_file():
         return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
     names = ("builtin", *cifar.LAYOUTS)
-    expected = "expected the name of a data set or a path to a .npz file, a CIFAR archive or an image folder"
+    expected = "expected the name of a data set, hf:NAME, or a path to a .npz file, a CIFAR archive or an image folder"
     hint = suggestion(str(path).lower(), names)
     raise FileNotFoundError(f"{expected}, got {str(path)!r}, which does not exist: {hint}")
 
@@ -214,7 +254,7 @@ def _select(source: Source, split: str) -> SplitArrays:
         chosen = validation_positions(len(part.labels))
         if split == "train":
             chosen = np.setdiff1d(np.arange(len(part.labels)), chosen)
-        return SplitArrays(part.images[chosen], part.labels[chosen], part.classes, part.index[chosen])
+        return part.take(chosen)
     if split in splits:
         return source.read(split)
     offered = ", ".join(sorted({"train", "val", *splits} if "train" in splits else splits))

@@ -1,4 +1,4 @@
-"""Sources of images: a `.npz` file, a folder of image files, and the built-in sheets.
+"""Sources of images: what they have in common, a `.npz` file, and the built-in sheets.
 
 A source lists its official splits and reads one of them into arrays. `datasets.py` holds out validation images.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -19,10 +20,12 @@ import numpy as np
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-    from PIL import Image
-
-SPLITS = ("train", "val", "test")
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+# The splits, and the names that folders and Hugging Face data sets use for them.
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -30,10 +33,22 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 class SplitArrays:
     """One split as arrays: uint8 NCHW images, int64 labels, class names, and positions in the official split."""
 
-    images: np.ndarray
+    images: np.ndarray | LazyImages
     labels: np.ndarray
     classes: tuple[str, ...]
     index: np.ndarray
+
+    def take(self, rows: np.ndarray) -> SplitArrays:
+        """Return a selection of the images."""
+        return SplitArrays(self.images[rows], self.labels[rows], self.classes, self.index[rows])
+
+
+class LazyImages(Protocol):
+    """Images that are read by `numpy.asarray`, after a selection."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: np.ndarray) -> LazyImages: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
 
 
 class Source(Protocol):
@@ -46,9 +61,16 @@ class Source(Protocol):
     def read(self, split: str) -> SplitArrays: ...
 
 
-def whole_split(images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> SplitArrays:
+def whole_split(images: np.ndarray | LazyImages, labels: np.ndarray, classes: tuple[str, ...]) -> SplitArrays:
     """Return a complete official split, in which image i has position i."""
-    return SplitArrays(np.ascontiguousarray(images), labels.astype(np.int64), classes, np.arange(len(images)))
+    return SplitArrays(images, labels.astype(np.int64), classes, np.arange(len(images)))
+
+
+def find_splits(names: Iterable[str]) -> dict[str, str]:
+    """Return the names that stand for a split, by split: {"val": "validation"}."""
+    known = {alias: split for split, aliases in SPLITS.items() for alias in reversed(aliases)}
+    found = {known[name.lower()]: name for name in names if name.lower() in known}
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 @dataclass(frozen=True)
@@ -119,79 +141,6 @@ class NpzFile:
         keys = [key for key in self.arrays.files if key.endswith("labels")]
         largest = max(int(self._labels(key).max(initial=0)) for key in keys)
         return tuple(str(label) for label in range(largest + 1))
-
-
-@dataclass(frozen=True)
-class ImageFolder:
-    """A folder of images such as `train/cat/1.png`, or `cat/1.png` without splits, sorted by class and file name.
-
-    They are read as RGB, and resized to `size` (height, width) without keeping their proportions.
-    """
-
-    path: Path
-    size: tuple[int, int] | None = None
-
-    @property
-    def name(self) -> str:
-        return self.path.resolve().name
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        # A split holds folders. A class that happens to be called "train" (the vehicle) holds images.
-        return tuple(split for split in SPLITS if _folders(self.path / split)) or ("all",)
-
-    def read(self, split: str) -> SplitArrays:
-        folder = self.path if split == "all" else self.path / split
-        classes = self._classes()
-        paths = [path for sub in _folders(folder) for path in sorted(sub.iterdir()) if path.suffix.lower() in SUFFIXES]
-        if not paths:
-            hint = f"got none with images in it: arrange it as {folder}/CLASS/IMAGE.png"
-            raise ValueError(f"expected one subfolder of images per class in {folder}, {hint}")
-        labels = np.array([classes.index(path.parent.name) for path in paths])
-        return whole_split(self._pixels(paths), labels, classes)
-
-    def _classes(self) -> tuple[str, ...]:
-        """Return the classes of all splits together, so that a label has the same meaning in each."""
-        roots = [self.path] if self.splits == ("all",) else [self.path / split for split in self.splits]
-        return tuple(sorted({sub.name for root in roots for sub in _folders(root)}))
-
-    def _pixels(self, paths: list[Path]) -> np.ndarray:
-        first = self._open(paths[0])
-        images = np.empty((len(paths), *first.shape), np.uint8)
-        for row, path in zip(images, paths, strict=True):
-            pixels = self._open(path)
-            if pixels.shape != first.shape:
-                one, other = (f"{array.shape[1]} x {array.shape[2]}" for array in (first, pixels))
-                found = f"{one} in {paths[0]} and {other} in {path}: pass size=(height, width) to resize them all"
-                raise ValueError(f"expected images of one size, got {found}")
-            row[:] = pixels
-        return images
-
-    def _open(self, path: Path) -> np.ndarray:
-        from PIL import Image
-
-        try:
-            with Image.open(path) as image:
-                return pixels_of(image, gray=False, size=self.size)
-        except OSError as error:
-            raise ValueError(f"expected an image in {path}, got a file that cannot be read: {error}") from error
-
-
-def pixels_of(image: Image.Image, *, gray: bool, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Return a PIL image as a CHW uint8 array: RGB, or one channel if it is gray and `gray` is true."""
-    from PIL import Image
-
-    if image.mode[0] in "IF":
-        raise ValueError(f"expected an 8-bit image, got mode {image.mode}: convert it to RGB or L first")
-    image = image.convert("L" if gray and image.mode in ("1", "L") else "RGB")
-    if size is not None:
-        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
-    return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
-
-
-def _folders(path: Path) -> list[Path]:
-    inside = path.iterdir() if path.is_dir() else ()
-    return sorted(sub for sub in inside if sub.is_dir() and not sub.name.startswith("."))
 
 
 @dataclass(frozen=True)

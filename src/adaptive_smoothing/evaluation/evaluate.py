@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
@@ -14,9 +15,16 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
+from adaptive_smoothing.evaluation.attacked_images import (
+    AttackedImages,
+    attack_images,
+    check_share_outside,
+    own_threat,
+)
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions, EvaluationRun
-from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict, attack_title
+from adaptive_smoothing.evaluation.verdict import AttackEvaluation, Evaluation, Verdict, attack_title
 from adaptive_smoothing.models.contract import check_eval, check_labels
+from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.journal import journal_at
@@ -25,6 +33,8 @@ from adaptive_smoothing.threat import Threat
 
 # Images per batch without a cascade.
 BATCH = 1000
+# Images that show the number of classes and the kind of output of a model.
+PROBES = 4
 
 
 @overload
@@ -46,6 +56,7 @@ def evaluate(
     model: nn.Module,
     data: ImageData,
     attack: PlainAttack | None = None,
+    threat: Threat | None = None,
     *,
     device: torch.device | str | None = None,
     progress: RunProgress | None = None,
@@ -69,13 +80,15 @@ def evaluate(
 
         evaluate(model, data, "fast", Linf(8 / 255)).robust
 
-    The result of a preset or a cascade is a `Verdict`, which names the attack that fooled each image. `threat` applies
-    to presets only; `devices`, `journal` and `overwrite` apply to presets and cascades.
+    The result of a preset or a cascade is a `Verdict`, which names the attack that fooled each image. `devices`,
+    `journal` and `overwrite` apply to presets and cascades.
 
     Args:
         attack: the name of a preset, a cascade, any function `attack(model, images, labels) -> images`, or None for
             clean accuracy only.
-        threat: the norm and the radius of a preset.
+        threat: the norm and the radius of a preset. Every image that a function returns is checked against it; images
+            outside do not count as fooled, and if most are outside, that is an error. Without it, the result reports
+            the largest distances.
         device: where to compute; default: the device of the model.
         devices: several devices, which get one process each.
         journal: a folder for finished shards; after an interruption the same call continues from it.
@@ -84,9 +97,10 @@ def evaluate(
         options: batch sizes, precision and alarms.
     """
     attack = _find_attack(attack, threat)
-    for_cascades = threat is not None or devices or journal is not None or overwrite
+    _check_threat(attack, threat)
+    for_cascades = devices or journal is not None or overwrite
     if for_cascades and not isinstance(attack, Cascade):
-        expected = "threat, devices, journal and overwrite with a preset or a cascade only"
+        expected = "devices, journal and overwrite with a preset or a cascade only"
         found = f"one of them with {attack_title(attack) or 'no attack'}"
         hint = "leave them out, or pass Cascade(name, threat, (Stage(key, attack),))"
         raise TypeError(f"expected {expected}, got {found}: {hint}")
@@ -94,7 +108,9 @@ def evaluate(
     check_eval(model)
     where, report = device_of(model, data, device), progress or ignore_progress
     if not isinstance(attack, Cascade):
-        return _evaluate_plain(model, data, attack, options.batch_size or BATCH, where, report)
+        return _evaluate_plain(model, data, attack, threat, options.batch_size or BATCH, where, report)
+    if options.alarms:  # without them, a finished run needs no forward pass
+        warn_if_unfit(model, data, _first_logits(model, data))
     with journal_at(journal, overwrite, devices) as kept:
         run = EvaluationRun(
             model=model,
@@ -124,40 +140,78 @@ def _find_attack(attack: str | Cascade | PlainAttack | None, threat: Threat | No
     return attack
 
 
+def _first_logits(model: nn.Module, data: ImageData) -> Tensor:
+    """Return the logits of some images, where the model is."""
+    return fp32_logits(model, data.take(slice(PROBES)).to(device_of(model, data)).floats())
+
+
+def _check_threat(attack: Cascade | PlainAttack | None, threat: Threat | None) -> None:
+    """Raise an error for a threat that is none, or that has no attack."""
+    if threat is not None and not isinstance(threat, Threat):
+        raise TypeError(f"expected a threat such as ads.Linf(8 / 255), got {threat!r}: name the norm")
+    if threat is not None and attack is None:
+        raise TypeError('expected an attack with the threat, got none: pass "fast", or a function')
+
+
 def _evaluate_plain(
     model: nn.Module,
     data: ImageData,
     attack: PlainAttack | None,
+    threat: Threat | None,
     batch_size: int,
     device: torch.device,
     progress: RunProgress,
 ) -> Evaluation:
     """Predict every image, attack those that are classified correctly, predict these again."""
-    columns, done, correct, title = [], 0, 0, attack_title(attack)
+    title, threat = attack_title(attack), threat if threat is not None else own_threat(attack)
+    clean, attacked, done, correct, kept = [], [], 0, 0, len(data)
     for batch in batches(data, batch_size, device=device):
         logits = fp32_logits(model, batch.images)
         check_labels(batch.labels, batch.images, logits.shape[1])
-        clean = logits.argmax(1)
-        final = clean if attack is None else _attacked_predictions(model, batch, clean, attack, first=done)
-        columns.append([column.cpu() for column in (batch.index, batch.labels, clean, final)])
+        if not done:
+            warn_if_unfit(model, data, logits)
+        predictions = logits.argmax(1)
+        found = AttackedImages.without_attack(predictions)
+        if attack is not None:
+            found = _attack_correct(model, batch, found, attack, threat, first=done)
+        clean.append(predictions.cpu())
+        attacked.append(found.cpu())
         done += len(batch.labels)
-        correct += int((final == batch.labels).sum())
+        correct += int((found.predictions == batch.labels).sum())
+        kept -= int((predictions != batch.labels).sum())  # images that were attacked, and those that may still be
+        check_share_outside(sum(int(part.outside.sum()) for part in attacked), kept, threat)
         progress(Progress(len(data), done, done, correct, title))
-    index, labels, clean, final = (torch.cat(column) for column in zip(*columns, strict=True))
-    return Evaluation(index, labels, clean, None if attack is None else final, attack=title)
+    after, index, labels = AttackedImages.cat(attacked), data.index.cpu(), data.labels.cpu()
+    if attack is None:
+        return Evaluation(index, labels, torch.cat(clean))
+    result = AttackEvaluation(
+        index=index,
+        labels=labels,
+        clean_predictions=torch.cat(clean),
+        attacked_predictions=after.predictions,
+        attack=title,
+        threat=threat,
+        outside=after.outside,
+        distances=after.distances,
+    )
+    if after.outside.any():
+        warnings.warn(f"{title}: {result.remarks[-1]}", stacklevel=3)
+    return result
 
 
-def _attacked_predictions(model: nn.Module, batch: Batch, clean: Tensor, attack: PlainAttack, first: int) -> Tensor:
-    """Return the predictions after the attack, which is not run on images that are misclassified already.
+def _attack_correct(
+    model: nn.Module, batch: Batch, found: AttackedImages, attack: PlainAttack, threat: Threat | None, first: int
+) -> AttackedImages:
+    """Attack the images of a batch that are classified correctly.
 
     Args:
-        clean: the predictions before the attack.
+        found: the predictions before the attack.
         first: position of the batch in the data.
     """
-    attacked = clean.clone()
-    if len(correct := (clean == batch.labels).nonzero().squeeze(1)):
-        # PGD may have a radius for each image of the data.
-        attack = attack.take(first + correct) if isinstance(attack, PGD) else attack
-        adversarial = attack(model, batch.images[correct], batch.labels[correct])
-        attacked[correct] = fp32_logits(model, adversarial).argmax(1)
-    return attacked
+    correct = (found.predictions == batch.labels).nonzero().squeeze(1)
+    if not len(correct):
+        return found
+    # PGD and the threat may have a radius for each image of the data.
+    attack = attack.take(first + correct) if isinstance(attack, PGD) else attack
+    threat = None if threat is None else threat.take(first + correct)
+    return found.replaced(correct, attack_images(model, batch.images[correct], batch.labels[correct], attack, threat))

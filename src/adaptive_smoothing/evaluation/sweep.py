@@ -22,6 +22,7 @@ from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
 from adaptive_smoothing.evaluation.verdict import confidence_gap
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
+from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
@@ -51,6 +52,7 @@ def tradeoff(
         keep_on_interrupt: after Ctrl-C, return the trade-off of the batches that are finished, if there are any.
     """
     check_data(data)
+    warn_if_unfit(robust, data)
     alphas = sorted({*alphas, *mix_alphas})
     if not 0 <= alphas[0] <= alphas[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")

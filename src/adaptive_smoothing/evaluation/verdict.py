@@ -1,4 +1,4 @@
-"""The result of an evaluation, image by image: `Evaluation` under one attack or none, `Verdict` under a cascade."""
+"""The result of an evaluation, image by image: `AttackEvaluation` under one attack, `Verdict` under a cascade."""
 
 from __future__ import annotations
 
@@ -70,6 +70,42 @@ class Evaluation:
             found += f", robust {percent_with_interval(self.robust, self.interval, 2)}"
         circumstances = f"{len(self.labels):,} images, {self.attack or 'no attack'}"
         return f"{type(self).__name__}: {found}; 95 % intervals\n{circumstances}"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AttackEvaluation(Evaluation):
+    """An evaluation under one attack that may be any function, so that its images were checked.
+
+    Args:
+        threat: what the attacked images were checked against; None: nothing.
+        outside: which attacked images were outside the threat or [0, 1]. They prove nothing and count as not fooled.
+        distances: by norm, how far the attack moved each image; 0 for images that were not attacked.
+    """
+
+    threat: Threat | None
+    outside: Tensor
+    distances: dict[str, Tensor]
+
+    @property
+    def largest_distances(self) -> dict[str, float]:
+        """The largest distance by norm from an image to its attacked version, of those that count."""
+        return {norm: distance[~self.outside].max().item() for norm, distance in self.distances.items()}
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader has to know about the attacked images: how far they are, and how many do not count."""
+        largest = ", ".join(f"{norm} {distance:.4g}" for norm, distance in self.largest_distances.items())
+        if self.threat is None:
+            return [f"largest distance of an attacked image: {largest}; not checked against a threat"]
+        found = [f"largest distance of an attacked image: {largest}"]
+        if self.outside.any():
+            count = f"{int(self.outside.sum())} of {int(self.clean_correct.sum())} attacked images"
+            where = f"outside {threat_title(self.threat)} or [0, 1]"
+            found.append(f"{count} were {where}; they prove nothing and count as not fooled")
+        return found
+
+    def __repr__(self) -> str:
+        return "\n".join([super().__repr__(), *self.remarks])
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -206,7 +242,10 @@ def attack_title(attack: object) -> str:
         return ""
     name = getattr(attack, "name", None) or getattr(attack, "__name__", type(attack).__name__)
     threat = getattr(attack, "threat", None)
-    if not isinstance(threat, Threat):
-        return str(name)
+    return f"{name} at {threat_title(threat)}" if isinstance(threat, Threat) else str(name)
+
+
+def threat_title(threat: Threat) -> str:
+    """Return the norm and the radius, for example "Linf 0.03137"."""
     several = isinstance(threat.eps, Tensor) and threat.eps.numel() > 1
-    return f"{name} at {threat.norm} " + ("with one radius per image" if several else f"{float(threat.eps):.4g}")
+    return f"{threat.norm} " + ("with one radius per image" if several else f"{float(threat.eps):.4g}")

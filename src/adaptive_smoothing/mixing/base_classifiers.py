@@ -68,6 +68,7 @@ class BaseClassifiers(nn.Module):
     """A standard and a robust classifier. `train()` leaves both in eval mode."""
 
     NOT_IN_DIGEST: ClassVar = frozenset({"_taps"})
+    log_probabilities_known: ClassVar = True  # a mixture returns them by design
 
     def __init__(self, standard: nn.Module, robust: nn.Module) -> None:
         super().__init__()

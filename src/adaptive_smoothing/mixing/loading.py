@@ -11,6 +11,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.fit import class_names
 from adaptive_smoothing.models.wrap import num_classes
 from adaptive_smoothing.models.zoo import model_facts, short_name
 
@@ -59,4 +60,7 @@ def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
         if (count := num_classes(model, (channels, height, width))) != data.num_classes:
             expected = f"expected a model for the {data.num_classes} classes of {data.name}"
             hint = "choose the data it was trained for with --data, or another model"
+            if count > data.num_classes:
+                hint += f"; if {class_names(data)} are some of its classes, list all of them in a file, in its order: "
+                hint += "--data 'PATH?classes=FILE'"
             raise ValueError(f"{expected}, got {name} with {count}: {hint}")

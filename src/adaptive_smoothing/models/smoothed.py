@@ -32,6 +32,7 @@ class SmoothedClassifier(nn.Module):
 
     # The noise is computed from the arguments.
     NOT_IN_DIGEST: ClassVar = frozenset({"_noise"})
+    log_probabilities_known: ClassVar = True  # the log of the mean softmax
 
     def __init__(
         self, base: nn.Module, sigma: float, samples: int = 100, seed: int = 0, *, hard: bool = False, batch: int = 512

@@ -6,13 +6,12 @@ import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import torch
 from torch import nn
 
 from adaptive_smoothing.models.wrap import wrap
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings import parse_query
 
 
 def _load_timm(text: str) -> nn.Module:
@@ -85,13 +84,7 @@ SOURCES: dict[str, Callable[[str], nn.Module]] = {
 
 def _parse(text: str, defaults: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return the name and the options in `NAME?key=value&key=value`; `defaults` has every key that is allowed."""
-    name, _, query = text.partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    for key in given:
-        if key not in defaults:
-            raise ValueError(f"unknown option {key!r} in {text!r}: {suggestion(key, defaults)}")
-    if not name:
-        raise ValueError(f"expected a name before the options, got {text!r}")
+    name, given = parse_query(text, defaults)
     return name, {**defaults, **given}
 
 

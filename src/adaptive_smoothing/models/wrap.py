@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adaptive_smoothing.models import contract
+from adaptive_smoothing.models.fit import warn_log_probabilities
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.noise import generator
 
@@ -40,6 +41,8 @@ class Resize(nn.Module):
 
 class Classifier(nn.Module):
     """A classifier made by `wrap`: resizing and normalisation of NCHW images in [0, 1], then `model`."""
+
+    log_probabilities_known = True  # `wrap` has warned about them
 
     def __init__(self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None) -> None:
         super().__init__()
@@ -155,6 +158,8 @@ def _probe(classifier: Classifier, images: Tensor) -> int:
     contract.check_logits(logits, images)
     contract.check_two_classes(logits)
     contract.check_not_probabilities(logits)
+    if not callable(classifier.output):  # such a function may return them on purpose
+        warn_log_probabilities(classifier.model, logits)
     with torch.no_grad():
         again, half = classifier(images), classifier(images[: len(images) // 2])
     if not _agree(logits, again, 1e-4):

@@ -20,6 +20,7 @@ from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.results import read_rows, write_rows
 from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
@@ -232,6 +233,7 @@ def _per_image(
 ) -> np.ndarray:
     """Return the columns that `function` computes for each batch, for all images."""
     check_data(data)
+    warn_if_unfit(model, data)
     columns = []
     for batch in batches(data, batch_size, device=device_of(model, data)):
         columns.append(function(batch).cpu())

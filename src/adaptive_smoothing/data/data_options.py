@@ -1,0 +1,76 @@
+"""Options of `load`, as arguments or after the question mark of a name: `photos?crop=224`, `hf:mnist?label=digit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from adaptive_smoothing.data.photographs import Framing, Size
+from adaptive_smoothing.settings import parse_query
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How to read images. `classes` applies to all data, the sizes to image files, the others to Hugging Face."""
+
+    classes: Sequence[str] | str | Path | None = None
+    size: Size | None = None
+    resize: int | None = None
+    crop: Size | None = None
+    image: str | None = None
+    label: str | None = None
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+
+    @property
+    def framing(self) -> Framing:
+        return Framing(self.size, self.resize, self.crop)
+
+    def check_only(self, allowed: tuple[str, ...], what: str) -> None:
+        """Raise an error for options that do not apply to this kind of data."""
+        for name in (field.name for field in fields(self)):
+            if getattr(self, name) is not None and name not in allowed:
+                where = "a Hugging Face data set" if name in HUB else "a folder of images or a Hugging Face data set"
+                hint = "resize in the first layers of the model instead" if name in SIZES else "leave it out"
+                raise ValueError(f"expected {name}= with {where} only, got it with {what}: {hint}")
+
+
+SIZES = ("size", "resize", "crop")
+HUB = ("image", "label", "config", "split", "revision")
+NAMES = tuple(field.name for field in fields(DataOptions))
+
+
+def split_name(name_or_path: str | Path, given: DataOptions) -> tuple[str, DataOptions]:
+    """Return the name without options, and the options in it together with those given as arguments."""
+    text = str(name_or_path)
+    if "?" not in text or Path(text).expanduser().exists():
+        return text, given
+    name, texts = parse_query(text, NAMES)
+    for key in texts:
+        if getattr(given, key) is not None:
+            raise ValueError(f"expected {key} once, got it in {text!r} and as an argument: leave one out")
+    values: dict[str, Any] = {key: _size(key, value) if key in SIZES else value for key, value in texts.items()}
+    return name, replace(given, **values)
+
+
+def _size(key: str, text: str) -> Size:
+    """Return `224` or `224x320` as a number or as (height, width)."""
+    sides = text.lower().split("x")
+    if not all(side.isdecimal() for side in sides) or len(sides) > 2:
+        raise ValueError(f"expected {key} as pixels, such as 224 or HEIGHTxWIDTH, got {text!r}")
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
+def class_list(classes: Sequence[str] | str | Path, folder: Path) -> tuple[str, ...]:
+    """Return names of classes, or read them from a file: one per line, here or in the folder of the images."""
+    if not isinstance(classes, str | Path):
+        return tuple(classes)
+    for path in (Path(classes).expanduser(), folder / classes):
+        if path.is_file():
+            return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    raise FileNotFoundError(
+        f"expected a file with one class per line as classes=, got {str(classes)!r}: check the path"
+    )

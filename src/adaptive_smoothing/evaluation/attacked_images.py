@@ -1,0 +1,117 @@
+"""Checks of the images that an attack returns: their form, and whether they are inside the threat model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.attacks.attack_input import inside_ball
+from adaptive_smoothing.attacks.cascade import PlainAttack
+from adaptive_smoothing.evaluation.verdict import threat_title
+from adaptive_smoothing.models.contract import SLACK, check_eval, check_image_form, check_image_values
+from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.threat import NORMS, Threat
+
+# Share of images outside the threat model from which a robust accuracy would mean nothing.
+MOST = 0.5
+
+
+class AttackedImages(NamedTuple):
+    """For each attacked image: the prediction, whether it is outside the threat model, and its distances by norm."""
+
+    predictions: Tensor
+    outside: Tensor
+    distances: dict[str, Tensor]
+
+    @classmethod
+    def without_attack(cls, predictions: Tensor) -> AttackedImages:
+        """Return images that were not moved."""
+        zeros = torch.zeros(len(predictions), device=predictions.device)
+        return cls(predictions, zeros.bool(), dict.fromkeys(NORMS, zeros))
+
+    @classmethod
+    def cat(cls, parts: list[AttackedImages]) -> AttackedImages:
+        """Return the images of several batches as one."""
+        predictions, outside, distances = zip(*parts, strict=True)
+        by_norm = {norm: torch.cat([each[norm] for each in distances]) for norm in NORMS}
+        return cls(torch.cat(predictions), torch.cat(outside), by_norm)
+
+    def replaced(self, rows: Tensor, other: AttackedImages) -> AttackedImages:
+        """Return the images with `other` at the positions `rows`."""
+        columns = {norm: column.index_copy(0, rows, other.distances[norm]) for norm, column in self.distances.items()}
+        predictions = self.predictions.index_copy(0, rows, other.predictions)
+        return AttackedImages(predictions, self.outside.index_copy(0, rows, other.outside), columns)
+
+    def cpu(self) -> AttackedImages:
+        distances = {norm: column.cpu() for norm, column in self.distances.items()}
+        return AttackedImages(self.predictions.cpu(), self.outside.cpu(), distances)
+
+
+def own_threat(attack: object) -> Threat | None:
+    """Return the threat of an attack that has one, such as PGD."""
+    threat = getattr(attack, "threat", None)
+    return threat if isinstance(threat, Threat) else None
+
+
+def attack_images(
+    model: nn.Module, images: Tensor, labels: Tensor, attack: PlainAttack, threat: Threat | None
+) -> AttackedImages:
+    """Run an attack on images that are classified correctly, and check every image that it returns.
+
+    An image outside the threat model proves nothing: its prediction is the correct one, as without an attack. Without a
+    threat, an image that leaves [0, 1] is an error.
+    """
+    # A copy, because the attack may change its arguments in place.
+    adversarial = _check_form(attack(model, images.clone(), labels.clone()), images)
+    check_eval(model)
+    outside = torch.zeros_like(labels, dtype=torch.bool)
+    if threat is not None:
+        in_box = ((adversarial >= -SLACK) & (adversarial <= 1 + SLACK)).flatten(1).all(1)
+        outside = ~(in_box & inside_ball(adversarial, images, threat))
+    distances = {norm: kind(0.0).distance(adversarial, images) for norm, kind in NORMS.items()}
+    counted = torch.where(outside.view(-1, 1, 1, 1), images, adversarial)
+    return AttackedImages(_predictions(model, counted).where(~outside, labels), outside, distances)
+
+
+def _check_form(adversarial: object, images: Tensor) -> Tensor:
+    """Return the images of an attack, or raise an error if they are not finite or of another form than its input."""
+    if isinstance(adversarial, tuple | list) and any(isinstance(part, Tensor) for part in adversarial):
+        hint = "return the images only, for example with lambda model, x, y: attack(model, x, y)[0]"
+        raise TypeError(f"expected one tensor of images from the attack, got {len(adversarial)} objects: {hint}")
+    try:
+        check_image_form(adversarial)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"the attack returned something else than images: {error}") from error
+    assert isinstance(adversarial, Tensor)
+    form, wanted = ((tuple(each.shape), each.dtype, each.device) for each in (adversarial, images))
+    if form != wanted:
+        expected, found = (f"shape {shape}, {dtype}, on {device}" for shape, dtype, device in (wanted, form))
+        hint = "return one image for each image, in the same order and form"
+        raise ValueError(f"expected attacked images of {expected}, got {found}: {hint}")
+    if not (finite := adversarial.isfinite().flatten(1).all(1)).all():
+        found = f"NaN or infinite values in {int((~finite).sum())} of {len(finite)}"
+        raise ValueError(f"expected finite images from the attack, got {found}: look for a division by zero in it")
+    return adversarial.detach()
+
+
+def _predictions(model: nn.Module, adversarial: Tensor) -> Tensor:
+    try:
+        check_image_values(adversarial)
+    except ValueError as error:
+        found = str(error).partition(":")[0]
+        hint = "clamp them to [0, 1], or pass threat= to leave out and count the images that are outside"
+        raise ValueError(f"the attack left the range of images: {found}: {hint}") from error
+    return fp32_logits(model, adversarial).argmax(1)
+
+
+def check_share_outside(outside: int, attacked: int, threat: Threat | None) -> None:
+    """Raise an error if most attacked images are outside the threat model."""
+    if threat is not None and outside > MOST * attacked:
+        expected, found = (
+            f"attacked images within {threat_title(threat)} and [0, 1]",
+            f"{outside} of {attacked} outside",
+        )
+        hint = "project them with threat.project(adversarial, images), or pass the threat that the attack uses"
+        raise ValueError(f"expected {expected}, got {found}: {hint}")

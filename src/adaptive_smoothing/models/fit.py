@@ -1,0 +1,68 @@
+"""Warnings about a model and data that probably do not belong together, although nothing about them is invalid."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import Tensor, nn
+
+from adaptive_smoothing.data.datasets import ImageData
+
+# The number of classes that a message names.
+NAMED = 4
+
+
+def warn_if_unfit(model: nn.Module, data: ImageData, logits: Tensor | None = None) -> None:
+    """Warn about another number of classes, images of one class only, and log-probabilities instead of logits.
+
+    Args:
+        logits: of some images; without them, the number of classes is the declared one, if there is one.
+    """
+    warn_classes(data, getattr(model, "num_classes", None) if logits is None else logits.shape[1])
+    warn_one_class(data)
+    if logits is not None:
+        warn_log_probabilities(model, logits)
+
+
+def warn_classes(data: ImageData, outputs: int | None) -> None:
+    """Warn if the data names another number of classes than the model has. Numbers as names are not known names."""
+    if outputs in (None, data.num_classes) or data.classes == tuple(map(str, range(len(data.classes)))):
+        return
+    _warn(
+        f"{data.name} has {data.num_classes} classes ({class_names(data)}), but the model has {outputs} outputs: the "
+        f"accuracy is wrong unless label k means output k of the model; pass the model's class names in its order as "
+        "classes= to ads.load_data, ads.from_dataset or ads.from_tensors"
+    )
+
+
+def warn_one_class(data: ImageData) -> None:
+    """Warn about several images that all have the same label."""
+    if len(data) > 1 and bool((data.labels == data.labels[0]).all()):
+        label = int(data.labels[0])
+        _warn(
+            f"all {len(data):,} images of {data.name} have the label {label} ({data.classes[label]}): a constant "
+            "prediction would have an accuracy of 0 % or 100 %; use images of all classes"
+        )
+
+
+def warn_log_probabilities(model: nn.Module, logits: Tensor) -> None:
+    """Warn about rows of log-probabilities, unless a module inside the model is known to return them."""
+    if not logits.numel() or logits.detach().logsumexp(1).abs().max() > 1e-3:
+        return
+    if any(getattr(module, "log_probabilities_known", False) for module in model.modules()):
+        return
+    found = "the model returns log-probabilities (the exponentials of a row sum to 1), which are valid logits"
+    smallest = logits.min(1, keepdim=True).values
+    if logits.shape[1] > 2 and bool(((logits == smallest).sum(1) > 1).all()):
+        _warn(f"{found}, but small probabilities were clipped and have no gradient: return the logits before softmax")
+    else:
+        _warn(f"{found}: probabilities, predictions and attacks are those of the logits before softmax")
+
+
+def class_names(data: ImageData) -> str:
+    """Return the first names of the classes for a message."""
+    return ", ".join(data.classes[:NAMED]) + (", ..." if data.num_classes > NAMED else "")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=5)

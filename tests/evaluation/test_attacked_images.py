@@ -1,0 +1,135 @@
+"""Images that an attack returns count only inside the threat model; distances are those of the images that count."""
+
+import warnings
+
+import pytest
+import torch
+
+import adaptive_smoothing as ads
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
+from adaptive_smoothing.threat import L2, Linf
+
+
+@pytest.fixture
+def forty(linear):
+    """Forty images of middle levels, all classified correctly."""
+    pixels = torch.randint(100, 150, (40, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return ads.from_tensors(pixels, linear(pixels / 255).argmax(1))
+
+
+class Shift:
+    """Moves every image by a given distance in each pixel, against the label, so that a large shift fools the model."""
+
+    def __init__(self, *distances: float) -> None:
+        self.distances, self.seen = distances, 0
+
+    def __call__(self, model, images, labels):
+        others = model.linear.weight.sum(0) - 4 * model.linear.weight[labels]
+        steps = torch.tensor([self.distances[(self.seen + k) % len(self.distances)] for k in range(len(images))])
+        self.seen += len(images)
+        return images + steps.view(-1, 1, 1, 1) * others.sign().view_as(images)
+
+
+def test_images_outside_the_ball_do_not_count(linear, forty):
+    everything = ads.evaluate(linear, forty, Shift(0.3))
+    inside = ads.evaluate(linear, forty, Shift(0.02), Linf(0.02))
+    assert everything.robust == 0 and inside.robust > 0 and not inside.outside.any()
+    with pytest.warns(
+        UserWarning, match=r"Shift: 10 of 40 attacked images were outside Linf 0.02 or \[0, 1\]; they .*"
+    ):
+        mixed = ads.evaluate(linear, forty, Shift(0.02, 0.02, 0.02, 0.3), Linf(0.02))
+    assert mixed.outside.nonzero().flatten().tolist() == list(range(3, 40, 4))
+    assert mixed.robust_correct[mixed.outside].all()
+    assert torch.equal(mixed.robust_correct[~mixed.outside], inside.robust_correct[~mixed.outside])
+    assert mixed.largest_distances["Linf"] == pytest.approx(0.02) and mixed.distances["Linf"].max() > 0.29
+    assert "10 of 40 attacked images were outside Linf 0.02" in repr(mixed) and "outside" not in repr(inside)
+
+
+def test_the_same_images_are_outside_whatever_the_batch_size(linear, forty):
+    attack = (0.02, 0.3, 0.02)
+    with pytest.warns(UserWarning, match="13 of 40"):
+        found = [
+            ads.evaluate(linear, forty, Shift(*attack), Linf(0.02), options=EvaluationOptions(batch_size=size))
+            for size in (7, 40)
+        ]
+    assert torch.equal(found[0].outside, found[1].outside)
+    assert torch.equal(found[0].attacked_predictions, found[1].attacked_predictions)
+
+
+def test_an_attack_that_is_mostly_outside_is_an_error(linear, forty):
+    message = r"expected attacked images within L2 0.5 and \[0, 1\], got 2\d of 40 outside: project them"
+    with pytest.raises(ValueError, match=message):
+        ads.evaluate(linear, forty, Shift(0.3), L2(0.5), options=EvaluationOptions(batch_size=7))
+
+
+def test_with_a_threat_images_outside_the_range_are_counted(linear, forty):
+    def attack(model, images, labels):
+        images = images.clone()
+        images[:3, 0, 0, 0] = 1.5
+        return images
+
+    with pytest.warns(UserWarning, match="3 of 40 attacked images were outside Linf 1"):
+        found = ads.evaluate(linear, forty, attack, Linf(1.0))
+    assert found.outside.sum() == 3 and found.robust == 1
+
+
+def test_distances_are_reported_without_a_threat(linear, forty):
+    found = ads.evaluate(linear, forty, Shift(0.25))
+    assert not found.outside.any() and found.threat is None
+    assert found.largest_distances == pytest.approx({"Linf": 0.25, "L2": 0.25 * 192**0.5})
+    assert repr(found).endswith(
+        "largest distance of an attacked image: Linf 0.25, L2 3.464; not checked against a threat"
+    )
+
+
+def test_misclassified_images_have_no_distance(linear, forty):
+    wrong = ads.from_tensors(forty.images, (forty.labels + (torch.arange(40) < 5)) % 4)
+    found = ads.evaluate(linear, wrong, Shift(0.01))
+    assert (found.distances["L2"][:5] == 0).all() and (found.distances["L2"][5:] > 0).all()
+
+
+def test_an_attack_with_a_threat_of_its_own_is_checked_against_it(linear, forty):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        radii = torch.linspace(0, 0.1, 40)
+        own = ads.evaluate(linear, forty, PGD(Linf(radii), steps=3), options=EvaluationOptions(batch_size=7))
+        given = ads.evaluate(linear, forty, PGD(Linf(radii), steps=3), Linf(radii))
+        euclidean = ads.evaluate(linear, forty, PGD(L2(0.5), steps=3))
+    assert torch.equal(own.attacked_predictions, given.attacked_predictions)
+    assert (own.distances["Linf"] <= radii + 1e-6).all() and own.threat.norm == "Linf" and not own.outside.any()
+    assert euclidean.largest_distances["L2"] <= 0.5 + 1e-5
+    with pytest.raises(ValueError, match=r"expected attacked images within Linf 0\.001"):
+        ads.evaluate(linear, forty, PGD(Linf(0.1), steps=3), Linf(0.001))
+
+
+def test_an_attack_that_changes_its_arguments_in_place_hides_nothing(linear, forty):
+    found = ads.evaluate(linear, forty, lambda model, images, labels: images.add_(0.25))
+    assert found.largest_distances["Linf"] == pytest.approx(0.25)
+    assert torch.equal(found.labels, forty.labels)
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (lambda x: x * torch.nan, "expected finite images from the attack, got NaN or infinite values in 40 of 40"),
+        (lambda x: x / 0, "NaN or infinite values"),
+        (lambda x: x[:7], r"expected attacked images of shape \(40, 3, 8, 8\).*, got shape \(7, 3, 8, 8\)"),
+        (lambda x: x.double(), "got shape .* torch.float64"),
+        (lambda x: (x * 255).byte(), "returned something else than images: expected images as floats .* / 255"),
+        (lambda x: x.numpy(), "returned something else than images: expected images as a tensor, got ndarray"),
+        (lambda x: x.permute(0, 2, 3, 1), r"looks like \(N, H, W, C\)"),
+        (lambda x: (x, x), r"expected one tensor of images from the attack, got 2 objects"),
+        (lambda x: None, "got NoneType"),
+        (lambda x: x - 1, r"left the range of images: expected images in \[0, 1\], got \[-0"),
+    ],
+)
+def test_output_of_another_form_is_an_error(linear, forty, attack, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        ads.evaluate(linear, forty, lambda model, images, labels: attack(images))
+
+
+def test_an_attack_that_leaves_the_model_in_train_mode_is_an_error(linear, forty):
+    model = torch.nn.Sequential(linear, torch.nn.Dropout(0.5)).eval()
+    with pytest.raises(ValueError, match="expected a model in eval mode"):
+        ads.evaluate(model, forty, lambda model, images, labels: (model.train(), images)[1])

@@ -1,0 +1,88 @@
+"""A model and data that do not belong together are noticed; what is legitimate is not."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import adaptive_smoothing as ads
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
+
+
+def pictures(classes: int, names: list[str] | None = None) -> ads.ImageData:
+    pixels = torch.randint(0, 256, (12, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return ads.from_tensors(pixels, torch.arange(12) % classes, name="pictures", classes=names)
+
+
+class Logs(nn.Module):
+    """The logarithm of the softmax of a model, with a lower limit of the probabilities."""
+
+    def __init__(self, model: nn.Module, least: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.least = model, least
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.model(images).log_softmax(1).clamp_min(-torch.inf if not self.least else self.least)
+
+
+def test_another_number_of_classes_is_noticed(linear):
+    with pytest.warns(UserWarning, match=r"pictures has 3 classes \(ant, bee, cat\), but the model has 4 outputs"):
+        ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]))
+    with pytest.warns(UserWarning, match=r"has 5 classes \(a, b, c, d, ...\), but the model has 4 outputs"):
+        ads.evaluate(linear, pictures(4, list("abcde")))
+
+
+def test_a_cascade_notices_it_as_well(linear):
+    cascade = ads.preset("fast", ads.Linf(0.001))
+    with pytest.warns(UserWarning, match="pictures has 3 classes"):
+        ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]).take(2), cascade)
+
+
+def test_images_of_one_class_are_noticed(linear):
+    one = pictures(1, ["ant", "bee", "cat", "dog"])
+    with pytest.warns(UserWarning, match=r"all 12 images of pictures have the label 0 \(ant\): a constant prediction"):
+        ads.evaluate(linear, one)
+
+
+def test_what_is_legitimate_raises_no_warning(linear):
+    mixed = ads.MixedClassifier(linear, linear, 0.5)
+    smoothed = ads.SmoothedClassifier(linear, 0.25, samples=2)
+    named = pictures(4, ["ant", "bee", "cat", "dog"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ads.evaluate(linear, pictures(3))  # without names the number of classes is unknown
+        ads.evaluate(linear, named.take(1))
+        for model in (linear, mixed, smoothed, nn.Sequential(mixed).eval(), ads.wrap(mixed, shape=(3, 8, 8))):
+            ads.evaluate(model, named, options=EvaluationOptions(batch_size=5))
+
+
+def test_log_probabilities_are_noticed_once(linear):
+    with pytest.warns(UserWarning, match="returns log-probabilities .* valid logits: probabilities, predictions"):
+        found = ads.evaluate(Logs(linear).eval(), pictures(4))
+    assert torch.equal(found.clean_predictions, ads.evaluate(linear, pictures(4)).clean_predictions)
+    with pytest.warns(UserWarning, match="log-probabilities"):
+        wrapped = ads.wrap(Logs(linear).eval(), shape=(3, 8, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ads.evaluate(wrapped, pictures(4))
+
+
+def test_clipped_log_probabilities_lose_their_gradient(linear):
+    sharp = nn.Sequential(linear, nn.Identity()).eval()
+    with torch.no_grad():
+        linear.linear.weight.mul_(50)
+    with pytest.warns(UserWarning, match="small probabilities were clipped and have no gradient: return the logits"):
+        ads.evaluate(Logs(sharp, least=-10.0).eval(), pictures(4))
+
+
+def test_tuning_and_certification_notice_it_by_the_declared_classes(linear):
+    data = pictures(3, ["ant", "bee", "cat"])
+    mixed = ads.MixedClassifier(linear, linear, 0.5)
+    for call in (
+        lambda: ads.tune(mixed, data, clean_accuracy=0.01),
+        lambda: ads.tradeoff(linear, linear, data, ads.PGD(ads.Linf(0.01), steps=1), mix_alphas=[0.5]),
+        lambda: ads.certify(ads.SmoothedClassifier(linear, 0.25), data.take(2), samples=10),
+    ):
+        with pytest.warns(UserWarning, match="pictures has 3 classes"):
+            call()
