@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,11 @@ from adaptive_smoothing.runs.journal import Journal
 # Tests run in one process per core (pytest-xdist); more threads than cores make them several times slower.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+
+# Tests neither read nor fill the user's cache of weights, and fetch none. The folder lives as long as this object.
+CACHE = tempfile.TemporaryDirectory()
+os.environ["ADAPTIVE_SMOOTHING_CACHE"] = CACHE.name
+os.environ.pop("ADAPTIVE_SMOOTHING_ZOO_URL", None)
 
 
 def _define_missing_torchvision_operators() -> torch.library.Library | None:
