@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.certification.smoothing import Smoothing
+from adaptive_smoothing.models import download, zoo_index
 from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.runs.journal import Journal
 
@@ -145,6 +146,19 @@ def write_comparison() -> Callable[[Path], Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return `publish(zoo)`: the index of the package is that of this folder, which is fetched from; an empty cache."""
+
+    def at(zoo: Path) -> None:
+        write_json(tmp_path / "index.json", zoo_index.make(zoo))
+        monkeypatch.setattr(zoo_index, "INDEX", tmp_path / "index.json")
+        monkeypatch.setenv(download.URL_VARIABLE, zoo.resolve().as_uri())
+        monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+
+    return at
 
 
 @pytest.fixture(scope="session")

@@ -32,14 +32,12 @@ NARROW, WIDE_COLUMNS = 80, ("architecture", "g and h", "alpha")
 
 def models() -> None:
     """List the models and mixtures of the package and of the zoo, with the accuracies on their cards."""
-    console = screen()
-    rows = {card.name: _row(card) for card in zoo.names().values()}
-    rows = {name: _row_to_fetch(name, entry, _accuracies) for name, entry in zoo_index.models().items()} | rows
+    cards, mixtures, console = zoo.names(), zoo.mixtures(), screen()
+    rows = {name: _row_to_fetch(name, entry, _accuracies) for name, entry in zoo_index.models().items()}
+    rows |= {name: _row(card) for name, card in cards.items()}
     _print(console, Table("Models", COLUMNS, _sorted(rows), NOTE))
-    rows = {name: _mixture_row(name, folder) for name, folder in zoo.mixtures().items()}
-    rows = {
-        name: _row_to_fetch(name, entry, _mixture_accuracies) for name, entry in zoo_index.mixtures().items()
-    } | rows
+    rows = {name: _row_to_fetch(name, entry, _mixture_accuracies) for name, entry in zoo_index.mixtures().items()}
+    rows |= {name: _mixture_row(name, folder) for name, folder in mixtures.items()}
     _print(console, Table("Mixtures", MIXTURE_COLUMNS, _sorted(rows), MIXTURE_NOTE))
     sources = ", ".join(f"{source}:NAME" for source in zoo.SOURCES)
     console.print(f"Other models are named {sources}, or by the path of a .safetensors file with a .json next to it.")

@@ -194,9 +194,11 @@ class MixedClassifier(BaseClassifiers):
             revision: a branch, a tag or a commit of a repository of the hub.
             token: of the hub, for private repositories; by default that of `hf auth login`.
         """
+        given = {"standard": standard, "robust": robust}
         if hub.is_repository(folder):
-            folder = hub.fetch(str(folder), revision=revision, token=token)
-        arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device)
+            passed = [role for role, model in given.items() if model is not None]
+            folder = hub.fetch(str(folder), passed=passed, revision=revision, token=token)
+        arguments, card = pretrained.load(folder, given, device)
         mixed = cls(**arguments).to(device)
         mixed.card = card
         return mixed

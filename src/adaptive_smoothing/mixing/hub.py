@@ -8,7 +8,7 @@ libraries, but no file of this machine and no model that is stored as a pickle.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ FETCHED = ("*.json", "*.safetensors")
 # Libraries whose models a repository may name: they load safetensors, or tensors alone.
 LIBRARIES = ("timm", "torchvision", "hf")
 TAGS = ["adversarial-robustness", "mixture-of-classifiers", "pytorch"]
+# A name in the zoo has no dot or slash. The option `checkpoint` names a file of this machine.
+SAFE_NAME = re.compile(rf"[\w-]+|({'|'.join(LIBRARIES)}):(?!.*checkpoint=).+")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # The figures of a card that are accuracies, with their names on the hub.
 ACCURACIES = {"clean": "Clean accuracy", "adaptive": "Accuracy under the attacks of the preset adaptive"}
@@ -56,8 +58,14 @@ def push(
     return str(address)
 
 
-def fetch(repository: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Return the local folder of a mixture in a repository. Its files are fetched once."""
+def fetch(
+    repository: str, *, passed: Collection[str] = (), revision: str | None = None, token: str | None = None
+) -> Path:
+    """Return the local folder of a mixture in a repository. Its files are fetched once.
+
+    Args:
+        passed: the roles of base classifiers that the user passes, and that are not loaded by name.
+    """
     import huggingface_hub
 
     try:
@@ -72,8 +80,10 @@ def fetch(repository: str, *, revision: str | None = None, token: str | None = N
     if not (folder / pretrained.FILE).is_file():
         hint = "MixedClassifier.push_to_hub writes one; for a single model use ads.load_model('hf:ORG/NAME')"
         raise FileNotFoundError(f"expected {pretrained.FILE} in the repository {repository}, got none: {hint}")
+    description = pretrained.read(folder)
     for role in pretrained.ROLES:
-        check_base(repository, role, pretrained.read(folder)[role])
+        if role not in passed:
+            check_base(repository, role, description.get(role, {}))
     return folder
 
 
@@ -81,16 +91,14 @@ def check_base(repository: str, role: str, description: Mapping[str, Any]) -> No
     """Raise an error if a file that others wrote describes a base classifier that is not safe to load."""
     base = description
     while "transform" in base:
-        base = base["of"]
-    name, held = base.get("name"), base.get("held")
-    library, colon, rest = str(name).partition(":")
-    if held is not None and (Path(held).name != held or Path(held).suffix != ".safetensors"):
-        raise ValueError(f"expected the {role} classifier of {repository} as safetensors in it, got {held!r}: refused")
-    named = library in LIBRARIES and "checkpoint=" not in rest if colon else not Path(library).suffix
-    if name is not None and (not named or "/" in library or "\\" in library):
+        base = base.get("of", {})
+    hint = f"if you trust it, load it yourself and pass {role}=..."
+    if "held" in base and not re.fullmatch(r"[\w.-]+\.safetensors", str(base["held"])):
+        expected = f"the {role} classifier of {repository} as safetensors in the repository"
+        raise ValueError(f"expected {expected}, got {base['held']!r}: {hint}")
+    if "name" in base and not SAFE_NAME.fullmatch(str(base["name"])):
         expected = f"a model of the package, of the zoo, or of {', '.join(LIBRARIES)}"
-        hint = f"if you trust it, load it yourself and pass {role}=..."
-        raise ValueError(f"expected {expected} as the {role} classifier of {repository}, got {name!r}: {hint}")
+        raise ValueError(f"expected {expected} as the {role} classifier of {repository}, got {base['name']!r}: {hint}")
 
 
 def header(description: Mapping[str, Any], name: str, license: str | None) -> str:

@@ -102,9 +102,6 @@ def find_card(name: str) -> Card | None:
         return stored[name]
     if entry := zoo_index.models().get(name):
         return read_card(download.fetch(entry.needed) / f"{name}.safetensors")
-    if name in mixture_names():
-        found = f"{name!r}, a mixture: ads.MixedClassifier.from_pretrained({name!r})"
-        raise ValueError(f"expected the name of a model, got {found}")
     libraries = ", ".join(f"{library}:NAME" for library in SOURCES)
     raise ValueError(unknown_name(f"the name of a model, {libraries} or a path to .safetensors", name))
 
@@ -139,11 +136,17 @@ def mixture_names() -> set[str]:
 
 
 def unknown_name(expected: str, name: str) -> str:
-    """Return the message for a name that is neither that of a model nor of a mixture."""
-    known = sorted({*_cards(zoo_folder()), *_cards(BUILTIN), *zoo_index.models(), *mixture_names()})
-    place = f"the zoo is {zoo_folder()}" if zoo_folder() else f"there is no zoo/ here or above, nor in ${ZOO_VARIABLE}"
+    """Return the message for a name that is not of the expected kind, with the models and mixtures of similar names."""
+    models, zoo = {*_cards(zoo_folder()), *_cards(BUILTIN), *zoo_index.models()}, zoo_folder()
+    if name in mixture_names():
+        return f"expected {expected}, got {name!r}, a mixture: ads.MixedClassifier.from_pretrained({name!r})"
+    if name in models:
+        return f"expected {expected}, got {name!r}, a model: ads.load_model({name!r})"
+    library, colon, _ = name.partition(":")
+    hint = suggestion(library, SOURCES if colon else sorted(models | mixture_names()), count=1 if colon else 3)
+    place = f"the zoo is {zoo}" if zoo else f"there is no zoo/ here or above, nor in ${ZOO_VARIABLE}"
     source = f"what is not here is fetched from ${download.URL_VARIABLE}, {download.zoo_url() or 'which is not set'}"
-    return f"expected {expected}, got {name!r}: {suggestion(name, known, count=3)} ({place}; {source})"
+    return f"expected {expected}, got {name!r}: {hint} ({place}; {source})"
 
 
 def _cards(folder: Path | None) -> dict[str, Card]:
