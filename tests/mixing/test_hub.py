@@ -190,3 +190,12 @@ def test_only_json_and_safetensors_are_fetched(server, mixed):
     mixed.push_to_hub("org/m", token="hf_right")
     server.repositories["org/m"]["main"] |= {"weights.pt": b"pickle", "code.py": b"code"}
     assert {path.suffix for path in hub.fetch("org/m").rglob("*") if path.is_file()} == {".json", ".safetensors"}
+
+
+def test_a_repository_that_was_fetched_loads_offline(server, mixed, images, monkeypatch):
+    mixed.push_to_hub("org/m", token="hf_right")
+    MixedClassifier.from_pretrained("org/m")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert torch.equal(MixedClassifier.from_pretrained("org/m")(images), mixed(images))
+    with pytest.raises(FileNotFoundError, match="expected a mixture: a folder 'org/other' here"):
+        MixedClassifier.from_pretrained("org/other")

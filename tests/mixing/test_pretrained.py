@@ -11,6 +11,7 @@ from torch import nn
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
+from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models import zoo
@@ -297,5 +298,7 @@ def test_an_unknown_mixture_suggests_models_and_mixtures(folder, mixtures):
     mixtures["fixed"].save_pretrained(folder / "by-name")
     with pytest.raises(FileNotFoundError, match=r"got 'by-nam': did you mean 'by-name'\? \(the zoo is "):
         MixedClassifier.from_pretrained("by-nam")
+    with pytest.raises(ValueError, match=r"got 'by-nam': did you mean 'by-name'\?"):
+        LoadedModel.load("by-nam", None, None, "cpu")
     with pytest.raises(FileNotFoundError, match=r"got 'tiny-g', a model: ads.load_model\('tiny-g'\)"):
         MixedClassifier.from_pretrained("tiny-g")
