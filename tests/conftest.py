@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +15,18 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.certification.smoothing import Smoothing
+from adaptive_smoothing.models import download, zoo_index
 from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.runs.journal import Journal
 
 # Tests run in one process per core (pytest-xdist); more threads than cores make them several times slower.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+
+# Tests neither read nor fill the user's cache of weights, and fetch none. The folder lives as long as this object.
+CACHE = tempfile.TemporaryDirectory()
+os.environ["ADAPTIVE_SMOOTHING_CACHE"] = CACHE.name
+os.environ.pop("ADAPTIVE_SMOOTHING_ZOO_URL", None)
 
 
 def _define_missing_torchvision_operators() -> torch.library.Library | None:
@@ -139,6 +146,19 @@ def write_comparison() -> Callable[[Path], Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return `publish(zoo)`: the index of the package is that of this folder, which is fetched from; an empty cache."""
+
+    def at(zoo: Path) -> None:
+        write_json(tmp_path / "index.json", zoo_index.make(zoo))
+        monkeypatch.setattr(zoo_index, "INDEX", tmp_path / "index.json")
+        monkeypatch.setenv(download.URL_VARIABLE, zoo.resolve().as_uri())
+        monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+
+    return at
 
 
 @pytest.fixture(scope="session")

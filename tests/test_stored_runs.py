@@ -116,7 +116,7 @@ def test_the_stored_predictions_are_those_of_the_stored_models():
         np.testing.assert_array_equal(run.rows[f"clean_{letter}"][at], correct.numpy())
 
 
-@pytest.mark.parametrize("name", pretrained.names())
+@pytest.mark.parametrize("name", zoo.mixtures())
 def test_a_stored_mixture_agrees_with_its_card(name):
     folder = pretrained.find(name)
     description = pretrained.read(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # The number of a process does not tell two machines or containers apart that share a folder.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         yield partial
         partial.replace(path)

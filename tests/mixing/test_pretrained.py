@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
+from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models import zoo
@@ -276,3 +278,27 @@ def test_damaged_folders_and_other_formats(tmp_path, mixtures):
 def test_a_mixture_of_the_zoo_is_found_by_name(folder, mixtures):
     mixtures["fixed"].save_pretrained(folder / "by-name")
     assert MixedClassifier.from_pretrained("by-name").alpha.item() == pytest.approx(0.85)
+
+
+def test_a_mixture_of_the_zoo_is_fetched_with_its_base_classifiers(folder, mixtures, tmp_path, publish, monkeypatch):
+    published = shutil.copytree(folder, tmp_path / "published")
+    mixtures["network"].save_pretrained(published / "far-mixed")
+    publish(published)
+    monkeypatch.delenv(zoo.ZOO_VARIABLE)
+    monkeypatch.setattr(zoo, "zoo_folder", lambda: None)
+    assert pretrained.exists("far-mixed")
+    loaded = MixedClassifier.from_pretrained("far-mixed")
+    assert torch.equal(loaded(IMAGES), mixtures["network"](IMAGES))
+    fetched = {path.relative_to(tmp_path / "cache").as_posix() for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert fetched == {"zoo/far-mixed/mixer.safetensors", "zoo/tiny-g.safetensors", "zoo/tiny-h.safetensors"}
+    assert MixedClassifier.from_pretrained("far-mixed").alpha.options == loaded.alpha.options
+
+
+def test_an_unknown_mixture_suggests_models_and_mixtures(folder, mixtures):
+    mixtures["fixed"].save_pretrained(folder / "by-name")
+    with pytest.raises(FileNotFoundError, match=r"got 'by-nam': did you mean 'by-name'\? \(the zoo is "):
+        MixedClassifier.from_pretrained("by-nam")
+    with pytest.raises(ValueError, match=r"got 'by-nam': did you mean 'by-name'\?"):
+        LoadedModel.load("by-nam", None, None, "cpu")
+    with pytest.raises(FileNotFoundError, match=r"got 'tiny-g', a model: ads.load_model\('tiny-g'\)"):
+        MixedClassifier.from_pretrained("tiny-g")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models import zoo, zoo_index
 from adaptive_smoothing.models.architectures import build
 
 CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes": 5}, "clean": 0.9}
@@ -29,10 +30,12 @@ def make(seed: int = 0) -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the zoo of the user and of the checkout."""
+    """Hide the zoo of the user and of the checkout, and the index of the package."""
     monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
     monkeypatch.setattr(zoo, "BUILTIN", tmp_path / "builtin")
     monkeypatch.setattr(zoo, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "zoo.py"))
+    monkeypatch.setattr(zoo_index, "INDEX", tmp_path / "no-index.json")
+    zoo_index.INDEX.write_text('{"models": {}, "mixtures": {}}')
     (tmp_path / "work" / "deeper").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work" / "deeper")
 
@@ -200,8 +203,74 @@ def test_unknown_names(folder):
     zoo.save(make(), folder, "cifar10-robust", CARD)
     with pytest.raises(ValueError, match=r"timm:NAME.*got 'cifar10_robust': did you mean 'cifar10-robust'"):
         zoo.load("cifar10_robust")
-    with pytest.raises(ValueError, match=r"got 'tim:resnet18': choose one of cifar10-robust$"):
+    with pytest.raises(ValueError, match=r"got 'other': choose one of cifar10-robust \(the zoo is .*zoo; what is not"):
+        zoo.load("other")
+    with pytest.raises(ValueError, match=r"got 'tim:resnet18': did you mean 'timm'\?"):
         zoo.load("tim:resnet18")
+
+
+def test_the_names_of_mixtures_are_searched_too(folder):
+    zoo.save(make(), folder, "tiny", CARD)
+    (folder / "ours-mixed").mkdir()
+    (folder / "ours-mixed" / "mixture.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"got 'ours-mixd': did you mean 'ours-mixed'\?"):
+        zoo.load("ours-mixd")
+    with pytest.raises(ValueError, match=r"a mixture: ads.MixedClassifier.from_pretrained\('ours-mixed'\)"):
+        zoo.load("ours-mixed")
+
+
+def test_an_unknown_name_without_a_zoo_says_where_it_is_looked_for(monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"no zoo/ here or above, nor in \$ADAPTIVE_SMOOTHING_ZOO; .*_ZOO_URL, which is"
+    ):
+        zoo.load("other")
+    monkeypatch.setenv("ADAPTIVE_SMOOTHING_ZOO_URL", "https://example.org/zoo")
+    with pytest.raises(ValueError, match=r"fetched from \$ADAPTIVE_SMOOTHING_ZOO_URL, https://example.org/zoo\)"):
+        zoo.load("other")
+
+
+# --- models that are not here
+
+
+def test_a_model_of_the_zoo_is_fetched_once(tmp_path, publish, images, monkeypatch):
+    model = make()
+    published = zoo.save(model, tmp_path / "published", "tiny", CARD).parent
+    publish(published)
+    assert zoo.names() == {}
+    loaded = zoo.load("tiny")
+    assert torch.allclose(loaded(images), model(images), atol=1e-2)
+    cache = tmp_path / "cache" / "zoo"
+    assert zoo.names()["tiny"].path == cache / "tiny.safetensors"
+    assert sorted(path.name for path in cache.iterdir()) == ["tiny.json", "tiny.safetensors"]
+    shutil.rmtree(published)
+    assert torch.equal(zoo.load("tiny")(images), loaded(images)) and zoo.is_as_stored(loaded)
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_again(tmp_path, publish, images):
+    publish(zoo.save(make(), tmp_path / "published", "tiny", CARD).parent)
+    expected = zoo.load("tiny")(images)
+    weights = tmp_path / "cache" / "zoo" / "tiny.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert zoo.names() == {}
+    assert torch.equal(zoo.load("tiny")(images), expected)
+
+
+def test_a_zoo_on_this_machine_comes_before_the_cache(tmp_path, publish, folder, images):
+    publish(zoo.save(make(0), tmp_path / "published", "tiny", CARD).parent)
+    zoo.save(make(1), folder, "tiny", CARD)
+    assert torch.allclose(zoo.load("tiny")(images), make(1)(images), atol=1e-2)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_an_address_the_error_has_all_that_is_needed(tmp_path, publish, monkeypatch):
+    path = zoo.save(make(), tmp_path / "published", "tiny", CARD)
+    publish(path.parent)
+    monkeypatch.delenv("ADAPTIVE_SMOOTHING_ZOO_URL")
+    with pytest.raises(OSError, match="ADAPTIVE_SMOOTHING_ZOO_URL is not set") as error:
+        zoo.load("tiny")
+    message = str(error.value)
+    assert str(tmp_path / "cache" / "zoo") in message and "tiny.json" in message
+    assert f"tiny.safetensors, {path.stat().st_size:,} bytes, sha256\n    {zoo.file_sha256(path)}" in message
 
 
 def test_built_in_models_load_with_a_broken_zoo(folder, images):

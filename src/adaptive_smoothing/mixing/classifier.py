@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing import hub, pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.pretrained import NUMBERS
@@ -151,6 +152,30 @@ class MixedClassifier(BaseClassifiers):
         """
         return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
 
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        hold: bool = True,
+        card: Mapping[str, Any] | None = None,
+        license: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+    ) -> str:
+        """Upload the mixture to a repository of the Hugging Face hub, `org/name`, and return its address.
+
+        Args:
+            hold, card: see `save_pretrained`.
+            license: the licence of the weights, such as "mit", for the card.
+            private: whether a new repository is private.
+            token: of the hub, with the right to write; by default that of `hf auth login`.
+            revision: a branch, which is created if needed.
+        """
+        with TemporaryDirectory() as place:
+            folder = self.save_pretrained(Path(place) / Path(repository).name, hold=hold, card=card)
+            return hub.push(folder, repository, license=license, private=private, token=token, revision=revision)
+
     @classmethod
     def from_pretrained(
         cls,
@@ -159,13 +184,21 @@ class MixedClassifier(BaseClassifiers):
         standard: nn.Module | None = None,
         robust: nn.Module | None = None,
         device: torch.device | str = "cpu",
+        revision: str | None = None,
+        token: str | None = None,
     ) -> Self:
-        """Return a stored mixture, by folder or by name.
+        """Return a stored mixture: of a folder, of the package or the zoo by name, or of the hub as `org/name`.
 
         Args:
             standard, robust: base classifiers that the folder does not name, such as your own modules.
+            revision: a branch, a tag or a commit of a repository of the hub.
+            token: of the hub, for private repositories; by default that of `hf auth login`.
         """
-        arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device)
+        given = {"standard": standard, "robust": robust}
+        if hub.is_repository(folder):
+            passed = [role for role, model in given.items() if model is not None]
+            folder = hub.fetch(str(folder), passed=passed, revision=revision, token=token)
+        arguments, card = pretrained.load(folder, given, device)
         mixed = cls(**arguments).to(device)
         mixed.card = card
         return mixed

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing import hub, pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.fit import class_names
@@ -38,9 +38,9 @@ class LoadedModel:
             given = "H without --alpha" if alpha is None else "--alpha without H"
             expected = "G, H and --alpha for a mixture, or one MODEL alone"
             raise ValueError(f"expected {expected}, got {given}: add or remove one")
-        if robust is None and pretrained.exists(model):
-            mixed = MixedClassifier.from_pretrained(model, device=device)
-            description = pretrained.read(pretrained.find(model))
+        if robust is None and (hub.is_repository(model) or pretrained.exists(model)):
+            folder = hub.fetch(model) if hub.is_repository(model) else pretrained.find(model)
+            mixed, description = MixedClassifier.from_pretrained(folder, device=device), pretrained.read(folder)
             facts = {key: description[key] for key in ("standard", "robust", "alpha", "numbers")}
             short = short_name(model)
             return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)

@@ -78,24 +78,14 @@ def find(name: Path | str) -> Path:
     """Return the folder of a mixture, given as a path or as the name of one in the package or in the zoo."""
     if (Path(name) / FILE).is_file():
         return Path(name)
-    if found := names().get(str(name)):
+    if found := zoo.find_mixture(str(name)):
         return found
-    raise FileNotFoundError(f"expected a folder with {FILE}, or the name of one in the zoo, got {str(name)!r}")
+    raise FileNotFoundError(zoo.unknown_name(f"a folder with {FILE}, or the name of a mixture", str(name)))
 
 
 def exists(name: Path | str) -> bool:
     """Return whether `find` finds a mixture."""
-    return (Path(name) / FILE).is_file() or str(name) in names()
-
-
-def names() -> dict[str, Path]:
-    """Return the folders of the mixtures of the package and of the zoo, sorted by name.
-
-    If both have a mixture of the same name, the folder is that of the package.
-    """
-    places = [place for place in (zoo.zoo_folder(), zoo.BUILTIN) if place is not None]
-    found = {path.parent.name: path.parent for place in places for path in place.glob(f"*/{FILE}")}
-    return dict(sorted(found.items()))
+    return (Path(name) / FILE).is_file() or str(name) in zoo.mixture_names()
 
 
 def read(folder: Path) -> dict[str, Any]:

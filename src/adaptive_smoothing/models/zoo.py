@@ -1,7 +1,8 @@
 """Models by name: of the package, of the repository's `zoo/`, of other libraries, and from local files.
 
 A folder of models holds `NAME.safetensors`, `NAME.json` (the card) and `NAME.md` for each model, and `manifest.json`
-with the sha256 of each weights file. A file whose sha256 differs from the manifest is not loaded.
+with the sha256 of each weights file. A file whose sha256 differs from the manifest is not loaded. Where there is no
+`zoo/`, its models and mixtures are fetched into a cache (see `download`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.models import download, zoo_index
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.third_party import SOURCES
 from adaptive_smoothing.models.weight_files import compact_weights, file_sha256, read_weights, write_weights
 from adaptive_smoothing.models.wrap import num_classes
+from adaptive_smoothing.models.zoo_index import MIXTURE
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import write_json, write_text
 from adaptive_smoothing.settings import suggestion
 
 BUILTIN = Path(__file__).parent / "weights"
-MIXTURE = "mixture.json"  # in the folder of a mixture: see `mixing.pretrained`
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
 
 
@@ -95,24 +97,66 @@ def find_card(name: str) -> Card | None:
     # Models of the package come first, so that they load also with a broken zoo above the working folder.
     stored = _cards(BUILTIN)
     if name not in stored:
-        stored = names()
-    if name not in stored:
-        raise ValueError(_unknown_name(name, list(stored)))
-    return stored[name]
+        stored = _cards(zoo_folder())
+    if name in stored:
+        return stored[name]
+    if entry := zoo_index.models().get(name):
+        return read_card(download.fetch(entry.needed) / f"{name}.safetensors")
+    libraries = ", ".join(f"{library}:NAME" for library in SOURCES)
+    raise ValueError(unknown_name(f"the name of a model, {libraries} or a path to .safetensors", name))
 
 
 def names() -> dict[str, Card]:
-    """Return the cards of the models of the package and of the zoo, sorted by name.
+    """Return the cards of the models on this machine, sorted by name.
 
-    If both have a model of the same name, the card is that of the package.
+    If several places have a model of the same name, the card is that of the package, else that of the zoo.
     """
-    return dict(sorted((_cards(zoo_folder()) | _cards(BUILTIN)).items()))
+    cache = download.zoo_cache()
+    cached = {name: read_card(cache / f"{name}.safetensors") for name in download.cached(zoo_index.models())}
+    return dict(sorted((cached | _cards(zoo_folder()) | _cards(BUILTIN)).items()))
+
+
+def mixtures() -> dict[str, Path]:
+    """Return the folders of the mixtures on this machine, sorted by name, from the same places as `names`."""
+    cached = {name: download.zoo_cache() / name for name in download.cached(zoo_index.mixtures())}
+    return dict(sorted((cached | _mixtures(zoo_folder()) | _mixtures(BUILTIN)).items()))
+
+
+def find_mixture(name: str) -> Path | None:
+    """Return the folder of a mixture of the package or of the zoo, which is fetched if it is not on this machine."""
+    stored = _mixtures(zoo_folder()) | _mixtures(BUILTIN)
+    if name not in stored and (entry := zoo_index.mixtures().get(name)):
+        return download.fetch(entry.needed) / name
+    return stored.get(name)
+
+
+def mixture_names() -> set[str]:
+    """Return the names of the mixtures that are on this machine or can be fetched."""
+    return {*_mixtures(zoo_folder()), *_mixtures(BUILTIN), *zoo_index.mixtures()}
+
+
+def unknown_name(expected: str, name: str) -> str:
+    """Return the message for a name that is not of the expected kind, with the models and mixtures of similar names."""
+    models, zoo = {*_cards(zoo_folder()), *_cards(BUILTIN), *zoo_index.models()}, zoo_folder()
+    if name in mixture_names():
+        return f"expected {expected}, got {name!r}, a mixture: ads.MixedClassifier.from_pretrained({name!r})"
+    if name in models:
+        return f"expected {expected}, got {name!r}, a model: ads.load_model({name!r})"
+    library, colon, _ = name.partition(":")
+    hint = suggestion(library, SOURCES if colon else sorted(models | mixture_names()), count=1 if colon else 3)
+    place = f"the zoo is {zoo}" if zoo else f"there is no zoo/ here or above, nor in ${ZOO_VARIABLE}"
+    source = f"what is not here is fetched from ${download.URL_VARIABLE}, {download.zoo_url() or 'which is not set'}"
+    return f"expected {expected}, got {name!r}: {hint} ({place}; {source})"
 
 
 def _cards(folder: Path | None) -> dict[str, Card]:
     if folder is None or not (folder / MANIFEST).is_file():
         return {}
     return {name: manifest_card(folder, name, entry) for name, entry in read_manifest(folder).items()}
+
+
+def _mixtures(folder: Path | None) -> dict[str, Path]:
+    return {} if folder is None else {path.parent.name: path.parent for path in folder.glob(f"*/{MIXTURE}")}
 
 
 def is_builtin(path: Path) -> bool:
@@ -130,14 +174,6 @@ def zoo_folder() -> Path | None:
     checkout = Path(__file__).resolve().parents[3]
     places = [Path.cwd(), *Path.cwd().parents, checkout]
     return next((place / "zoo" for place in places if (place / "zoo" / MANIFEST).is_file()), None)
-
-
-def _unknown_name(name: str, known: list[str]) -> str:
-    if any((place / name / MIXTURE).is_file() for place in (zoo_folder(), BUILTIN) if place is not None):
-        return f"expected the name of a model, got {name!r}, a mixture: ads.MixedClassifier.from_pretrained({name!r})"
-    libraries = ", ".join(f"{library}:NAME" for library in SOURCES)
-    expected = f"expected the name of a model, {libraries} or a path to .safetensors"
-    return f"{expected}, got {name!r}: {suggestion(name, known, count=3)}"
 
 
 def _card_weights(card: Card) -> dict[str, Tensor]:
