@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing import export, pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.pretrained import NUMBERS
@@ -93,6 +93,13 @@ class MixedClassifier(BaseClassifiers):
         low, high = self.alpha_range.tolist()
         return isinstance(self.alpha, nn.Module) and low < high
 
+    @property
+    def moved_by(self) -> str | None:
+        """The name of the number that moves the mixture between g and h, or None for an alpha module without one."""
+        if isinstance(self.alpha, Mixer):
+            return "alpha_shift"
+        return None if isinstance(self.alpha, nn.Module) else "alpha"
+
     def gray_box(self) -> MixedClassifier:
         """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixer."""
         return self._view(GrayBoxMixture)
@@ -150,6 +157,15 @@ class MixedClassifier(BaseClassifiers):
             card: facts to store, such as recipe and figures; by default those that this mixture was loaded with.
         """
         return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
+
+    def export(
+        self, path: Path | str, *, shape: tuple[int, int, int] | None = None, format: str | None = None
+    ) -> export.Exported:
+        """Write the mixture as a graph, `.onnx` or `.pt2`, that runs without this library; see `mixing.export`.
+
+        Alpha, or for a learned alpha `alpha_shift`, stays an input of the graph.
+        """
+        return export.export(self, path, shape=shape, format=format)
 
     @classmethod
     def from_pretrained(
