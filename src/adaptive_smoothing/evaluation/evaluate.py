@@ -15,6 +15,7 @@ from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions, EvaluationRun
+from adaptive_smoothing.evaluation.foreign_attacks import adapted
 from adaptive_smoothing.evaluation.verdict import Evaluation, Verdict, attack_title
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.inference import fp32_logits
@@ -71,8 +72,8 @@ def evaluate(
     to presets only; `devices`, `journal` and `overwrite` apply to presets and cascades.
 
     Args:
-        attack: the name of a preset, a cascade, any function `attack(model, images, labels) -> images`, or None for
-            clean accuracy only.
+        attack: the name of a preset, a cascade, any function `attack(model, images, labels) -> images`, an attack of
+            torchattacks, ART or AutoAttack that was made for this model, or None for clean accuracy only.
         threat: the norm and the radius of a preset.
         device: where to compute; default: the device of the model.
         devices: several devices, which get one process each.
@@ -81,7 +82,7 @@ def evaluate(
         progress: called with a `Progress` after each step of the work.
         options: batch sizes, precision and alarms.
     """
-    attack = _find_attack(attack, threat)
+    attack = adapted(_find_attack(attack, threat), model)
     for_cascades = threat is not None or devices or journal is not None or overwrite
     if for_cascades and not isinstance(attack, Cascade):
         expected = "threat, devices, journal and overwrite with a preset or a cascade only"

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing import export, pretrained
+from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
+from adaptive_smoothing.mixing.export import Exported
+from adaptive_smoothing.mixing.export import export as export_graph
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.pretrained import NUMBERS
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
@@ -160,12 +162,12 @@ class MixedClassifier(BaseClassifiers):
 
     def export(
         self, path: Path | str, *, shape: tuple[int, int, int] | None = None, format: str | None = None
-    ) -> export.Exported:
+    ) -> Exported:
         """Write the mixture as a graph, `.onnx` or `.pt2`, that runs without this library; see `mixing.export`.
 
         Alpha, or for a learned alpha `alpha_shift`, stays an input of the graph.
         """
-        return export.export(self, path, shape=shape, format=format)
+        return export_graph(self, path, shape=shape, format=format)
 
     @classmethod
     def from_pretrained(

@@ -119,9 +119,10 @@ class _Outputs(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        if not hasattr(self.model, "mix"):
-            return {"logits": self.model(images)}
-        mixed = self.model.mix(images)
+        model: Any = self.model
+        if not hasattr(model, "moved_by"):  # not a MixedClassifier, which imports this module
+            return {"logits": model(images)}
+        mixed = model.mix(images)
         return {"logits": mixed.logits, "alphas": mixed.alpha}
 
 
@@ -182,7 +183,7 @@ def _facts(model: nn.Module, shape: Shape, numbers: Numbers, name: str) -> dict[
         "digest": model_digest(model),
         "classes": logits.shape[1],
         "shape": list(shape),
-        "defaults": {name: number.item() for name, number in numbers.items()},
+        "defaults": {name: float(f"{number:.7g}") for name, number in numbers.items()},  # 0.8, not 0.800000011
     }
 
 
@@ -193,7 +194,9 @@ def _trace(graph: Graph, images: Tensor, numbers: Numbers) -> torch.export.Expor
     except Exception as error:  # a forward can do anything that torch.export cannot follow
         why = next(iter(str(error).strip().splitlines()), "")
         hint = "remove what depends on the values of images or on the size of the batch"
-        raise ValueError(f"expected a model that torch.export can trace, got {type(error).__name__}: {why}; {hint}") from error
+        raise ValueError(
+            f"expected a model that torch.export can trace, got {type(error).__name__}: {why}; {hint}"
+        ) from error
 
 
 def _as_pt2(program: torch.export.ExportedProgram, numbers: Numbers, facts: dict[str, Any]) -> tuple[bytes, Run]:
@@ -217,6 +220,7 @@ def _as_onnx(program: torch.export.ExportedProgram, numbers: Numbers, facts: dic
             value.const_value = ir.tensor(numbers[value.name].numpy(), name=value.name)
             graph.initializers[value.name] = value
     for value in (*graph.inputs, *graph.outputs):
+        assert value.shape is not None
         value.shape = ir.Shape(["batch" if isinstance(size, ir.SymbolicDim) else size for size in value.shape])
     for key, fact in facts.items():
         written.model.metadata_props[key] = fact if isinstance(fact, str) else json.dumps(fact)
