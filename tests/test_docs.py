@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "adaptive_smoothing"
 TABLES = ROOT / "docs" / "tables"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WIDTH = 120
 MOST_LINES = {"README.md": 150, "results.md": 450}
 MOST_TERMS = 40

@@ -59,12 +59,17 @@ def adapted(attack: Attack, model: nn.Module) -> Attack | ForeignAttack:
 def _call(attack: object) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
     """Return how to call an attack that is not given the model; None if it is given the model."""
     if hasattr(attack, "run_standard_evaluation"):
-        return lambda attack, images, labels: attack.run_standard_evaluation(images, labels)
+        return _run_autoattack
     if hasattr(attack, "generate") and hasattr(attack, "estimator"):
         return _generate
     if callable(attack) and 0 < _required_arguments(attack) < 3:
         return lambda attack, images, labels: attack(images, labels)
     return None
+
+
+def _run_autoattack(attack: Any, images: Tensor, labels: Tensor) -> Tensor:
+    found = attack.run_standard_evaluation(images, labels)
+    return found[0] if isinstance(found, tuple) else found  # pyautoattack also returns predictions
 
 
 def _generate(attack: Any, images: Tensor, labels: Tensor) -> Tensor:
