@@ -109,7 +109,7 @@ def test_an_alpha_outside_the_unit_interval_gives_nan(onnx):
 
 
 def test_an_onnx_file_describes_itself(onnx):
-    mixed, written, graph = onnx
+    mixed, _, graph = onnx
     facts = graph.get_modelmeta().custom_metadata_map
     assert json.loads(facts["shape"]) == list(SHAPE) and json.loads(facts["classes"]) == 5
     assert facts["digest"] == model_digest(mixed) and facts["producer"].startswith("adaptive-smoothing 0")
@@ -149,7 +149,9 @@ def test_a_plain_classifier_and_an_alpha_module_have_images_as_their_only_input(
     (logits,) = graph.run(None, {"images": images(3).numpy()})
     np.testing.assert_allclose(logits, plain(images(3)).numpy(), atol=1e-5)
     brightness = nn.Sequential(nn.Flatten(), nn.AvgPool1d(768), nn.Flatten(0))
-    assert MixedClassifier(plain, network(1), brightness).export(tmp_path / "m.pt2", shape=SHAPE).facts["defaults"] == {}
+    assert (
+        MixedClassifier(plain, network(1), brightness).export(tmp_path / "m.pt2", shape=SHAPE).facts["defaults"] == {}
+    )
 
 
 def test_models_of_other_libraries_with_resizing(tmp_path):
@@ -183,7 +185,7 @@ def test_what_cannot_be_exported_is_explained(model, path, message, tmp_path, mo
 def test_two_sizes_need_a_shape(tmp_path):
     g, h = (wrap(network(0), size=16 if seed else (16, 16), shape=SHAPE) for seed in (0, 1))
     assert exporting._input_shape(MixedClassifier(g, h, 0.5)) == SHAPE
-    with pytest.raises(ValueError, match="resize to the same size, got .*none.*: pass shape="):
+    with pytest.raises(ValueError, match=r"resize to the same size, got .*none.*: pass shape="):
         MixedClassifier(g, network(0), 0.5).export(tmp_path / "a.pt2")
 
 
@@ -195,7 +197,7 @@ def test_a_graph_that_differs_from_the_model_is_not_written(tmp_path, monkeypatc
         return content, lambda images, numbers: {k: v + 1e-3 for k, v in run(images, numbers).items()}
 
     monkeypatch.setitem(exporting.WRITERS, "pt2", wrong)
-    with pytest.raises(ValueError, match="at most 0.0001, got 0.001 for a batch of 1, alpha 0.8: nothing was written"):
+    with pytest.raises(ValueError, match=r"at most 0.0001, got 0.001 for a batch of 1, alpha 0.8: nothing was written"):
         MixedClassifier(network(0), network(1), 0.8).export(tmp_path / "a.pt2", shape=SHAPE)
     assert not list(tmp_path.iterdir())
 
