@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # Install this exact version of torch first: pip would resolve a range to the newest build with its CUDA packages.
 TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SETTINGS := pyproject.toml constraints.txt
+SETTINGS := pyproject.toml constraints.txt tests/interop.txt
 
 .PHONY: demo test lint format bench clean
 
@@ -43,7 +43,8 @@ $(VENV)/.package: $(SETTINGS)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.package
-	$(INSTALL) --editable '.[dev,timm]'
+	$(INSTALL) --editable '.[dev,export,timm]'
+	$(INSTALL) --no-deps --requirement tests/interop.txt
 	touch $@
 
 clean:

@@ -21,3 +21,10 @@ def test_quickstart():
 def test_own_models():
     printed = run("own_models.py")
     assert "logits (4, 5)" in printed and "largest L2 perturbation 0.50" in printed
+
+
+def test_other_attacks():
+    printed = run("other_attacks.py", "2")
+    lines = [line for line in printed.splitlines() if line.startswith(("torchattacks", "foolbox", "art", "pyauto"))]
+    assert len(lines) == 4
+    assert all("robust" in line or "is not installed" in line for line in lines)

@@ -16,6 +16,7 @@ from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.evaluation.sweep import tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.export import export
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.mixing.locally_biased import LocallyBiasedSmoothing
@@ -53,6 +54,7 @@ __all__ = [
     "auto_attack",
     "certify",
     "evaluate",
+    "export",
     "fast_attack",
     "fit_nonlinear",
     "from_dataset",

@@ -22,6 +22,7 @@ from adaptive_smoothing.evaluation.attacked_images import (
     own_threat,
 )
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions, EvaluationRun
+from adaptive_smoothing.evaluation.foreign_attacks import adapted
 from adaptive_smoothing.evaluation.verdict import AttackEvaluation, Evaluation, Verdict, attack_title
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.fit import warn_if_unfit
@@ -84,8 +85,8 @@ def evaluate(
     `journal` and `overwrite` apply to presets and cascades.
 
     Args:
-        attack: the name of a preset, a cascade, any function `attack(model, images, labels) -> images`, or None for
-            clean accuracy only.
+        attack: the name of a preset, a cascade, any function `attack(model, images, labels) -> images`, an attack of
+            torchattacks, ART or AutoAttack that was made for this model, or None for clean accuracy only.
         threat: the norm and the radius of a preset. Every image that a function returns is checked against it; images
             outside do not count as fooled, and if most are outside, that is an error. Without it, the result reports
             the largest distances.
@@ -96,7 +97,7 @@ def evaluate(
         progress: called with a `Progress` after each step of the work.
         options: batch sizes, precision and alarms.
     """
-    attack = _find_attack(attack, threat)
+    attack = adapted(_find_attack(attack, threat), model)
     _check_threat(attack, threat)
     for_cascades = devices or journal is not None or overwrite
     if for_cascades and not isinstance(attack, Cascade):

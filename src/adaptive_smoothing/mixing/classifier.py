@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing import hub, pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
+from adaptive_smoothing.mixing.export import Exported
+from adaptive_smoothing.mixing.export import export as export_graph
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.pretrained import NUMBERS
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
@@ -94,6 +96,13 @@ class MixedClassifier(BaseClassifiers):
         low, high = self.alpha_range.tolist()
         return isinstance(self.alpha, nn.Module) and low < high
 
+    @property
+    def moved_by(self) -> str | None:
+        """The name of the number that moves the mixture between g and h, or None for an alpha module without one."""
+        if isinstance(self.alpha, Mixer):
+            return "alpha_shift"
+        return None if isinstance(self.alpha, nn.Module) else "alpha"
+
     def gray_box(self) -> MixedClassifier:
         """Return a view whose alpha has no gradient: the attacker knows g and h but not the mixer."""
         return self._view(GrayBoxMixture)
@@ -175,6 +184,15 @@ class MixedClassifier(BaseClassifiers):
         with TemporaryDirectory() as place:
             folder = self.save_pretrained(Path(place) / Path(repository).name, hold=hold, card=card)
             return hub.push(folder, repository, license=license, private=private, token=token, revision=revision)
+
+    def export(
+        self, path: Path | str, *, shape: tuple[int, int, int] | None = None, format: str | None = None
+    ) -> Exported:
+        """Write the mixture as a graph, `.onnx` or `.pt2`, that runs without this library; see `mixing.export`.
+
+        Alpha, or for a learned alpha `alpha_shift`, stays an input of the graph.
+        """
+        return export_graph(self, path, shape=shape, format=format)
 
     @classmethod
     def from_pretrained(

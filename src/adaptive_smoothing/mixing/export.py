@@ -1,0 +1,282 @@
+"""Export of a classifier as a graph that runs without this library: ONNX, or a program of `torch.export` (.pt2).
+
+The graph maps images [N, C, H, W] in [0, 1], of any batch size N, to `logits` [N, classes]. For a mixture, the number
+that moves it between g and h is a second input, `alpha` or `alpha_shift`, and the alpha of each image a second output,
+`alphas` [N]. The logits of an image outside [0, 1] are NaN. So are all logits if `alpha` is outside [0, 1].
+
+A graph is compared with the model before it is written. A .pt2 file is an output only: loading one can run code.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from adaptive_smoothing.models.contract import SLACK, check_eval
+from adaptive_smoothing.models.digest import model_digest
+from adaptive_smoothing.models.features import dry_run
+from adaptive_smoothing.models.inference import full_precision
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.wrap import Resize
+from adaptive_smoothing.noise import generator
+from adaptive_smoothing.results import write_bytes
+from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.version import code_version
+
+# Suffixes of the files, by format.
+FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
+# Of the facts in a .pt2 file, which is a zip archive.
+FACTS = "adaptive_smoothing.json"
+# The largest difference between graph and model, relative to a logit larger than 1.
+TOLERANCE = 1e-4
+BATCHES = (1, 3, 8)
+# The numbers at which a graph is compared with the model; for a shift, the distances from its default.
+ALPHAS, SHIFTS = (0.0, 0.5, 1.0), (-2.0, 2.0)
+
+Shape = tuple[int, int, int]
+Numbers = dict[str, Tensor]
+Run = Callable[[Tensor, Numbers], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that `export` wrote.
+
+    Args:
+        facts: what the file says about itself: input shape, classes, default alpha, version and digest of the model.
+        difference: the largest difference from the model, which was at most `TOLERANCE`.
+    """
+
+    path: Path
+    format: str
+    facts: dict[str, Any]
+    difference: float
+
+
+def export(
+    model: nn.Module, path: Path | str, *, shape: Shape | None = None, format: str | None = None, name: str = ""
+) -> Exported:
+    """Write a classifier or a mixture as a graph, after a comparison with the model on random images.
+
+    Args:
+        path: where to write; `.onnx` and `.pt2` name the format.
+        shape: channels, height and width of the images; default: the size that the model resizes to, or (3, 32, 32).
+        format: "onnx" or "pt2", for a path with another suffix.
+        name: the name of the model, for the facts in the file.
+    """
+    path, format = Path(path), _format(Path(path), format)
+    check_eval(model)
+    _check_can_export(model)
+    for package in ("onnxscript", "onnxruntime") if format == "onnx" else ():
+        _require(package)
+    # ONNX has no device; a program of torch.export runs on the device it was traced on.
+    model = copy.deepcopy(model).cpu() if format == "onnx" and _device(model).type != "cpu" else model
+    shape, numbers = shape or _input_shape(model), _numbers(model)
+    facts = _facts(model, shape, numbers, name)
+    graph = Graph(model)
+    with torch.no_grad():
+        program = _trace(graph, _images(model, shape, 2), numbers)
+        content, run = WRITERS[format](program, numbers, facts)
+        with full_precision():  # torch cannot trace in it
+            difference = _compare(graph, run, model, shape, numbers)
+    write_bytes(path, content)
+    return Exported(path, format, facts, difference)
+
+
+class Graph(nn.Module):
+    """A model as a function of images and of the numbers that stay inputs, with NaN for images outside [0, 1]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.outputs = _Outputs(model)
+
+    # torch.export names the inputs after these arguments. It cannot trace `**numbers`.
+    def forward(
+        self, images: Tensor, alpha: Tensor | None = None, alpha_shift: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        given = {"model.alpha": alpha, "model.alpha_shift": alpha_shift}
+        numbers = {name: number for name, number in given.items() if number is not None}
+        found = functional_call(self.outputs, numbers, (images,))
+        inside = ((images >= -SLACK) & (images <= 1 + SLACK)).flatten(1).all(1, keepdim=True)
+        return found | {"logits": found["logits"].masked_fill(~inside, torch.nan)}
+
+
+class _Outputs(nn.Module):
+    """The outputs of a model by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        model: Any = self.model
+        if not hasattr(model, "moved_by"):  # not a MixedClassifier, which imports this module
+            return {"logits": model(images)}
+        mixed = model.mix(images)
+        return {"logits": mixed.logits, "alphas": mixed.alpha}
+
+
+def _format(path: Path, format: str | None) -> str:
+    if format is None:
+        format = next((known for known, suffix in FORMATS.items() if path.suffix == suffix), None)
+    if format is None:
+        expected = f"a file that ends in {' or '.join(FORMATS.values())}"
+        raise ValueError(f"expected {expected}, got {str(path)!r}: rename it, or name the format")
+    check_choice("the format", format, FORMATS)
+    return format
+
+
+def _check_can_export(model: nn.Module) -> None:
+    if any(isinstance(module, SmoothedClassifier) for module in model.modules()):
+        expected = "expected a model that runs each of its networks once per image"
+        hint = "export its base, and average over the noise where the graph is run"
+        raise ValueError(f"{expected}, got a SmoothedClassifier, which runs its base once per draw of noise: {hint}")
+
+
+def _require(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        hint = "run pip install 'adaptive-smoothing[export]'"
+        raise ImportError(f"expected {package} to write and check an ONNX file, got {error}: {hint}") from error
+
+
+def _input_shape(model: nn.Module) -> Shape:
+    """Return the shape of images without resizing, or (3, 32, 32) for a model that never resizes."""
+    bases = [getattr(model, role) for role in ("standard", "robust") if hasattr(model, role)] or [model]
+    sizes = {next((m.size for m in base.modules() if isinstance(m, Resize)), None) for base in bases}
+    if len(sizes) > 1:
+        found = " and ".join("none" if size is None else f"{size[0]} x {size[1]}" for size in sizes)
+        hint = "pass shape=(channels, height, width), or --shape 3x224x224"
+        raise ValueError(f"expected base classifiers that resize to the same size, got {found}: {hint}")
+    return (3, *(sizes.pop() or (32, 32)))
+
+
+def _numbers(model: nn.Module) -> Numbers:
+    """Return the numbers that become inputs, with their defaults."""
+    name = getattr(model, "moved_by", None)
+    if name is None:
+        return {}
+    number = getattr(model, name).detach()
+    if number.dim():
+        hint = "that belongs to a batch; export model.with_alpha(one number)"
+        raise ValueError(f"expected one alpha for all images, got {number.numel()}: {hint}")
+    return {name: number}
+
+
+def _facts(model: nn.Module, shape: Shape, numbers: Numbers, name: str) -> dict[str, Any]:
+    """Return the facts that the file says about itself. The digest is that of `result.json` of an evaluation."""
+    logits = dry_run(model, model, shape)
+    return {
+        "producer": f"adaptive-smoothing {code_version()}",
+        "name": name,
+        "digest": model_digest(model),
+        "classes": logits.shape[1],
+        "shape": list(shape),
+        "defaults": {name: float(f"{number:.7g}") for name, number in numbers.items()},  # 0.8, not 0.800000011
+    }
+
+
+def _trace(graph: Graph, images: Tensor, numbers: Numbers) -> torch.export.ExportedProgram:
+    shapes = {"images": {0: torch.export.Dim("batch")}, **dict.fromkeys(numbers)}
+    try:
+        return torch.export.export(graph, (images,), numbers, dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # a forward can do anything that torch.export cannot follow
+        why = next(iter(str(error).strip().splitlines()), "")
+        hint = "remove what depends on the values of images or on the size of the batch"
+        raise ValueError(
+            f"expected a model that torch.export can trace, got {type(error).__name__}: {why}; {hint}"
+        ) from error
+
+
+def _as_pt2(program: torch.export.ExportedProgram, numbers: Numbers, facts: dict[str, Any]) -> tuple[bytes, Run]:
+    """Return the content of a .pt2 file, and its function."""
+    file, module = io.BytesIO(), program.module()
+    torch.export.save(program, file, extra_files={FACTS: json.dumps(facts, indent=2)})
+    return file.getvalue(), lambda images, numbers: module(images, **numbers)
+
+
+def _as_onnx(program: torch.export.ExportedProgram, numbers: Numbers, facts: dict[str, Any]) -> tuple[bytes, Run]:
+    """Return the content of an ONNX file, and its function in onnxruntime. Its numbers are inputs with a default."""
+    ir, runtime = _require("onnx_ir"), _require("onnxruntime")
+    outputs = ["logits", *["alphas"] * (len(program.graph_signature.user_outputs) > 1)]
+    written = torch.onnx.export(
+        program, (), dynamo=True, input_names=["images", *numbers], output_names=outputs, verbose=False
+    )
+    assert written is not None  # it is for a trace without dynamo only
+    graph = written.model.graph
+    for value in graph.inputs:
+        if value.name in numbers:
+            value.const_value = ir.tensor(numbers[value.name].numpy(), name=value.name)
+            graph.initializers[value.name] = value
+    for value in (*graph.inputs, *graph.outputs):
+        assert value.shape is not None
+        value.shape = ir.Shape(["batch" if isinstance(size, ir.SymbolicDim) else size for size in value.shape])
+    for key, fact in facts.items():
+        written.model.metadata_props[key] = fact if isinstance(fact, str) else json.dumps(fact)
+    content = written.model_proto.SerializeToString()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # it warns of every input with a default
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor, numbers: Numbers) -> dict[str, Tensor]:
+        feeds = {name: value.numpy() for name, value in {"images": images, **numbers}.items()}
+        return {name: torch.from_numpy(value) for name, value in zip(outputs, session.run(outputs, feeds), strict=True)}
+
+    return content, run
+
+
+WRITERS: dict[str, Callable[..., tuple[bytes, Run]]] = {"onnx": _as_onnx, "pt2": _as_pt2}
+
+
+def _compare(graph: Graph, run: Run, model: nn.Module, shape: Shape, numbers: Numbers) -> float:
+    """Return the largest difference between a graph and its model, or raise an error if it is too large."""
+    largest = 0.0
+    for size in BATCHES:
+        images = _images(model, shape, size)
+        for chosen in _settings(numbers):
+            expected, found = graph(images, **chosen), run(images, chosen)
+            difference = max(_difference(found[key], expected[key]) for key in expected)
+            if not difference <= TOLERANCE:
+                at = ", ".join([f"a batch of {size}", *(f"{name} {value:g}" for name, value in chosen.items())])
+                hint = "nothing was written; export in float32, or report the model's architecture"
+                raise ValueError(
+                    f"expected a graph that differs from the model by at most {TOLERANCE:g}, "
+                    f"got {difference:.2g} for {at}: {hint}"
+                )
+            largest = max(largest, difference)
+    return largest
+
+
+def _settings(numbers: Numbers) -> Iterator[Numbers]:
+    """Yield the numbers at which a graph is compared: the defaults first."""
+    yield numbers
+    for name, default in numbers.items():
+        others = [default.new_tensor(alpha) for alpha in ALPHAS] if name == "alpha" else [default + s for s in SHIFTS]
+        yield from ({name: other} for other in others)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    return ((found - expected).abs() / expected.abs().clamp_min(1)).max().item()
+
+
+def _images(model: nn.Module, shape: Shape, count: int) -> Tensor:
+    images = torch.rand(count, *shape, generator=generator(0, "export", count, *shape))
+    weight = next((weight for weight in model.parameters() if weight.is_floating_point()), images)
+    return images.to(weight.device, weight.dtype)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
