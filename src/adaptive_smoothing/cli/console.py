@@ -20,6 +20,7 @@ from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.cli.options import VALIDATION
+from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.sweep import attack_count, tradeoff
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
@@ -28,7 +29,8 @@ from adaptive_smoothing.report.tables import Table, rich_table
 from adaptive_smoothing.report.tradeoff.report import Choice, Report
 from adaptive_smoothing.report.tradeoff.sentences import sentences
 from adaptive_smoothing.report.tradeoff.tables import tables
-from adaptive_smoothing.results import percent
+from adaptive_smoothing.results import percent, read_json
+from adaptive_smoothing.runs.folder import RESULT
 from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
 
@@ -103,8 +105,14 @@ def finish(console: Console, page: Path, interrupted: bool) -> None:
     console.print(f"\nWritten to {page.parent}: {', '.join(names)}", markup=False)
     # A path that is broken over two lines cannot be clicked or copied.
     console.print(f"Open this page in a browser: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
+    print_run(page.parent)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def print_run(folder: Path, file: str = RESULT) -> None:
+    """Print the result in a run folder, if --json was given."""
+    print_result(read_json(folder / file), folder)
 
 
 class Count:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from adaptive_smoothing.cli import INTERRUPTED
+from adaptive_smoothing.cli.shared import with_shared_options
 from adaptive_smoothing.version import VERSION
 
 # The first line of the help of each verb. With this list, `--help` imports none of them.
@@ -24,7 +25,9 @@ VERBS = {
     "evaluate": "Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued.",
     "certify": "Certify how far each image can be moved with the same prediction; an interrupted run can be continued.",
     "models": "List the models and mixtures of the package and of the zoo, with the accuracies on their cards.",
+    "doctor": "Check this installation: versions, devices, memory, folders, optional packages, and what to do.",
 }
+SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Verbs(TyperGroup):
@@ -43,9 +46,9 @@ class Verbs(TyperGroup):
 
 
 def load(verb: str) -> Any:
-    """Return the command of a verb: the function of that name in the file of that name."""
-    alone = typer.Typer(add_completion=False)
-    alone.command(verb)(getattr(import_module(f"adaptive_smoothing.cli.{verb}"), verb))
+    """Return the command of a verb: the function of that name in the file of that name, and the shared options."""
+    alone = typer.Typer(add_completion=False, context_settings=SHORT_HELP)
+    alone.command(verb)(with_shared_options(getattr(import_module(f"adaptive_smoothing.cli.{verb}"), verb)))
     return typer.main.get_command(alone)
 
 
@@ -54,7 +57,7 @@ app = typer.Typer(
     help="Mix an accurate and a robust image classifier into one, and measure its accuracy and robustness.",
     cls=Verbs,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=SHORT_HELP,
     pretty_exceptions_enable=False,
 )
 
@@ -76,7 +79,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
