@@ -10,10 +10,6 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task
-from rich.progress import Progress as RichProgress
-from rich.table import Column
-from rich.text import Text
 from torch import nn
 
 from adaptive_smoothing.attacks.cascade import stage_title
@@ -32,57 +28,13 @@ from adaptive_smoothing.report.tradeoff.tables import tables
 from adaptive_smoothing.results import percent, read_json
 from adaptive_smoothing.runs.folder import RESULT
 from adaptive_smoothing.runs.progress import Progress
+from adaptive_smoothing.runs.progress_bar import TimeBar
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
-
-# Seconds between two lines of progress in a file.
-LINE_EVERY = 30.0
 
 
 def screen() -> Console:
     """Return a console that does not colour the numbers in a text."""
     return Console(highlight=False)
-
-
-class Description(ProgressColumn):
-    """What is being done. It is shortened on a narrow terminal, so that the times are shown in full."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.description, no_wrap=True, overflow="ellipsis")
-
-
-class Times(ProgressColumn):
-    """The time elapsed and the time left. Rich's own column starts a new estimate whenever the expected end moves."""
-
-    def render(self, task: Task) -> Text:
-        elapsed = task.elapsed or 0.0
-        left = "" if task.total is None else f", {clock(task.total - elapsed)} left"
-        return Text(f"{clock(elapsed)} elapsed{left}", style="progress.elapsed")
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as minutes and seconds, for example 1:05, or with hours, 2:01:05."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class TimeBar(RichProgress):
-    """One bar with the time elapsed and the time left. In a file, where a bar cannot move, it prints lines instead."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(Description(), BarColumn(12), Times(Column(no_wrap=True)), console=console)
-        self.only = self.add_task("", total=None)
-        self.printed = 0.0
-
-    def report(self, text: str, seconds_left: float | None) -> None:
-        """Show what is being done, and the seconds left if they are known."""
-        elapsed = self.tasks[0].elapsed or 0.0
-        total = None if seconds_left is None else elapsed + max(seconds_left, 0.0)
-        self.update(self.only, description=text, completed=elapsed, total=total)
-        if not self.console.is_terminal and elapsed >= self.printed + LINE_EVERY:
-            self.printed = elapsed
-            left = "" if seconds_left is None else f", {clock(seconds_left)} left"
-            self.console.print(f"{clock(elapsed)} elapsed{left}: {text}", markup=False, soft_wrap=True)
 
 
 def show(console: Console, report: Report) -> None:

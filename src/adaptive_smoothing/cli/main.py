@@ -79,7 +79,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -111,8 +112,9 @@ def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
     if verb in ("train", "mix"):
         from adaptive_smoothing.training.loop import Stopped
 
-        saved = isinstance(stop, Stopped)
-        return "run the same command with --resume to continue" if saved else "nothing new was saved"
+        if isinstance(stop, Stopped):
+            return "run the same command with --resume to continue from the last checkpoint"
+        return "there is no checkpoint to --resume from yet: run the same command again"
     return "there is no result yet"
 
 

@@ -43,9 +43,12 @@ def shared_options(
 @contextmanager
 def _standard_output(as_json: bool, quiet: bool) -> Iterator[None]:
     """Send everything that is printed, also by other libraries, to nowhere or to stderr."""
-    with open(os.devnull, "w", encoding="utf-8") if quiet else nullcontext(sys.stderr if as_json else sys.stdout) as to:
-        with redirect_stdout(to):
-            yield
+    shown = sys.stderr if as_json else sys.stdout
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") if quiet else nullcontext(shown) as stream,
+        redirect_stdout(stream),
+    ):
+        yield
 
 
 def with_shared_options(verb: Callable[..., None]) -> Callable[..., None]:

@@ -46,7 +46,8 @@ def train(
         compiled=compiled,
         resume=resume,
     )
-    card = train_base(settings, options, root=data_root, download=download, test_images=test_images)
+    with options.stops_with_checkpoint():
+        card = train_base(settings, options, root=data_root, download=download, test_images=test_images)
     console = screen()
     for split, row in card["figures"].items():
         shown = "   ".join(f"{title} {percent(row[key], 2)}" for key, title in TITLES.items() if key in row)

@@ -149,7 +149,7 @@ def load(
         download: download a named data set that is missing.
         size: size of the images of a folder after resizing.
     """
-    folder = Path(root or os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing").expanduser()
+    folder = Path(root).expanduser() if root else data_folder()
     source = _open(name_or_path, folder, download, (size, size) if isinstance(size, int) else size)
     part = _select(source, split)
     images, labels, index = (torch.from_numpy(array) for array in (part.images, part.labels, part.index))
@@ -158,6 +158,11 @@ def load(
         hint = "the installed package is damaged; install it again"
         raise ValueError(f"expected the built-in {split} images with sha256 {wanted}, got {found}: {hint}")
     return data
+
+
+def data_folder() -> Path:
+    """Return the default folder of the named data sets."""
+    return Path(os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing").expanduser()
 
 
 def _open(name_or_path: str | Path, root: Path, download: bool, size: tuple[int, int] | None) -> Source:

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from adaptive_smoothing.cli.console import TimeBar, clock
+from adaptive_smoothing.runs.progress_bar import TimeBar, clock
 
 
 @pytest.mark.parametrize(
