@@ -23,7 +23,7 @@ def test_the_list_of_verbs_has_the_first_lines_of_their_help() -> None:
 
 def test_unknown_verbs_are_refused() -> None:
     result = CliRunner().invoke(app, ["dmeo"])
-    assert result.exit_code == 2 and "dmeo" in result.output
+    assert result.exit_code == 2 and "'dmeo'. Did you mean 'demo'?" in " ".join(result.output.split())
 
 
 def test_the_version_is_printed_without_importing_a_verb() -> None:
@@ -49,7 +49,10 @@ def test_ctrl_c_while_a_verb_is_imported(
 
 @pytest.mark.parametrize(
     ("stop", "printed"),
-    [(Stopped, "run the same command with --resume to continue"), (KeyboardInterrupt, "nothing new was saved")],
+    [
+        (Stopped, "run the same command with --resume to continue from the last checkpoint"),
+        (KeyboardInterrupt, "there is no checkpoint to --resume from yet"),
+    ],
 )
 def test_ctrl_c_in_training_offers_to_resume_from_a_checkpoint_only(
     stop: type[KeyboardInterrupt],

@@ -180,7 +180,7 @@ def test_an_interrupted_training_is_found_before_models_are_loaded(monkeypatch):
     Path("mine").mkdir()
     Path("mine/checkpoint.safetensors").touch()
     monkeypatch.setattr(zoo, "load", None)
-    assert "got mine: continue with resume=True (--resume)" in error("--out", "mine")
+    assert "got mine: continue with resume=True (--resume)" in error("--mode", "adaptive", "--out", "mine")
 
 
 def test_models_in_the_wrong_order_are_an_error(monkeypatch):
@@ -194,7 +194,7 @@ def test_models_in_the_wrong_order_are_an_error(monkeypatch):
     ("arguments", "message"),
     [
         ("--clean-accuracy 0.9 --alpha 0.5", "one target, got --clean-accuracy and --alpha"),
-        ("--alpha 0.5", "--alpha with --mode fixed, got --mode adaptive"),
+        ("--mode adaptive --alpha 0.5", "--alpha with --mode fixed, got --mode adaptive"),
         ("--mode nonlinear --robust-accuracy 0.4", "--clean-accuracy with --mode nonlinear, got --robust-accuracy"),
         ("--mode fixed --set optimizer.epochs=1", "expected --set optimizer.epochs=1 with --mode adaptive"),
         ("--mode fixed --resume", "expected --resume with --mode adaptive"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from adaptive_smoothing.cli import INTERRUPTED
+from adaptive_smoothing.cli.completion import options_only
 from adaptive_smoothing.cli.shared import with_shared_options
 from adaptive_smoothing.version import VERSION
 
@@ -35,7 +37,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load(str(name)), rest
+        # Without errors and calls, this is the completion of a shell.
+        return name, load(str(name), options_only(str(name), find) if ctx.resilient_parsing else None), rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -45,11 +48,16 @@ class Verbs(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-def load(verb: str) -> Any:
-    """Return the command of a verb: the function of that name in the file of that name, and the shared options."""
+def load(verb: str, function: Callable[..., None] | None = None) -> Any:
+    """Return the command of a verb, made from its function."""
     alone = typer.Typer(add_completion=False, context_settings=SHORT_HELP)
-    alone.command(verb)(with_shared_options(getattr(import_module(f"adaptive_smoothing.cli.{verb}"), verb)))
+    alone.command(verb)(function or find(verb))
     return typer.main.get_command(alone)
+
+
+def find(verb: str) -> Callable[..., None]:
+    """Return the function of a verb, which is in the file of that name, with the options of every verb."""
+    return with_shared_options(getattr(import_module(f"adaptive_smoothing.cli.{verb}"), verb))
 
 
 app = typer.Typer(

@@ -32,7 +32,7 @@ from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.results import read_json
-from adaptive_smoothing.runs.folder import environment
+from adaptive_smoothing.runs.folder import check_writable, environment
 from adaptive_smoothing.runs.progress_bar import clock
 from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
@@ -130,6 +130,7 @@ def _check_folder(training: TrainingOptions, mode: Mode) -> None:
         raise FileExistsError(f"expected a folder without a mixture, got {training.folder}, which holds one: {hint}")
     if mode is Mode.adaptive:
         training.check_folder()
+    check_writable(training.folder)
 
 
 class Pair(NamedTuple):

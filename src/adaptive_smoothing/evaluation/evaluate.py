@@ -119,7 +119,21 @@ def _find_attack(attack: str | Cascade | PlainAttack | None, threat: Threat | No
         if attack is make_preset:
             example = f"evaluate(model, data, {name!r}, threat)"
             raise TypeError(f"expected an attack, got the function that makes one: pass its name, {example}")
+    _check_plain(attack)
     return attack
+
+
+def _check_plain(attack: object) -> None:
+    """Raise an error for anything but a function or an object that can be called, for example for a threat."""
+    if attack is None or isinstance(attack, Cascade):
+        return
+    found = f"the class {attack.__name__}" if isinstance(attack, type) else repr(attack)
+    if isinstance(attack, Threat) or (isinstance(attack, type) and issubclass(attack, Threat)):
+        hint = 'name the attacks first, evaluate(model, data, "fast", ads.Linf(8 / 255))'
+        raise TypeError(f"expected an attack, got {found}, which is a threat: {hint}")
+    if isinstance(attack, type) or not callable(attack):
+        hint = "pass an object or a function attack(model, images, labels) -> images"
+        raise TypeError(f"expected the name of a preset, a cascade or an attack, got {found}: {hint}")
 
 
 def _evaluate_plain(

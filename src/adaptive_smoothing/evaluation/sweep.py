@@ -49,6 +49,8 @@ def tradeoff(
         keep_on_interrupt: after Ctrl-C, return the trade-off of the batches that are finished, if there are any.
     """
     check_data(data)
+    if not isinstance(attack, PGD):
+        raise TypeError(f"expected PGD as the attack, got {attack!r}: pass ads.PGD(ads.Linf(8 / 255))")
     alphas = sorted({*alphas, *mix_alphas})
     if not 0 <= alphas[0] <= alphas[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.data.batches import augment, cutout, shuffled, steps_per_epoch
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator
+from adaptive_smoothing.runs.folder import check_writable
 from adaptive_smoothing.runs.progress import CountCallback
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.monitor import TrainingMonitor
@@ -55,10 +56,11 @@ class TrainingOptions:
         return self.folder / CHECKPOINT
 
     def check_folder(self) -> None:
-        """Raise an error if the training would overwrite another one."""
+        """Raise an error if the training would overwrite another one, or cannot write."""
         if self.checkpoint.exists() and not self.resume:
             hint = "continue with resume=True (--resume), choose another folder (--out), or delete it"
             raise FileExistsError(f"expected a folder without a run, got {self.folder}: {hint}")
+        check_writable(self.folder)
 
     @contextmanager
     def stops_with_checkpoint(self) -> Iterator[None]:
