@@ -205,7 +205,7 @@ def _measure_curve(mixed: MixedClassifier, val: ImageData, console: Console) -> 
 def _training_notice(recipe: MixingRecipe, pair: Pair, data: str, device: str, seconds_per_image: float) -> str:
     """Return what is trained, on a CPU with the time it will take, estimated from the time of a prediction."""
     images, epochs = len(pair.train), recipe.optimizer.epochs
-    text = f"Training a mixer on {images:,} images in {epochs} epochs."
+    text = f"Training a mixer on {images:,} images in {epochs} epoch{'s' * (epochs != 1)}."
     if device == "cpu":
         passes = PASSES_PER_ATTACK_STEP * recipe.attack.steps + PASSES_PER_STEP
         seconds = seconds_per_image * passes * images * epochs
