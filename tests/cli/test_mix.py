@@ -244,7 +244,7 @@ def test_a_training_on_a_cpu_says_how_long_it_takes():
     Path("tiny.toml").write_text(RECIPE)
     printed = mix("--recipe", "tiny.toml", "--data", "builtin", "--clean-accuracy", "60", "--out", "mine")
     assert "Training a mixer on 12 images in 1 epoch. On this CPU it takes about 0:0" in printed
-    assert "tiny: step 0 of 1" in printed and "tiny: step 1 of 1" in printed
+    assert "step 0 of 1, tiny" in printed and "step 1 of 1, tiny" in printed
 
 
 def test_a_key_of_the_recipe_is_not_mistaken_for_an_option():

@@ -17,8 +17,9 @@ def test_80_columns_have_the_step_and_the_time_left(tmp_path, capsys):
             advance(7)
     finally:
         reconfigure()
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "step 7 of 1,200" in last and " left" in last and "elapsed" in last
+    *_, last = (line for line in capsys.readouterr().out.splitlines() if "elapsed" in line)
+    assert "step 7 of 1,200, loss 0.123" in last and "…" in last
+    assert last.rstrip().endswith("0:00 elapsed, 0:00 left")
 
 
 def test_a_file_has_lines_from_the_start(tmp_path, capsys):
@@ -28,8 +29,8 @@ def test_a_file_has_lines_from_the_start(tmp_path, capsys):
     with monitor.show_evaluation("val", 50):
         pass
     printed = capsys.readouterr().out
-    assert "0:00 elapsed: tiny: step 0 of 3\n0:00 elapsed, 0:00 left: tiny: step 1 of 3\n" in printed
-    assert "0:00 elapsed: evaluating tiny on val: image 0 of 50" in printed
+    assert "0:00 elapsed: step 0 of 3, tiny\n0:00 elapsed, 0:00 left: step 1 of 3, tiny\n" in printed
+    assert "0:00 elapsed: image 0 of 50, evaluating tiny on val" in printed
 
 
 def test_a_quiet_training_prints_nothing(tmp_path, capsys):

@@ -41,7 +41,7 @@ from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_reci
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve, at_setting, current_setting
 from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
-from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under, tune
+from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under, tune, with_clean_accuracy
 
 THREAT, DATA = "Linf:8/255", "builtin"
 # Cost of a step of an attack and of a training step, in predictions of both models: to estimate the time of a training.
@@ -91,6 +91,7 @@ def mix(
     training = TrainingOptions(folder, device=where, compiled=options.compiled, resume=resume)
     if not overwrite:
         _check_folder(training, mode)
+    check_writable(folder)
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
     pair = _pair(standard, robust, where, *_images(data, data_root, download, mode))
@@ -113,10 +114,11 @@ def mix(
             made = _search_nonlinear(pair, against, target.value, searched, console)
         else:
             made = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
-        mixed = _tune(made, pair.val, against, target, options.search, searched, console)
+        known = curve if mode is Mode.fixed and not options.search else None
+        mixed = _tune(made, known, pair.val, against, target, options.search, searched, console)
         attacked = _attack(mixed, pair, against, confirmed, console)
         card = _card(mode, against, target, pair.val) | environment(where) | made.card
-        accuracy = _measure_curve(mixed, pair.val, console)
+        accuracy = known or _measure_curve(mixed, pair.val, console)
         reached = _store(mixed, accuracy, folder, hold, card, attacked)
     _print_result(console, f"{reached} {_comparison(pair, curve, attacked)}", folder)
     print_result(read_json(folder / FILE), folder)
@@ -130,7 +132,6 @@ def _check_folder(training: TrainingOptions, mode: Mode) -> None:
         raise FileExistsError(f"expected a folder without a mixture, got {training.folder}, which holds one: {hint}")
     if mode is Mode.adaptive:
         training.check_folder()
-    check_writable(training.folder)
 
 
 class Pair(NamedTuple):
@@ -244,14 +245,24 @@ def _search_nonlinear(pair: Pair, threat: Threat, clean: float, attacked: int, c
 
 
 def _tune(
-    mixed: MixedClassifier, val: ImageData, threat: Threat, target: Target, search: bool, images: int, console: Console
+    mixed: MixedClassifier,
+    known: CleanAccuracyCurve | None,
+    val: ImageData,
+    threat: Threat,
+    target: Target,
+    search: bool,
+    images: int,
+    console: Console,
 ) -> MixedClassifier:
-    """Return the mixture at the operating point of the target, which takes attacks unless it is a clean accuracy."""
+    """Return the mixture at the operating point of the target, which takes attacks unless it is a clean accuracy.
+
+    `known` is the clean accuracy of the mixture at every setting, if it has been measured.
+    """
     clean = target.clean_accuracy
     if target.name == "alpha":
         return at_setting(mixed, target.value)
     if clean is not None and not search:
-        return tune(mixed, val, clean_accuracy=clean)
+        return with_clean_accuracy(mixed, known or _measure_curve(mixed, val, console), clean)
     robust = target.value if clean is None else None
     with TimeBar(console) as bar:
         bar.report(f"attacking {min(len(val), images):,} validation images several times", None)

@@ -35,7 +35,7 @@ class TrainingMonitor:
     def show(self, total: int, done: int) -> Iterator[CountCallback]:
         """Show the progress of the training; yield a function to call with the number of finished steps."""
         try:
-            with self._bar(total, done, lambda now: f"{self.title}: step {now:,} of {total:,}{self.note}") as advance:
+            with self._bar(total, done, lambda now: f"step {now:,} of {total:,}{self.note}, {self.title}") as advance:
                 yield advance
         finally:
             if self.board is not None:
@@ -45,7 +45,7 @@ class TrainingMonitor:
     def show_evaluation(self, split: str, images: int) -> Iterator[CountCallback]:
         """Show the progress of an evaluation; yield a function to call with the number of finished images."""
         text = f"evaluating {self.title} on {split}"
-        with self._bar(images, 0, lambda now: f"{text}: image {now:,} of {images:,}") as advance:
+        with self._bar(images, 0, lambda now: f"image {now:,} of {images:,}, {text}") as advance:
             yield advance
 
     @contextmanager
