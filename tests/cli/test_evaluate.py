@@ -97,6 +97,13 @@ def test_a_mixture_is_made_of_two_models_and_alpha() -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_the_result_is_printed_as_json() -> None:
+    command = ["evaluate", demo.STANDARD, "--device", "cpu", "--images", "2", *QUICK, "--json"]
+    printed = CliRunner().invoke(app, command).stdout
+    assert json.loads(printed) == {"folder": str(FOLDER)} | json.loads((FOLDER / "result.json").read_text())
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_an_earlier_result_is_not_lost() -> None:
     evaluate(demo.STANDARD, *QUICK)
     before = (FOLDER / "result.json").read_bytes()

@@ -63,10 +63,6 @@ def test_the_result_of_a_verb_is_that_of_its_folder(
     pair, quick = ("compact-standard", "compact-robust"), ("--device", "cpu", "--images", "2")
     found = result(run_main, capsys, "sweep", *pair, *quick, "--alphas", "0,1", "--out", "swept")
     assert found == {"folder": "swept"} | json.loads(Path("swept/result.json").read_text())
-    found = result(
-        run_main, capsys, "evaluate", pair[0], *quick, "--preset", "B", "--set", "alarms=false", "--out", "e"
-    )
-    assert found == {"folder": "e"} | json.loads(Path("e/result.json").read_text()) and found["images"] == 2
     found = result(run_main, capsys, "mix", *pair, "--device", "cpu", "--alpha", "0.5", "--out", "mixed")
     assert found["alpha"] == 0.5 and found["card"]["mode"] == "fixed"
     found = result(run_main, capsys, "models")

@@ -1,5 +1,7 @@
 """Progress of a training: the step and the time left fit in 80 columns, and a file has lines."""
 
+import re
+
 import pytest
 from rich import reconfigure
 
@@ -19,7 +21,7 @@ def test_80_columns_have_the_step_and_the_time_left(tmp_path, capsys):
         reconfigure()
     *_, last = (line for line in capsys.readouterr().out.splitlines() if "elapsed" in line)
     assert "step 7 of 1,200, loss 0.123" in last and "…" in last
-    assert last.rstrip().endswith("0:00 elapsed, 0:00 left")
+    assert re.search(r"0:0\d elapsed, \d+:\d\d left$", last.rstrip())
 
 
 def test_a_file_has_lines_from_the_start(tmp_path, capsys):
@@ -29,7 +31,7 @@ def test_a_file_has_lines_from_the_start(tmp_path, capsys):
     with monitor.show_evaluation("val", 50):
         pass
     printed = capsys.readouterr().out
-    assert "0:00 elapsed: step 0 of 3, tiny\n0:00 elapsed, 0:00 left: step 1 of 3, tiny\n" in printed
+    assert re.search(r"elapsed: step 0 of 3, tiny\n0:0\d elapsed, 0:0\d left: step 1 of 3, tiny\n", printed)
     assert "0:00 elapsed: image 0 of 50, evaluating tiny on val" in printed
 
 

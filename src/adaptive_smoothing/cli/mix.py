@@ -45,7 +45,7 @@ from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under
 
 THREAT, DATA = "Linf:8/255", "builtin"
 # Cost of a step of an attack and of a training step, in predictions of both models: to estimate the time of a training.
-PASSES_PER_ATTACK_STEP, PASSES_PER_STEP = 2.0, 2.0
+PASSES_PER_ATTACK_STEP, PASSES_PER_STEP = 1.5, 6.0
 # Validation images that a search attacks on a CPU.
 FEW = 100
 
