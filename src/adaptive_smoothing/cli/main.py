@@ -37,7 +37,7 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        # Without errors and calls, this is the completion of a shell.
+        # A shell that completes a word needs the options of the verb, and calls nothing.
         return name, load(str(name), options_only(str(name), find) if ctx.resilient_parsing else None), rest
 
     def invoke(self, ctx: Any) -> Any:
