@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -42,6 +43,9 @@ class Threat(ABC):
     eps: float | Tensor
 
     def __post_init__(self) -> None:
+        if isinstance(self.eps, bool) or not isinstance(self.eps, Real | Tensor):
+            hint = f"write {self.norm}(8 / 255), without quotes, or pass a tensor with one radius per image"
+            raise TypeError(f"expected eps as a number or a tensor, got {self.eps!r}: {hint}")
         if not (smallest := self._extremes()[0]) >= 0:
             raise ValueError(f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255")
 
@@ -176,6 +180,13 @@ def _length(delta: Tensor) -> Tensor:
 NORMS: dict[str, type[Threat]] = {"Linf": Linf, "L2": L2}
 
 
+def check_threat(threat: object) -> None:
+    """Raise an error for anything but a threat with a radius, for example for the class of one."""
+    if not isinstance(threat, Threat):
+        found = f"the class {threat.__name__}" if isinstance(threat, type) else repr(threat)
+        raise TypeError(f"expected a threat such as ads.Linf(8 / 255), got {found}: give the norm and the radius")
+
+
 def parse_threat(text: str) -> Threat:
     """Return the threat that a text such as `Linf:8/255` or `l2:0.5` names."""
     norm, _, radius = text.partition(":")
@@ -184,10 +195,14 @@ def parse_threat(text: str) -> Threat:
         if norm.strip().lower() not in kinds:
             raise ValueError(f"the norm must be one of {', '.join(NORMS)}")
         return kinds[norm.strip().lower()](parse_number(radius))
-    except (ValueError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}: {error}") from error
 
 
 def parse_number(text: str | float) -> float:
     """Return a text such as `8/255` or `0.031`, or a number, as a float."""
-    return float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
+    try:
+        return float(Fraction(text.replace(" ", ""))) if isinstance(text, str) else float(text)
+    except (ValueError, ZeroDivisionError) as error:
+        found = repr(text) if text else "nothing"
+        raise ValueError(f"expected a number such as 8/255 or 0.03, got {found}") from error

@@ -1,5 +1,7 @@
 """The verb on tiny models: results, options, wrong input, interruption."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.special import ndtri
@@ -49,7 +51,9 @@ def test_a_mixture_is_certified_into_its_folder(package, tmp_path):
 def test_the_network_is_compiled_on_demand(package, tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr("torch.compile", lambda base, **options: compiled.append(base) or base)
-    assert run(*SMALL, "--out", "plain").exit_code == 0 and not compiled
+    result = run(*SMALL, "--out", "plain", "--json")
+    assert result.exit_code == 0 and not compiled
+    assert json.loads(result.stdout) == {"folder": "plain"} | read_json(tmp_path / "plain" / "result.json")
     assert run(*SMALL, "--set", "compiled=true", "--out", "compiled").exit_code == 0 and len(compiled) == 1
     assert read_json(tmp_path / "compiled" / "result.json")["settings"]["compiled"] is True
 

@@ -21,6 +21,7 @@ from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.evaluation import cost
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report import run_folder, verdicts
+from adaptive_smoothing.runs import progress_bar
 from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.threat import Threat
@@ -93,6 +94,13 @@ def test_a_mixture_is_made_of_two_models_and_alpha() -> None:
     result = json.loads((Path("runs") / "evaluate-compact-standard-compact-robust-0.7-fast/result.json").read_text())
     assert result["models"]["alpha"] == 0.7 and result["models"]["h"]["name"] == demo.ROBUST
     assert "mixture" in printed and "Alarms were off" in printed
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_result_is_printed_as_json() -> None:
+    command = ["evaluate", demo.STANDARD, "--device", "cpu", "--images", "2", *QUICK, "--json"]
+    printed = CliRunner().invoke(app, command).stdout
+    assert json.loads(printed) == {"folder": str(FOLDER)} | json.loads((FOLDER / "result.json").read_text())
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -205,7 +213,7 @@ def test_the_binarization_test_uses_the_attack_of_the_run() -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_progress_in_a_file_is_printed_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress_bar, "LINE_EVERY", 0.0)
     printed = evaluate(demo.STANDARD, *QUICK)
     assert "0:00 elapsed" in printed and re.search(r"elapsed, \d:\d\d left: \d images left, robust so far", printed)
 

@@ -23,17 +23,39 @@ def test_the_list_of_verbs_has_the_first_lines_of_their_help() -> None:
 
 def test_unknown_verbs_are_refused() -> None:
     result = CliRunner().invoke(app, ["dmeo"])
-    assert result.exit_code == 2 and "dmeo" in result.output
+    assert result.exit_code == 2 and "'dmeo'. Did you mean 'demo'?" in " ".join(result.output.split())
 
 
-def test_the_version_is_printed_without_importing_a_verb() -> None:
+@pytest.mark.parametrize(
+    ("option", "printed"), [("--version", VERSION), ("-V", VERSION), ("--help", "doctor"), ("-h", "doctor")]
+)
+def test_the_version_and_the_help_are_printed_without_importing_torch(option: str, printed: str) -> None:
     code = (
-        "import runpy, sys; sys.argv[1:] = ['--version']\n"
+        f"import runpy, sys; sys.argv[1:] = ['{option}']\n"
         "try: runpy.run_module('adaptive_smoothing', run_name='__main__')\n"
-        "except SystemExit: print([name for name in sys.modules if name.startswith('adaptive_smoothing.report')])"
+        "except SystemExit: print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed == f"adaptive-smoothing {VERSION}\n[]\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed in result.stdout and result.stdout.endswith("[]\n")
+
+
+def test_help_has_a_short_form() -> None:
+    short, long = (CliRunner().invoke(app, ["models", option]).output for option in ("-h", "--help"))
+    assert short == long and "--json" in short
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = "\x1b[3"
+    for name in ("FORCE_COLOR", "NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for expected in (True, False):
+        main_file._errors().print("[red]error[/]")
+        assert (colour in sys.stderr.getvalue()) is expected  # type: ignore[attr-defined]
+        sys.stderr.truncate(0)
+        monkeypatch.setenv("NO_COLOR", "1")
 
 
 def test_ctrl_c_while_a_verb_is_imported(
@@ -49,7 +71,10 @@ def test_ctrl_c_while_a_verb_is_imported(
 
 @pytest.mark.parametrize(
     ("stop", "printed"),
-    [(Stopped, "run the same command with --resume to continue"), (KeyboardInterrupt, "nothing new was saved")],
+    [
+        (Stopped, "run the same command with --resume to continue from the last checkpoint"),
+        (KeyboardInterrupt, "there is no checkpoint to --resume from yet"),
+    ],
 )
 def test_ctrl_c_in_training_offers_to_resume_from_a_checkpoint_only(
     stop: type[KeyboardInterrupt],

@@ -11,7 +11,7 @@ from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.cli import mix as verb
 from adaptive_smoothing.cli.demo import ROBUST, STANDARD
 from adaptive_smoothing.cli.main import app
-from adaptive_smoothing.cli.mix_options import split_changes
+from adaptive_smoothing.cli.mix_options import Mode, choose_mode, split_changes
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -180,7 +180,7 @@ def test_an_interrupted_training_is_found_before_models_are_loaded(monkeypatch):
     Path("mine").mkdir()
     Path("mine/checkpoint.safetensors").touch()
     monkeypatch.setattr(zoo, "load", None)
-    assert "got mine: continue with resume=True (--resume)" in error("--out", "mine")
+    assert "got mine: continue with resume=True (--resume)" in error("--mode", "adaptive", "--out", "mine")
 
 
 def test_models_in_the_wrong_order_are_an_error(monkeypatch):
@@ -194,7 +194,7 @@ def test_models_in_the_wrong_order_are_an_error(monkeypatch):
     ("arguments", "message"),
     [
         ("--clean-accuracy 0.9 --alpha 0.5", "one target, got --clean-accuracy and --alpha"),
-        ("--alpha 0.5", "--alpha with --mode fixed, got --mode adaptive"),
+        ("--mode adaptive --alpha 0.5", "--alpha with --mode fixed, got --mode adaptive"),
         ("--mode nonlinear --robust-accuracy 0.4", "--clean-accuracy with --mode nonlinear, got --robust-accuracy"),
         ("--mode fixed --set optimizer.epochs=1", "expected --set optimizer.epochs=1 with --mode adaptive"),
         ("--mode fixed --resume", "expected --resume with --mode adaptive"),
@@ -213,6 +213,38 @@ def test_models_in_the_wrong_order_are_an_error(monkeypatch):
 )
 def test_an_option_that_does_not_fit_is_named(arguments, message):
     assert message in error(*arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "alpha", "training", "mode"),
+    [
+        (None, "cpu", None, False, "fixed"),
+        (None, "cuda", None, False, "adaptive"),
+        (None, "cuda:1", 0.5, False, "fixed"),
+        (None, "cpu", None, True, "adaptive"),
+        (Mode.adaptive, "cpu", None, False, "adaptive"),
+        (Mode.nonlinear, "cuda", None, False, "nonlinear"),
+    ],
+)
+def test_the_mode_is_fixed_on_a_cpu_unless_another_is_meant(given, device, alpha, training, mode):
+    chosen, reason = choose_mode(given, device, alpha, training)
+    assert chosen == mode and bool(reason) == (given is None and alpha is None)
+
+
+def test_the_default_on_a_cpu_is_said_in_one_line(monkeypatch):
+    asked = []
+    load = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda *names, **options: asked.append(names) or load(*names, **options))
+    printed = mix("--clean-accuracy", "60", "--out", "mine")
+    assert "Mode fixed, the default on a CPU: one alpha for all images. --mode adaptive trains a mixer." in printed
+    assert asked == [("builtin", "val")] and card("mine")["figures"]["val"]["images"] == 24
+
+
+def test_a_training_on_a_cpu_says_how_long_it_takes():
+    Path("tiny.toml").write_text(RECIPE)
+    printed = mix("--recipe", "tiny.toml", "--data", "builtin", "--clean-accuracy", "60", "--out", "mine")
+    assert "Training a mixer on 12 images in 1 epoch. On this CPU it takes about 0:0" in printed
+    assert "step 0 of 1, tiny" in printed and "step 1 of 1, tiny" in printed
 
 
 def test_a_key_of_the_recipe_is_not_mistaken_for_an_option():

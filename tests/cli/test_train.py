@@ -40,12 +40,14 @@ def train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*options):
-        fixed = ("train", "tiny.toml", "--out", "run", "--device", "cpu", "--quiet")
+        fixed = ("train", "tiny.toml", "--out", "run", "--device", "cpu", "--quiet", "--json")
         outcome = CliRunner().invoke(app, [*fixed, *options])
         if outcome.exception and not isinstance(outcome.exception, SystemExit):
             raise outcome.exception
         assert outcome.exit_code == 0, outcome.output
-        return json.loads((tmp_path / "run" / "tiny.json").read_text())
+        stored = json.loads((tmp_path / "run" / "tiny.json").read_text())
+        assert json.loads(outcome.stdout)["figures"] == stored["card"]["figures"]
+        return stored
 
     return run
 

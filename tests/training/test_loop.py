@@ -11,6 +11,7 @@ import torch
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training import checkpoints
+from adaptive_smoothing.training.checkpoints import delayed_interrupts
 from adaptive_smoothing.training.loop import DivergedError, Stopped, TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer
@@ -94,6 +95,24 @@ def test_checkpoints_are_written_after_the_first_and_the_last_epoch_and_as_often
     run.save = lambda: (saves.append(run.step), save())
     run.run()
     assert saves == [3, 12]
+
+
+def test_the_first_ctrl_c_says_that_the_step_is_finished(capfd):
+    with pytest.raises(KeyboardInterrupt), delayed_interrupts() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert signals == [signal.SIGINT]
+        assert "finishing the step and writing a checkpoint; press Ctrl-C again" in capfd.readouterr().err
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_is_stopped_at_once_can_continue_from_an_earlier_checkpoint(saved, tmp_path):
+    options = TrainingOptions(tmp_path)
+    if saved:
+        options.checkpoint.touch()
+    with pytest.raises(KeyboardInterrupt) as stop, options.stops_with_checkpoint():
+        raise KeyboardInterrupt
+    assert isinstance(stop.value, Stopped) == saved
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])

@@ -20,7 +20,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.attacks.views import MakeView, Predicate
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, check_threat
 
 # The interface of attack libraries: attack(model, images, labels) returns adversarial images.
 PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -106,8 +106,7 @@ class Cascade:
     audit_share: float = 1 / 8  # the largest share of the survivors to audit, so that a short run has a short audit
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threat, Threat):
-            raise TypeError(f"expected a threat such as ads.Linf(8 / 255), got {self.threat!r}: name the norm as well")
+        check_threat(self.threat)
 
     def for_model(self, model: nn.Module) -> Cascade:
         """Return the cascade with the stages that apply to a model."""

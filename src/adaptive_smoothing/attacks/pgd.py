@@ -17,7 +17,7 @@ from adaptive_smoothing.attacks.objectives import Model, Objective, cross_entrop
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.threat import Threat, column, per_image, selected
+from adaptive_smoothing.threat import Threat, check_threat, column, per_image, selected
 
 # With `stop_when_fooled`, the margin at which an attack stops: more than the rounding error of TF32, because a success
 # counts only after a check in full precision.
@@ -49,6 +49,7 @@ class PGD:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_threat(self.threat)
         if self.steps < 1:
             raise ValueError(f"expected at least 1 step, got {self.steps}: the paper uses 20")
 

@@ -17,7 +17,7 @@ from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.settings import check_choice
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, check_threat
 
 # The number of most likely incorrect classes that a targeted attack tries, as in the reference.
 TARGETS = 9
@@ -190,4 +190,5 @@ PRESETS: dict[str, Callable[..., Cascade]] = {
 def preset(name: str, threat: Threat, *, seed: int = 0) -> Cascade:
     """Return the cascade of that name."""
     check_choice("preset", name, PRESETS)
+    check_threat(threat)
     return PRESETS[name](threat, seed=seed)

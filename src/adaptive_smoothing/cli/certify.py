@@ -17,7 +17,7 @@ from adaptive_smoothing.certification.lipschitz import LipschitzLogits
 from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, make_options
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -237,6 +237,7 @@ class Run:
         tables = [] if loaded.method == "local" else [report.certified_table(found)]
         print_report(self.console, report.certified_sentences(found), tables)
         self.console.print(f"\nWritten to {folder}: {', '.join(report.WRITTEN)}", markup=False)
+        print_run(folder)
 
     def certify_frontier(
         self, models: list[PreparedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
@@ -264,3 +265,4 @@ class Run:
         self.console.print(rich_table(report.certified_frontier_table(frontier)))
         written = f"{', '.join(report.FRONTIER_WRITTEN)}, a folder for each H"
         self.console.print(f"\nWritten to {folder}: {written}", markup=False)
+        print_run(folder, report.FRONTIER)

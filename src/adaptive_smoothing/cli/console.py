@@ -10,16 +10,13 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task
-from rich.progress import Progress as RichProgress
-from rich.table import Column
-from rich.text import Text
 from torch import nn
 
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.cli.options import VALIDATION
+from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.sweep import attack_count, tradeoff
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
@@ -28,59 +25,16 @@ from adaptive_smoothing.report.tables import Table, rich_table
 from adaptive_smoothing.report.tradeoff.report import Choice, Report
 from adaptive_smoothing.report.tradeoff.sentences import sentences
 from adaptive_smoothing.report.tradeoff.tables import tables
-from adaptive_smoothing.results import percent
+from adaptive_smoothing.results import percent, read_json
+from adaptive_smoothing.runs.folder import RESULT
 from adaptive_smoothing.runs.progress import Progress
+from adaptive_smoothing.runs.progress_bar import TimeBar
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
-
-# Seconds between two lines of progress in a file.
-LINE_EVERY = 30.0
 
 
 def screen() -> Console:
     """Return a console that does not colour the numbers in a text."""
     return Console(highlight=False)
-
-
-class Description(ProgressColumn):
-    """What is being done. It is shortened on a narrow terminal, so that the times are shown in full."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.description, no_wrap=True, overflow="ellipsis")
-
-
-class Times(ProgressColumn):
-    """The time elapsed and the time left. Rich's own column starts a new estimate whenever the expected end moves."""
-
-    def render(self, task: Task) -> Text:
-        elapsed = task.elapsed or 0.0
-        left = "" if task.total is None else f", {clock(task.total - elapsed)} left"
-        return Text(f"{clock(elapsed)} elapsed{left}", style="progress.elapsed")
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as minutes and seconds, for example 1:05, or with hours, 2:01:05."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class TimeBar(RichProgress):
-    """One bar with the time elapsed and the time left. In a file, where a bar cannot move, it prints lines instead."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(Description(), BarColumn(12), Times(Column(no_wrap=True)), console=console)
-        self.only = self.add_task("", total=None)
-        self.printed = 0.0
-
-    def report(self, text: str, seconds_left: float | None) -> None:
-        """Show what is being done, and the seconds left if they are known."""
-        elapsed = self.tasks[0].elapsed or 0.0
-        total = None if seconds_left is None else elapsed + max(seconds_left, 0.0)
-        self.update(self.only, description=text, completed=elapsed, total=total)
-        if not self.console.is_terminal and elapsed >= self.printed + LINE_EVERY:
-            self.printed = elapsed
-            left = "" if seconds_left is None else f", {clock(seconds_left)} left"
-            self.console.print(f"{clock(elapsed)} elapsed{left}: {text}", markup=False, soft_wrap=True)
 
 
 def show(console: Console, report: Report) -> None:
@@ -103,8 +57,14 @@ def finish(console: Console, page: Path, interrupted: bool) -> None:
     console.print(f"\nWritten to {page.parent}: {', '.join(names)}", markup=False)
     # A path that is broken over two lines cannot be clicked or copied.
     console.print(f"Open this page in a browser: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
+    print_run(page.parent)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def print_run(folder: Path, file: str = RESULT) -> None:
+    """Print the result in a run folder, if --json was given."""
+    print_result(read_json(folder / file), folder)
 
 
 class Count:

@@ -15,7 +15,7 @@ from torch import nn
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
@@ -90,6 +90,7 @@ def evaluate(
     Journal(folder / JOURNAL).clear()
     left_out = [key for key in cascade.stage_keys if key not in applicable.stage_keys]
     _show(console, verdict, costs, left_out, folder)
+    print_run(folder)
 
 
 def _costs(loaded: LoadedModel, data: ImageData, device: str) -> dict[str, Cost]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from adaptive_smoothing.cli import INTERRUPTED
+from adaptive_smoothing.cli.completion import options_only
+from adaptive_smoothing.cli.shared import with_shared_options
 from adaptive_smoothing.version import VERSION
 
 # The first line of the help of each verb. With this list, `--help` imports none of them.
@@ -25,7 +28,9 @@ VERBS = {
     "certify": "Certify how far each image can be moved with the same prediction; an interrupted run can be continued.",
     "export": "Write a model as ONNX or .pt2 with alpha as an input, or an evaluation as an entry of RobustBench.",
     "models": "List the models and mixtures of the package and of the zoo, with the accuracies on their cards.",
+    "doctor": "Check this installation: versions, devices, memory, folders, optional packages, and what to do.",
 }
+SHORT_HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class Verbs(TyperGroup):
@@ -33,7 +38,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load(str(name)), rest
+        # A shell that completes a word needs the options of the verb, and calls nothing.
+        return name, load(str(name), options_only(str(name), find) if ctx.resilient_parsing else None), rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,11 +49,16 @@ class Verbs(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
-def load(verb: str) -> Any:
-    """Return the command of a verb: the function of that name in the file of that name."""
-    alone = typer.Typer(add_completion=False)
-    alone.command(verb)(getattr(import_module(f"adaptive_smoothing.cli.{verb}"), verb))
+def load(verb: str, function: Callable[..., None] | None = None) -> Any:
+    """Return the command of a verb, made from its function."""
+    alone = typer.Typer(add_completion=False, context_settings=SHORT_HELP)
+    alone.command(verb)(function or find(verb))
     return typer.main.get_command(alone)
+
+
+def find(verb: str) -> Callable[..., None]:
+    """Return the function of a verb, which is in the file of that name, with the options of every verb."""
+    return with_shared_options(getattr(import_module(f"adaptive_smoothing.cli.{verb}"), verb))
 
 
 app = typer.Typer(
@@ -55,7 +66,7 @@ app = typer.Typer(
     help="Mix an accurate and a robust image classifier into one, and measure its accuracy and robustness.",
     cls=Verbs,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=SHORT_HELP,
     pretty_exceptions_enable=False,
 )
 
@@ -77,7 +88,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -109,8 +121,9 @@ def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
     if verb in ("train", "mix"):
         from adaptive_smoothing.training.loop import Stopped
 
-        saved = isinstance(stop, Stopped)
-        return "run the same command with --resume to continue" if saved else "nothing new was saved"
+        if isinstance(stop, Stopped):
+            return "run the same command with --resume to continue from the last checkpoint"
+        return "there is no checkpoint to --resume from yet: run the same command again"
     return "there is no result yet"
 
 

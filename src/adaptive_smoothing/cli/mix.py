@@ -12,9 +12,18 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import TimeBar, screen
-from adaptive_smoothing.cli.mix_options import MixOptions, Mode, Target, check_mode, read_target, split_changes
+from adaptive_smoothing.cli.console import Count, TimeBar, screen
+from adaptive_smoothing.cli.mix_options import (
+    MixOptions,
+    Mode,
+    Target,
+    check_mode,
+    choose_mode,
+    read_target,
+    split_changes,
+)
 from adaptive_smoothing.cli.options import VALIDATION
+from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -22,7 +31,9 @@ from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import short_name
-from adaptive_smoothing.runs.folder import environment
+from adaptive_smoothing.results import read_json
+from adaptive_smoothing.runs.folder import check_writable, environment
+from adaptive_smoothing.runs.progress_bar import clock
 from adaptive_smoothing.settings import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.loop import TrainingOptions
@@ -30,9 +41,11 @@ from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_reci
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve, at_setting, current_setting
 from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
-from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under, tune
+from adaptive_smoothing.tuning.tune import STANDARD_SCALE, robust_accuracy_under, tune, with_clean_accuracy
 
-THREAT, DATA = "Linf:8/255", "cifar10"
+THREAT, DATA = "Linf:8/255", "builtin"
+# Cost of a step of an attack and of a training step, in predictions of both models: to estimate the time of a training.
+PASSES_PER_ATTACK_STEP, PASSES_PER_STEP = 1.5, 6.0
 # Validation images that a search attacks on a CPU.
 FEW = 100
 
@@ -41,8 +54,9 @@ def mix(
     standard: opt.Standard,
     robust: opt.Robust,
     mode: Annotated[
-        Mode, typer.Option(help="One alpha for all images, an alpha per image from a trained mixer, or MixedNUTS.")
-    ] = Mode.adaptive,
+        Mode | None,
+        typer.Option(help="One alpha, an alpha per image (trained), or MixedNUTS; by default fixed on a CPU."),
+    ] = None,
     clean: opt.CleanAccuracy = None,
     robust_accuracy: Annotated[
         float | None, typer.Option(help="Choose alpha for this accuracy under attack: 0.4, or 40.")
@@ -54,7 +68,7 @@ def mix(
     recipe: Annotated[Path | None, typer.Option(help="A recipe for --mode adaptive: recipes/mixing*.toml.")] = None,
     changes: Annotated[list[str], opt.set_option(MixOptions, "search=true", "a key of the recipe")] = [],  # noqa: B006
     data: Annotated[
-        str | None, typer.Option(help="Data set, as in `sweep`; by default that of the recipe, or cifar10.")
+        str | None, typer.Option(help="Data set, as in `sweep`; by default that of the recipe, or builtin.")
     ] = None,
     data_root: opt.DataRoot = None,
     download: opt.Download = False,
@@ -66,36 +80,48 @@ def mix(
 ) -> None:
     """Mix two models into one, with a wanted clean or robust accuracy."""
     console, where = screen(), opt.pick_device(device)
-    target = read_target(mode, clean, robust_accuracy, alpha)
     options, recipe_changes = split_changes(changes)
+    trains = bool(recipe or recipe_changes or resume)
+    mode, reason = choose_mode(mode, where, alpha, trains)
+    target = read_target(mode, clean, robust_accuracy, alpha)
     check_mode(mode, recipe, recipe_changes, resume, options, target)
+    if reason:
+        console.print(reason)
     folder = out or Path("runs") / f"mix-{short_name(standard)}-{short_name(robust)}-{mode}"
     training = TrainingOptions(folder, device=where, compiled=options.compiled, resume=resume)
     if not overwrite:
         _check_folder(training, mode)
+    check_writable(folder)
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
-    pair = _pair(standard, robust, where, data, data_root, download)
+    pair = _pair(standard, robust, where, *_images(data, data_root, download, mode))
     scale = options.standard_scale or STANDARD_SCALE
     settings = None
     if mode is Mode.adaptive:
         settings = _recipe(named or _default_recipe(recipe_changes, pair), threat, options, data, target)
     against = settings.attack.threat if settings else parse_threat(threat or THREAT)
-    curve = _fixed_alpha_curve(pair, scale, target)
+    start = time.perf_counter()
+    curve = _fixed_alpha_curve(pair, scale, target, console)
+    seconds_per_image = (time.perf_counter() - start) / len(pair.val)
     searched, confirmed = _images_to_attack(options.attacked, where)
     if overwrite and not resume:
         training.checkpoint.unlink(missing_ok=True)
-    if settings:
-        made = _train(pair, settings, training)
-    elif mode is Mode.nonlinear:
-        made = _search_nonlinear(pair, against, target.value, searched, console)
-    else:
-        made = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
-    mixed = _tune(made, pair.val, against, target, options.search, searched, console)
-    attacked = _attack(mixed, pair, against, confirmed, console)
-    card = _card(mode, against, target, pair.val) | environment(where) | made.card
-    reached = _store(mixed, pair.val, folder, hold, card, attacked)
+    with training.stops_with_checkpoint():
+        if settings:
+            console.print(_training_notice(settings, pair, data, where, seconds_per_image))
+            made = _train(pair, settings, training)
+        elif mode is Mode.nonlinear:
+            made = _search_nonlinear(pair, against, target.value, searched, console)
+        else:
+            made = MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale)
+        known = curve if mode is Mode.fixed and not options.search else None
+        mixed = _tune(made, known, pair.val, against, target, options.search, searched, console)
+        attacked = _attack(mixed, pair, against, confirmed, console)
+        card = _card(mode, against, target, pair.val) | environment(where) | made.card
+        accuracy = known or _measure_curve(mixed, pair.val, console)
+        reached = _store(mixed, accuracy, folder, hold, card, attacked)
     _print_result(console, f"{reached} {_comparison(pair, curve, attacked)}", folder)
+    print_result(read_json(folder / FILE), folder)
 
 
 def _check_folder(training: TrainingOptions, mode: Mode) -> None:
@@ -119,15 +145,20 @@ class Pair(NamedTuple):
     val: ImageData
 
 
-def _pair(standard: str, robust: str, device: str, data: str, root: Path | None, download: bool) -> Pair:
-    """Load the models and the images."""
-    g, h = (zoo.load(name, device=device) for name in (standard, robust))
+def _images(data: str, root: Path | None, download: bool, mode: Mode) -> tuple[ImageData, ImageData]:
+    """Load the images to train on, which are empty in a mode without training, and those to choose alpha on."""
+    val = datasets.load(data, "val", root=root, download=download)
+    if mode is not Mode.adaptive:
+        return val.take(slice(0)), val
     if data == "builtin":  # has no training images, so half of its val split is used
-        both = datasets.load(data, "val")
-        half = len(both) // 2
-        train, val = both.take(slice(half)), both.take(slice(half, None))
-    else:
-        train, val = (datasets.load(data, split, root=root, download=download) for split in ("train", "val"))
+        half = len(val) // 2
+        return val.take(slice(half)), val.take(slice(half, None))
+    return datasets.load(data, "train", root=root, download=download), val
+
+
+def _pair(standard: str, robust: str, device: str, train: ImageData, val: ImageData) -> Pair:
+    """Load the models, and check that they have the classes of the images."""
+    g, h = (zoo.load(name, device=device) for name in (standard, robust))
     check_classes({standard: g, robust: h}, val)
     return Pair(short_name(standard), short_name(robust), g, h, train, val)
 
@@ -153,9 +184,9 @@ def _recipe(recipe: MixingRecipe, threat: str | None, options: MixOptions, data:
     return recipe if options.standard_scale is None else replace(recipe, standard_scale=options.standard_scale)
 
 
-def _fixed_alpha_curve(pair: Pair, scale: float, target: Target) -> CleanAccuracyCurve:
+def _fixed_alpha_curve(pair: Pair, scale: float, target: Target, console: Console) -> CleanAccuracyCurve:
     """Return the clean accuracy at every fixed alpha; raise an error if the target is too high for this pair."""
-    curve = accuracy_curve(MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale), pair.val)
+    curve = _measure_curve(MixedClassifier(pair.g, pair.h, 0.5, standard_scale=scale), pair.val, console)
     if curve(0) <= curve(1):
         raise ValueError(
             f"expected a G that is more accurate than H, got {pair.standard} with {100 * curve(0):.2f} % and "
@@ -164,6 +195,25 @@ def _fixed_alpha_curve(pair: Pair, scale: float, target: Target) -> CleanAccurac
     if target.clean_accuracy is not None:
         curve.largest_setting(target.clean_accuracy)
     return curve
+
+
+def _measure_curve(mixed: MixedClassifier, val: ImageData, console: Console) -> CleanAccuracyCurve:
+    """Return the clean accuracy at every setting of a mixture, showing the progress."""
+    with TimeBar(console) as bar:
+        return accuracy_curve(mixed, val, progress=Count(bar, len(val), "validation images predicted"))
+
+
+def _training_notice(recipe: MixingRecipe, pair: Pair, data: str, device: str, seconds_per_image: float) -> str:
+    """Return what is trained, on a CPU with the time it will take, estimated from the time of a prediction."""
+    images, epochs = len(pair.train), recipe.optimizer.epochs
+    text = f"Training a mixer on {images:,} images in {epochs} epoch{'s' * (epochs != 1)}."
+    if device == "cpu":
+        passes = PASSES_PER_ATTACK_STEP * recipe.attack.steps + PASSES_PER_STEP
+        seconds = seconds_per_image * passes * images * epochs
+        text += f" On this CPU it takes about {clock(seconds)} (minutes:seconds); Ctrl-C stops it, --resume continues."
+    if data == DATA:
+        text += f" {images:,} images are few: --data cifar10 gives a better mixer."
+    return text
 
 
 def _images_to_attack(asked: int | None, device: str) -> tuple[int, int]:
@@ -195,14 +245,24 @@ def _search_nonlinear(pair: Pair, threat: Threat, clean: float, attacked: int, c
 
 
 def _tune(
-    mixed: MixedClassifier, val: ImageData, threat: Threat, target: Target, search: bool, images: int, console: Console
+    mixed: MixedClassifier,
+    known: CleanAccuracyCurve | None,
+    val: ImageData,
+    threat: Threat,
+    target: Target,
+    search: bool,
+    images: int,
+    console: Console,
 ) -> MixedClassifier:
-    """Return the mixture at the operating point of the target, which takes attacks unless it is a clean accuracy."""
+    """Return the mixture at the operating point of the target, which takes attacks unless it is a clean accuracy.
+
+    `known` is the clean accuracy of the mixture at every setting, if it has been measured.
+    """
     clean = target.clean_accuracy
     if target.name == "alpha":
         return at_setting(mixed, target.value)
     if clean is not None and not search:
-        return tune(mixed, val, clean_accuracy=clean)
+        return with_clean_accuracy(mixed, known or _measure_curve(mixed, val, console), clean)
     robust = target.value if clean is None else None
     with TimeBar(console) as bar:
         bar.report(f"attacking {min(len(val), images):,} validation images several times", None)
@@ -231,15 +291,20 @@ def _attack(mixed: MixedClassifier, pair: Pair, threat: Threat, images: int, con
 
 
 def _store(
-    mixed: MixedClassifier, val: ImageData, folder: Path, hold: bool, card: dict[str, Any], attacked: Attacked | None
+    mixed: MixedClassifier,
+    accuracy: CleanAccuracyCurve,
+    folder: Path,
+    hold: bool,
+    card: dict[str, Any],
+    attacked: Attacked | None,
 ) -> str:
     """Store the mixture, its card, and its clean accuracy at every setting; return a sentence on that accuracy."""
-    accuracy, setting = accuracy_curve(mixed, val), current_setting(mixed)
-    figures = {"images": len(val), "clean": accuracy(setting)}
+    setting, images = current_setting(mixed), len(accuracy.low)
+    figures = {"images": images, "clean": accuracy(setting)}
     figures |= {"fast": attacked.mixture, "attacked": attacked.images} if attacked else {}
     mixed.save_pretrained(folder, hold=hold, card=card | {"figures": {"val": figures}})
     accuracy.save(folder / VALIDATION)
-    clean = f"{100 * accuracy(setting):.2f} % on {len(val):,} validation images"
+    clean = f"{100 * accuracy(setting):.2f} % on {images:,} validation images"
     return f"The mixture has a clean accuracy of {clean}, at {accuracy.parameter} {setting:.4g}."
 
 

@@ -77,6 +77,23 @@ def read_target(mode: Mode, clean: float | None, robust: float | None, alpha: fl
     return Target(name, value if name == "alpha" else as_share(value))
 
 
+def choose_mode(given: Mode | None, device: str, alpha: float | None, training: bool) -> tuple[Mode, str]:
+    """Return the mode, and a sentence with the reason if it was not given. A CPU is too slow to train by default.
+
+    Args:
+        training: whether an option was given that only a training has.
+    """
+    if given is not None:
+        return given, ""
+    if alpha is not None:
+        return Mode.fixed, ""
+    if training:
+        return Mode.adaptive, "Mode adaptive, because an option of the training was given."
+    if device == "cpu":
+        return Mode.fixed, "Mode fixed, the default on a CPU: one alpha for all images. --mode adaptive trains a mixer."
+    return Mode.adaptive, "Mode adaptive, the default on a GPU: trains a mixer. --mode fixed takes seconds."
+
+
 def split_changes(changes: list[str]) -> tuple[MixOptions, list[str]]:
     """Return the options of `mix`, and the changes that are left for the recipe.
 

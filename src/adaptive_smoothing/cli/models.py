@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from adaptive_smoothing.cli.console import screen
+from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.mixers import MIXERS
 from adaptive_smoothing.mixing.mixture_card import base_name
@@ -41,6 +42,32 @@ def models() -> None:
     _print(console, Table("Mixtures", MIXTURE_COLUMNS, _sorted(rows), MIXTURE_NOTE))
     sources = ", ".join(f"{source}:NAME" for source in zoo.SOURCES)
     console.print(f"Other models are named {sources}, or by the path of a .safetensors file with a .json next to it.")
+    print_result(
+        {
+            "models": [_facts(card) for card in cards.values()],
+            "mixtures": [_mixture_facts(name, folder) for name, folder in mixtures.items()],
+        }
+    )
+
+
+def _facts(card: zoo.Card) -> dict[str, Any]:
+    """Return a model as a table of facts, for --json."""
+    where = {"name": card.name, "from": _source(card.path), "path": str(card.path), "sha256": card.sha256}
+    made = {"arch": card.arch, "options": card.options, "parameters": parameters(card)}
+    return where | made | {"figures": card.card.get("figures", {})}
+
+
+def _mixture_facts(name: str, folder: Path) -> dict[str, Any]:
+    """Return a mixture as a table of facts, for --json."""
+    where: dict[str, Any] = {"name": name, "from": _source(folder), "path": str(folder)}
+    try:
+        described = pretrained.read(folder)
+    except ValueError as error:
+        return where | {"error": str(error)}
+    bases = {role: base_name(described[role]) for role in pretrained.ROLES}
+    alpha = described["alpha"]
+    kind = alpha["kind"] if isinstance(alpha, dict) else alpha
+    return where | bases | {"alpha": kind, "figures": described["card"].get("figures", {})}
 
 
 def _print(console: Console, table: Table) -> None:

@@ -93,7 +93,7 @@ def parse_alphas(text: str | None) -> list[float]:
         return list(MIX_ALPHAS)
     try:
         found = sorted({parse_number(part) for part in text.split(",")})
-    except (ValueError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise ValueError(f"expected --alphas such as 0,0.5,0.9,1, got {text!r}") from error
     if not 0 <= found[0] <= found[-1] <= 1:
         raise ValueError(f"expected --alphas in [0, 1] (0 is G, 1 is H), got {text!r}")

@@ -9,6 +9,7 @@ import typer
 
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import screen
+from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.results import percent
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.training.loop import TrainingOptions
@@ -36,7 +37,6 @@ def train(
     test_images: Annotated[
         int | None, typer.Option(min=0, help="Test images to measure on; by default all, 0 for none.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
     """Train a base classifier: standard, at, trades, iaat or gaussian."""
     settings = read_toml(recipe, Recipe, changes)
@@ -45,11 +45,12 @@ def train(
         device=opt.pick_device(device),
         compiled=compiled,
         resume=resume,
-        quiet=quiet,
     )
-    card = train_base(settings, options, root=data_root, download=download, test_images=test_images)
+    with options.stops_with_checkpoint():
+        card = train_base(settings, options, root=data_root, download=download, test_images=test_images)
     console = screen()
     for split, row in card["figures"].items():
         shown = "   ".join(f"{title} {percent(row[key], 2)}" for key, title in TITLES.items() if key in row)
         console.print(f"{split:5} {row['images']:6} images   {shown}")
     console.print(f"Trained for {card['seconds']:.0f} s. Written to {options.folder}.")
+    print_result({"name": settings.name, **card}, options.folder)

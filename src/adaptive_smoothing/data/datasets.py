@@ -162,7 +162,7 @@ def load(
         classes: the names of all classes in the order of the model, or a file with one name per line. By default
             classes are numbered in the order of the data, which is alphabetical for folders.
     """
-    folder = Path(root or os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing").expanduser()
+    folder = Path(root).expanduser() if root else data_folder()
     given = DataOptions(classes=classes, size=size, resize=resize, crop=crop)
     name, options = split_name(name_or_path, given)
     source = _open(name, folder, download, options)
@@ -178,6 +178,11 @@ def load(
     if options.classes is not None:
         data = in_order(data, class_list(options.classes, Path(name)))
     return data.take(slice(images))
+
+
+def data_folder() -> Path:
+    """Return the default folder of the named data sets."""
+    return Path(os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing").expanduser()
 
 
 def _evenly_spaced(wanted: int, count: int) -> np.ndarray:

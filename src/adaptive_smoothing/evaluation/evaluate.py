@@ -30,7 +30,7 @@ from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.journal import journal_at
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, check_threat
 
 # Images per batch without a cascade.
 BATCH = 1000
@@ -138,6 +138,7 @@ def _find_attack(attack: str | Cascade | PlainAttack | None, threat: Threat | No
         if attack is make_preset:
             example = f"evaluate(model, data, {name!r}, threat)"
             raise TypeError(f"expected an attack, got the function that makes one: pass its name, {example}")
+    _check_plain(attack)
     return attack
 
 
@@ -148,10 +149,24 @@ def _first_logits(model: nn.Module, data: ImageData) -> Tensor:
 
 def _check_threat(attack: Cascade | PlainAttack | None, threat: Threat | None) -> None:
     """Raise an error for a threat that is none, or that has no attack."""
-    if threat is not None and not isinstance(threat, Threat):
-        raise TypeError(f"expected a threat such as ads.Linf(8 / 255), got {threat!r}: name the norm")
-    if threat is not None and attack is None:
+    if threat is None:
+        return
+    check_threat(threat)
+    if attack is None:
         raise TypeError('expected an attack with the threat, got none: pass "fast", or a function')
+
+
+def _check_plain(attack: object) -> None:
+    """Raise an error for anything but a function or an object that can be called, for example for a threat."""
+    if attack is None or isinstance(attack, Cascade):
+        return
+    found = f"the class {attack.__name__}" if isinstance(attack, type) else repr(attack)
+    if isinstance(attack, Threat) or (isinstance(attack, type) and issubclass(attack, Threat)):
+        hint = 'name the attacks first, evaluate(model, data, "fast", ads.Linf(8 / 255))'
+        raise TypeError(f"expected an attack, got {found}, which is a threat: {hint}")
+    if isinstance(attack, type) or not callable(attack):
+        hint = "pass an object or a function attack(model, images, labels) -> images"
+        raise TypeError(f"expected the name of a preset, a cascade or an attack, got {found}: {hint}")
 
 
 def _evaluate_plain(

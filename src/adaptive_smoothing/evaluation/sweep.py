@@ -53,6 +53,8 @@ def tradeoff(
     """
     check_data(data)
     warn_if_unfit(robust, data)
+    if not isinstance(attack, PGD):
+        raise TypeError(f"expected PGD as the attack, got {attack!r}: pass ads.PGD(ads.Linf(8 / 255))")
     alphas = sorted({*alphas, *mix_alphas})
     if not 0 <= alphas[0] <= alphas[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")

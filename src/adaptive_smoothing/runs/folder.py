@@ -30,15 +30,20 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
     if not overwrite and (folder / RESULT).exists():
         hint = "choose another --out, or replace it with --overwrite"
         raise FileExistsError(f"expected a folder without a run, got {folder}, which holds one: {hint}")
+    check_writable(folder)
+    # Nobody should take the old result for that of the new run while it is unfinished.
+    (folder / RESULT).unlink(missing_ok=True)
+    return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder if it is missing, and raise an error if it cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Nobody should take the old result for that of the new run while it is unfinished.
-        (folder / RESULT).unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         hint = "choose another --out"
         raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error
-    return folder
 
 
 def resumable_folder(folder: Path, overwrite: bool) -> Path:

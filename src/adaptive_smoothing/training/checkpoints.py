@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from adaptive_smoothing.results import atomic
+
+STDERR = 2
+FINISHING = "\nfinishing the step and writing a checkpoint; press Ctrl-C again to stop at once\n"
 
 
 class CheckpointError(RuntimeError):
@@ -42,7 +46,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @contextmanager
 def delayed_interrupts() -> Iterator[list[int]]:
-    """Let the step finish on the first SIGINT or SIGTERM, so that a whole checkpoint can be written.
+    """Let the step finish on the first SIGINT or SIGTERM, so that a whole checkpoint can be written, and say so.
 
     Yields the list of received signals. A second signal has its usual effect.
     """
@@ -58,6 +62,8 @@ def delayed_interrupts() -> Iterator[list[int]]:
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
         restore()
+        # A print of the interrupted code may be unfinished, which `print` does not allow for.
+        os.write(STDERR, FINISHING.encode())
 
     try:
         for number in previous:

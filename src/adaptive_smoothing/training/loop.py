@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from adaptive_smoothing.data.batches import augment, cutout, shuffled, steps_per_epoch
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator
+from adaptive_smoothing.runs.folder import check_writable
+from adaptive_smoothing.runs.progress import CountCallback
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.monitor import TrainingMonitor
 from adaptive_smoothing.training.recipe import CommonRecipe
@@ -54,10 +56,21 @@ class TrainingOptions:
         return self.folder / CHECKPOINT
 
     def check_folder(self) -> None:
-        """Raise an error if the training would overwrite another one."""
+        """Raise an error if the training would overwrite another one, or cannot write."""
         if self.checkpoint.exists() and not self.resume:
             hint = "continue with resume=True (--resume), choose another folder (--out), or delete it"
             raise FileExistsError(f"expected a folder without a run, got {self.folder}: {hint}")
+        check_writable(self.folder)
+
+    @contextmanager
+    def stops_with_checkpoint(self) -> Iterator[None]:
+        """Turn Ctrl-C into `Stopped` if there is a checkpoint to continue from."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.checkpoint.exists():
+                raise Stopped from None
+            raise
 
 
 class TrainingBatch(NamedTuple):
@@ -75,7 +88,7 @@ class DivergedError(RuntimeError):
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was interrupted and has written a checkpoint."""
+    """Training was interrupted, and there is a checkpoint to continue from."""
 
 
 class Loop(ABC):
@@ -141,9 +154,12 @@ class Loop(ABC):
     def run(self) -> nn.Module:
         """Train to the end, or until an interrupt; return the averaged model in evaluation mode."""
         self.monitor.rewind(self.step)
-        with self.monitor.show(self.total_steps, self.step), checkpoints.delayed_interrupts() as signals:
+        with (
+            self.monitor.show(self.total_steps, self.step) as advance,
+            checkpoints.delayed_interrupts() as signals,
+        ):
             while not self.finished:
-                self._epoch(signals)
+                self._epoch(signals, advance)
                 if signals:
                     self.save()
                     raise Stopped
@@ -154,7 +170,7 @@ class Loop(ABC):
         """Return whether all steps were taken."""
         return self.step >= self.total_steps
 
-    def _epoch(self, signals: list[int]) -> None:
+    def _epoch(self, signals: list[int], advance: CountCallback) -> None:
         """Take the remaining steps of the current epoch, or those until a signal is received."""
         epoch, first = divmod(self.step, self.steps_per_epoch)
         began = time.perf_counter()
@@ -162,7 +178,7 @@ class Loop(ABC):
             loss, accuracy = self.train_step(batch)
             self.sums += torch.stack([loss, accuracy])
             self.step += 1
-            self.monitor.advance(self.step)
+            advance(self.step)
             if signals:
                 break
         self._check_finite(epoch)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from adaptive_smoothing.results import atomic
 from adaptive_smoothing.runs.progress import CountCallback
+from adaptive_smoothing.runs.progress_bar import TimeBar
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -21,12 +21,9 @@ class TrainingMonitor:
     """Shows the progress of a run and logs its epochs to `log.jsonl` in a folder."""
 
     def __init__(self, folder: Path, *, title: str = "training", quiet: bool = False, tensorboard: bool = True) -> None:
-        self.log_file, self.title = folder / "log.jsonl", title
+        self.log_file, self.title, self.quiet = folder / "log.jsonl", title, quiet
         folder.mkdir(parents=True, exist_ok=True)
-        counts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self.progress = Progress(*counts, *times, TextColumn("{task.fields[note]}"), disable=quiet)
-        self.task = self.progress.add_task(title, total=None, note="")
+        self.note = ""  # of the last epoch
         self.board: SummaryWriter | None = None
         with suppress(ImportError):
             if tensorboard:
@@ -35,27 +32,34 @@ class TrainingMonitor:
                 self.board = SummaryWriter(str(folder / "tensorboard"))
 
     @contextmanager
-    def show(self, total: int, done: int) -> Iterator[None]:
-        """Show the progress bar of the training."""
-        self.progress.reset(self.task, total=total, completed=done)
+    def show(self, total: int, done: int) -> Iterator[CountCallback]:
+        """Show the progress of the training; yield a function to call with the number of finished steps."""
         try:
-            with self.progress:
-                yield
+            with self._bar(total, done, lambda now: f"step {now:,} of {total:,}{self.note}, {self.title}") as advance:
+                yield advance
         finally:
             if self.board is not None:
                 self.board.flush()
 
     @contextmanager
     def show_evaluation(self, split: str, images: int) -> Iterator[CountCallback]:
-        """Show a bar for the evaluation on a split; yield a function to call with the number of finished images."""
-        self.progress.update(self.task, visible=False)
-        task = self.progress.add_task(f"evaluating {self.title} on {split}", total=images, note="")
-        with self.progress:
-            yield lambda done: self.progress.update(task, completed=done)
+        """Show the progress of an evaluation; yield a function to call with the number of finished images."""
+        text = f"evaluating {self.title} on {split}"
+        with self._bar(images, 0, lambda now: f"image {now:,} of {images:,}, {text}") as advance:
+            yield advance
 
-    def advance(self, done: int) -> None:
-        """Show that this number of steps is done."""
-        self.progress.update(self.task, completed=done)
+    @contextmanager
+    def _bar(self, total: int, done: int, describe: Callable[[int], str]) -> Iterator[CountCallback]:
+        """Show a bar; yield a function to call with the number of finished things. It measures the pace from `done`."""
+        start = time.perf_counter()
+        with TimeBar(disable=self.quiet) as bar:
+
+            def advance(now: int) -> None:
+                pace = (time.perf_counter() - start) / (now - done) if now > done else None
+                bar.report(describe(now), None if pace is None else pace * (total - now))
+
+            advance(done)
+            yield advance
 
     def rewind(self, step: int) -> None:
         """Remove the rows after `step` from the log, which a resumed run logs again, and a row cut off by a crash."""
@@ -71,12 +75,11 @@ class TrainingMonitor:
         """Log one finished epoch."""
         with self.log_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        note = f"loss {row['loss']:.3f}  accuracy {row['accuracy']:.3f}"
+        self.note = f", loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}"
         if "val_clean" in row:
-            note += f"  val {row['val_clean']:.3f}"
+            self.note += f", val {row['val_clean']:.3f}"
         if "val_pgd10" in row:
-            note += f"/{row['val_pgd10']:.3f}"
-        self.progress.update(self.task, note=note)
+            self.note += f"/{row['val_pgd10']:.3f}"
         if self.board is not None:
             for key, value in row.items():
                 self.board.add_scalar(key, value, row["step"])

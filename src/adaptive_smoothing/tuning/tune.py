@@ -22,7 +22,13 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import ignore_progress
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.tuning.curves import accuracy_curve, at_setting, check_share, fixed_alpha_curve
+from adaptive_smoothing.tuning.curves import (
+    CleanAccuracyCurve,
+    accuracy_curve,
+    at_setting,
+    check_share,
+    fixed_alpha_curve,
+)
 
 # The paper's factor for the logits of g. A more confident g changes fewer of the predictions that h is confident of.
 STANDARD_SCALE = 3.0
@@ -80,7 +86,7 @@ def tune(
             "tune(mixed, data, clean_accuracy=0.9) or tune(mixed, data, robust_accuracy=0.4, threat=ads.Linf(8 / 255))"
         )
     if clean_accuracy is not None and len(given) == 1:
-        return _with_clean_accuracy(mixed, data, clean_accuracy, log)
+        return with_clean_accuracy(mixed, accuracy_curve(mixed, data), clean_accuracy, log)
     robust = robust_accuracy_under(data.take(slice(attacked)), attack or cast(Threat, threat), log)
     if clean_accuracy is not None:
         return _most_robust(mixed, data, clean_accuracy, robust)
@@ -103,14 +109,13 @@ def robust_accuracy_under(
     return robust
 
 
-def _with_clean_accuracy(
-    mixed: MixedClassifier, data: ImageData, target: float, log: Log = ignore_progress
+def with_clean_accuracy(
+    mixed: MixedClassifier, curve: CleanAccuracyCurve, target: float, log: Log = ignore_progress
 ) -> MixedClassifier:
-    """Return the view with the largest setting that has the clean accuracy `target`."""
-    curve = accuracy_curve(mixed, data)
+    """Return the view with the largest setting that has the clean accuracy `target`, by the curve of the mixture."""
     setting = curve.largest_setting(target)
     log(curve.describe(setting))
-    if setting == curve.limits[1] and curve(setting) - target > 1 / len(data):
+    if setting == curve.limits[1] and curve(setting) - target > 1 / len(curve.low):
         wanted = f"a clean accuracy of {100 * target:.4g} % was requested"
         found = f"the most robust setting already has {100 * curve(setting):.2f} %"
         warnings.warn(f"{wanted}, but {found}", stacklevel=3)
@@ -131,7 +136,7 @@ def _most_robust(mixed: MixedClassifier, data: ImageData, target: float, robust:
         view = at_setting(view, curve.largest_setting(target))
         return robust(view), view
 
-    start = _with_clean_accuracy(mixed, data, target)
+    start = with_clean_accuracy(mixed, accuracy_curve(mixed, data), target)
     best = robust(start), start
     for rescale in RESCALINGS if mixed.learns_alpha else RESCALINGS[1:]:
         for found, factor in [(attacked(rescale(best[1], factor)), factor) for factor in SCALE_FACTORS]:
