@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +13,9 @@ from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers, BaseOutputs, Mixer
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.pretrained import NUMBERS
+from adaptive_smoothing.mixing.stored_base import Given
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
+from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.zoo import origin
 
 # The entries of a card that are valid for one operating point only.
@@ -142,30 +144,44 @@ class MixedClassifier(BaseClassifiers):
         """Return the arguments of the constructor."""
         return {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
 
-    def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
+    def save_pretrained(
+        self,
+        folder: Path | str,
+        *,
+        hold: bool = False,
+        builders: Mapping[str, Builder] | None = None,
+        card: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Write the mixture to a folder, which is returned.
 
         Args:
-            hold: also write the base classifiers. Otherwise the folder has their names and sha256.
+            hold: also write all weights of the base classifiers. Otherwise the folder has their names and digests.
+            builders: with hold, how to build the network of a base classifier again, if that does not follow from its
+                name: a function without arguments, its name `module:function`, or a name such as
+                `timm:resnet18?num_classes=7`. Keys are `standard` and `robust`.
             card: facts to store, such as recipe and figures; by default those that this mixture was loaded with.
         """
-        return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
+        facts = self.card if card is None else card
+        return pretrained.save(self._arguments(), folder, card=facts, hold=hold, builders=builders or {})
 
     @classmethod
     def from_pretrained(
         cls,
         folder: Path | str,
         *,
-        standard: nn.Module | None = None,
-        robust: nn.Module | None = None,
+        standard: Given | None = None,
+        robust: Given | None = None,
+        allow: Collection[str] = (),
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Return a stored mixture, by folder or by name.
+        """Return a stored mixture, by folder or by name. An error explains how a base classifier has changed.
 
         Args:
-            standard, robust: base classifiers that the folder does not name, such as your own modules.
+            standard, robust: base classifiers that the folder does not name, such as your own modules. If the folder
+                holds the weights of one, a function that builds its network is sufficient.
+            allow: names `module:function` of your own functions, which are imported if the folder names them.
         """
-        arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device)
+        arguments, card = pretrained.load(folder, {"standard": standard, "robust": robust}, device, allow)
         mixed = cls(**arguments).to(device)
         mixed.card = card
         return mixed
