@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.models.digest import all_tensors, tensor_bytes
 from adaptive_smoothing.models.resnet import Normalize
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import Classifier, Resize, pick_logits
 from adaptive_smoothing.noise import generator
 
@@ -37,7 +38,7 @@ class Identity:
 
     Args:
         weights: sha256 of all parameters and buffers, without those of the preprocessing.
-        preprocessing: the layers that resize and normalise images, in order.
+        preprocessing: the settings of the layers around the network, in order: of `wrap` and of `SmoothedClassifier`.
         shape: the shape of the test images, or None if the model accepts none of `SHAPES`.
         logits: the first logits for each test image.
     """
@@ -95,7 +96,7 @@ def _canonical(tensor: Tensor) -> Tensor:
 
 
 def _preprocessing(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Yield the settings of each layer that resizes or normalises images, and the field that is used as logits."""
+    """Yield the settings of each layer that resizes, normalises or adds noise, and the field that is used as logits."""
     for layer in model.modules():
         if isinstance(layer, Classifier) and layer.output is not None:
             yield {"output": "a function" if callable(layer.output) else layer.output}
@@ -103,6 +104,8 @@ def _preprocessing(model: nn.Module) -> Iterator[dict[str, Any]]:
             yield {"size": list(layer.size), "resize": layer.MODE}
         elif isinstance(layer, Normalize):
             yield {"mean": layer.mean.flatten().tolist(), "std": layer.std.flatten().tolist()}
+        elif isinstance(layer, SmoothedClassifier):
+            yield {name: getattr(layer, name) for name in ("sigma", "samples", "seed", "hard")}
 
 
 def _preprocessing_differences(found: Iterable[Mapping[str, Any]], expected: Iterable[Mapping[str, Any]]) -> list[str]:
