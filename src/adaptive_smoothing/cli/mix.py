@@ -20,7 +20,6 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.mixing.pretrained import FILE
-from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.settings import changed, read_toml
@@ -63,6 +62,10 @@ def mix(
     resume: opt.Resume = False,
     hold: Annotated[bool, typer.Option("--hold", help="Store copies of G and H with the mixture.")] = False,
     device: opt.Device = "auto",
+    loader: opt.Loader = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    size: opt.Size = None,
 ) -> None:
     """Mix two models into one, with a wanted clean or robust accuracy."""
     console, where = screen(), opt.pick_device(device)
@@ -75,7 +78,8 @@ def mix(
         _check_folder(training, mode)
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
-    pair = _pair(standard, robust, where, data, data_root, download)
+    models = opt.own_models(loader, mean, std, size).load([standard, robust], where)
+    pair = _pair((standard, robust), models, data, data_root, download)
     scale = options.standard_scale or STANDARD_SCALE
     settings = None
     if mode is Mode.adaptive:
@@ -119,17 +123,16 @@ class Pair(NamedTuple):
     val: ImageData
 
 
-def _pair(standard: str, robust: str, device: str, data: str, root: Path | None, download: bool) -> Pair:
-    """Load the models and the images."""
-    g, h = (zoo.load(name, device=device) for name in (standard, robust))
+def _pair(names: tuple[str, str], models: list[nn.Module], data: str, root: Path | None, download: bool) -> Pair:
+    """Return the models with their short names and the images, which are loaded."""
     if data == "builtin":  # has no training images, so half of its val split is used
         both = datasets.load(data, "val")
         half = len(both) // 2
         train, val = both.take(slice(half)), both.take(slice(half, None))
     else:
         train, val = (datasets.load(data, split, root=root, download=download) for split in ("train", "val"))
-    check_classes({standard: g, robust: h}, val)
-    return Pair(short_name(standard), short_name(robust), g, h, train, val)
+    check_classes(dict(zip(names, models, strict=True)), val)
+    return Pair(short_name(names[0]), short_name(names[1]), models[0], models[1], train, val)
 
 
 def _default_recipe(changes: list[str], pair: Pair) -> MixingRecipe:

@@ -31,6 +31,7 @@ from adaptive_smoothing.settings import suggestion
 BUILTIN = Path(__file__).parent / "weights"
 MIXTURE = "mixture.json"  # in the folder of a mixture: see `mixing.pretrained`
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
+WEIGHT_FILES = (".safetensors", ".pt", ".pth")
 
 
 class Origin(TypedDict):
@@ -127,7 +128,7 @@ def find_card(name: str) -> Card | None:
     """Return the card of a model that `load` accepts, or None for a model of another library."""
     if third_party.split(name):
         return None
-    if Path(name).suffix in (".safetensors", ".pt", ".pth"):
+    if Path(name).suffix in WEIGHT_FILES:
         return read_card(Path(name))
     # Models of the package come first, so that they load also with a broken zoo above the working folder.
     stored = _cards(BUILTIN)
