@@ -226,6 +226,16 @@ def test_a_module_without_a_builder_cannot_be_held(tmp_path, mixed):
     assert not (tmp_path / pretrained.FILE).exists()
 
 
+def test_a_failed_save_keeps_the_mixture_that_was_there(tmp_path, mixed):
+    builders = {"standard": make_network, "robust": make_network}
+    mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    other = MixedClassifier(own(2), own(3), 0.5)
+    with pytest.raises(ValueError, match="know how to build"):
+        other.save_pretrained(tmp_path, hold=True, builders={"standard": make_network})
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
 def other_code() -> nn.Module:
     network = Network()
     network.norm.eps = 10.0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.models import third_party, zoo
+from adaptive_smoothing.models import construction, third_party, zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.wrap import Classifier
 
@@ -166,6 +166,28 @@ def test_hugging_face(monkeypatch, size, more):
     assert fake.asked == {"name": "owner/name", "revision": "abc", "use_safetensors": True}
     images = torch.rand(2, 3, 12, 12)
     assert torch.allclose(model(images), model.model((images - 0.5) / 0.5).logits, atol=1e-6)
+
+
+def test_a_network_of_hugging_face_is_built_again_from_its_configuration(monkeypatch):
+    """Nothing is downloaded, and code that a configuration refers to is not used."""
+    asked = {}
+
+    def from_config(config: dict[str, object]) -> nn.Module:
+        asked.update(config)
+        return nn.Linear(2, 3)
+
+    fake = SimpleNamespace(
+        AutoModelForImageClassification=SimpleNamespace(from_config=from_config),
+        AutoConfig=SimpleNamespace(for_model=lambda **config: config),
+    )
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    network = nn.Linear(2, 3)
+    network.config = SimpleNamespace(to_dict=lambda: {"model_type": "resnet", "depths": [1], "auto_map": {"a": "b.c"}})
+    network._origin = {"name": "hf:owner/name"}
+    build = construction.describe(network)
+    assert build == {"library": "hf:owner/name", "config": {"model_type": "resnet", "depths": [1]}}
+    assert construction.construct(build).weight.shape == (3, 2)
+    assert asked == {"model_type": "resnet", "depths": [1]}
 
 
 def test_hugging_face_without_a_usable_size(monkeypatch):

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -67,9 +68,15 @@ def save(
     folder = _output_folder(Path(folder))
     _check_builders(builders, hold)
     description: dict[str, Any] = {"format": FORMAT}
-    for role in ROLES:
-        description[role] = describe_base(role, arguments[role], folder if hold else None, builders.get(role))
-    description["alpha"] = _describe_alpha(arguments["alpha"], folder)
+    # If an error occurs, the folder keeps the mixture that it had.
+    with TemporaryDirectory(dir=folder, prefix=".save-") as partial:
+        for role in ROLES:
+            description[role] = describe_base(
+                role, arguments[role], Path(partial) if hold else None, builders.get(role)
+            )
+        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial))
+        for file in Path(partial).iterdir():
+            file.replace(folder / file.name)
     description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
     description["card"] = dict(card)
     text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)

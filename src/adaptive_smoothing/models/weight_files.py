@@ -80,15 +80,23 @@ def compact_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's content."""
+    """Return the sha256 of a file of weights."""
+    _check_exists(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _check_exists(path: Path) -> None:
+    card, hint = path.with_suffix(".json"), "download it, or correct the path"
+    if card.is_file():
+        hint = f"{card.name} describes it, but the file itself was not copied; put it next to {card.name}"
+    if not path.is_file():
+        raise FileNotFoundError(f"expected weights at {path}, got no file: {hint}")
+
+
 def _check_file(path: Path, sha256: str | None) -> None:
     """Raise an error for a file that does not hold weights (LFS pointer, web page) or has another sha256."""
-    if not path.is_file():
-        raise FileNotFoundError(f"expected weights at {path}, got no file: download it, or correct the path")
+    _check_exists(path)
     with path.open("rb") as file:
         start = file.read(512).lstrip().lower()
     if not start:
