@@ -41,7 +41,7 @@ OWN = ("--loader", "my_verb_code:load", "--mean", "0.5", "--std", "0.5", "--size
 
 
 @pytest.fixture(autouse=True)
-def my_code(tmp_path, monkeypatch):
+def my_code(package, monkeypatch):
     """The user's module, a fast preset of one step, and no figure."""
 
     def build(threat: Threat, *, seed: int = 0) -> Cascade:

@@ -97,6 +97,10 @@ def test_a_mixture_with_own_models_is_loaded_with_the_same_loader_only(tmp_path,
     mixed.save_pretrained(tmp_path / "mixed", hold=hold)
     loaded = LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", OwnModels(LOADER))
     assert torch.equal(loaded.model(IMAGES), mixed(IMAGES))
+    assert loaded.facts["standard"]["weights"] == zoo.loaded_identity(mixed.standard).weights
+    assert not {"build", "identity"} & loaded.facts["standard"].keys()
+    with pytest.raises(ValueError, match=r"expected --size with a model of yours .* got a stored mixture"):
+        LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", own)
     with pytest.raises(ValueError, match="expected the function my_loader_code:load, which is not imported"):
         LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu")
     (tmp_path / "my_loader_code.py").write_text(CODE.replace("len(name)", "len(name) + 1"))

@@ -13,6 +13,7 @@ from torch import nn
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.stored_base import base_facts
 from adaptive_smoothing.models import third_party, zoo
 from adaptive_smoothing.models.identity import Identity
 from adaptive_smoothing.models.third_party import parse_preprocessing
@@ -43,12 +44,15 @@ class OwnModels:
 
     def load(self, names: Sequence[str], device: str) -> list[nn.Module]:
         """Return the models with these names on a device."""
-        own = [third_party.split(name) is not None or self._needs_loader(name) for name in names]
-        if self.preprocessing and not any(own):
-            given, found = " ".join(f"--{key}" for key in self.preprocessing), ", ".join(names)
-            hint = "leave it out: models of this package have their preprocessing inside"
-            raise ValueError(f"expected {given} with a model of yours or of another library, got {found}: {hint}")
+        self.check_used(names)
         return [self._load(name, device) for name in names]
+
+    def check_used(self, names: Sequence[str]) -> None:
+        """Raise an error if a preprocessing is given and all models have their own: those of the package, mixtures."""
+        if self.preprocessing and not any(third_party.split(name) or self._needs_loader(name) for name in names):
+            given, found = " ".join(f"--{key}" for key in self.preprocessing), ", ".join(names) or "a stored mixture"
+            hint = "leave it out, because the preprocessing is inside"
+            raise ValueError(f"expected {given} with a model of yours or of another library, got {found}: {hint}")
 
     def _needs_loader(self, name: str) -> bool:
         """Return whether a loader is given and nothing else has a model of this name."""
@@ -121,9 +125,11 @@ class LoadedModel:
             raise ValueError(f"expected {expected}, got {given}: add or remove one")
         own = own or OwnModels()
         if robust is None and pretrained.exists(model):
+            own.check_used([])
             mixed = MixedClassifier.from_pretrained(model, device=device, allow=own.allow)
             description = pretrained.read(pretrained.find(model))
-            facts = {key: description[key] for key in ("standard", "robust", "alpha", "numbers")}
+            facts: dict[str, Any] = {role: base_facts(description[role]) for role in pretrained.ROLES}
+            facts |= {key: description[key] for key in ("alpha", "numbers")}
             short = short_name(model)
             return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)
         if robust is None or alpha is None:

@@ -46,6 +46,14 @@ def describe_base(role: str, model: nn.Module, hold_in: Path | None, builder: Bu
     return {**named, "identity": identity.to_json()}
 
 
+def base_facts(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description for a result file: without how to build the model, and with the digest of its weights."""
+    if "transform" in description:
+        return {**description, "of": base_facts(description["of"])}
+    facts = {key: value for key, value in description.items() if key not in ("build", "identity")}
+    return facts | ({"weights": description["identity"]["weights"]} if "identity" in description else {})
+
+
 def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, identity: Identity) -> dict[str, Any]:
     """Write the weights of a model, after a check that it can be built again with them."""
     build, tensors, found = construction.describe(model, builder), all_tensors(model), zoo.origin(model)
@@ -64,7 +72,7 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
 
 def _warn_changed(role: str, name: str) -> None:
     reason = f"{name} does not give the present weights and preprocessing of the {role} classifier"
-    hint = f"save with hold=True, or pass {role}=... when you load the mixture"
+    hint = f"save with hold=True (--hold), or pass {role}=... when you load the mixture"
     warnings.warn(f"{reason}, so the folder knows it by its digests only: {hint}", stacklevel=5)
 
 
