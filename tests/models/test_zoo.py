@@ -341,7 +341,7 @@ def test_missing_and_malformed_descriptions(folder):
     with pytest.raises(ValueError, match=r"unknown key 'option' in .*: did you mean 'options'"):
         zoo.load("tiny")
     card.unlink()
-    with pytest.raises(FileNotFoundError, match=r"expected .*tiny.json next to the weights, got no file"):
+    with pytest.raises(FileNotFoundError, match=r"expected weights at .* and a card at .*tiny.json, got no file"):
         zoo.load("tiny")
     (folder / "manifest.json").write_text('{"models": {"tiny": 1}}')
     card.write_text('{"arch": "wide_resnet"}')
@@ -397,6 +397,19 @@ def test_a_checkpoint_with_two_sets_of_weights(tmp_path, images):
     assert torch.equal(zoo.load(str(path))(images), make(1)(images))
     describe(path, key="swa")
     with pytest.raises(ValueError, match=r"expected 'swa' in .*, got \['model', 'ema'\]"):
+        zoo.load(str(path))
+
+
+def test_weights_that_are_missing_next_to_their_card(tmp_path):
+    path = describe(tmp_path / "mine.pt")
+    expected = r"expected weights at .*mine.pt, got no file: mine.json describes it, but the file itself was not copied"
+    for function in (zoo.load, zoo.model_facts):
+        with pytest.raises(FileNotFoundError, match=expected):
+            function(str(path))
+    path.with_suffix(".json").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"expected weights at .*mine.pt and a card at .*mine.json, got no file"
+    ):
         zoo.load(str(path))
 
 

@@ -21,7 +21,7 @@ from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
+from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels, check_classes
 from adaptive_smoothing.mixing.transforms import Hardmax
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
@@ -61,6 +61,10 @@ def certify(
     overwrite: opt.Overwrite = False,
     device: opt.Devices = "auto",
     changes: Annotated[list[str], opt.set_option(SmoothingOptions, "radius=0.5", "eps", "steps")] = [],  # noqa: B006
+    loader: opt.Loader = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    size: opt.Size = None,
 ) -> None:
     """Certify how far each image can be moved with the same prediction; an interrupted run can be continued."""
     preparation = Preparation(method, sigma, votes, hardmax)
@@ -71,7 +75,8 @@ def certify(
         raise ValueError("expected --clean-accuracy with several H, got none: it determines the alpha of each H")
     devices = opt.pick_devices(device)
     robust: list[str | None] = [*models[1:]] or [None]
-    loaded = [preparation.load(models[0], h, alpha if wanted is None else 1.0, devices[0]) for h in robust]
+    own = opt.own_models(loader, mean, std, size)
+    loaded = [preparation.load(models[0], h, alpha if wanted is None else 1.0, devices[0], own) for h in robust]
     options = _options(sorted({each.method for each in loaded}), samples, preparation, changes)
     for each in loaded:  # raises before anything is sampled
         if wanted is not None:
@@ -135,9 +140,11 @@ class Preparation:
             make_options(self.method)  # raises if there is no such method
         check_choice("votes", self.votes, VOTES)
 
-    def load(self, model_name: str, h_name: str | None, alpha: float | None, device: str) -> PreparedModel:
+    def load(
+        self, model_name: str, h_name: str | None, alpha: float | None, device: str, own: OwnModels
+    ) -> PreparedModel:
         """Load a model, or G and H, by name, and smooth h if the method needs it."""
-        loaded = LoadedModel.load(model_name, h_name, alpha, device)
+        loaded = LoadedModel.load(model_name, h_name, alpha, device, own)
         model = loaded.model
         if self.hardmax:
             if not isinstance(model, MixedClassifier):

@@ -55,6 +55,10 @@ def evaluate(
     seed: opt.Seed = 0,
     check: Annotated[list[str], typer.Option("--check", help="A further check: binarization.")] = [],  # noqa: B006
     changes: Annotated[list[str], opt.set_option(EvaluationOptions, "precise=true")] = [],  # noqa: B006
+    loader: opt.Loader = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    size: opt.Size = None,
 ) -> None:
     """Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued."""
     cascade = preset(name, parse_threat(threat), seed=seed)
@@ -62,7 +66,7 @@ def evaluate(
     for unknown in set(check) - {BINARIZATION}:
         raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
     devices = opt.pick_devices(device)
-    loaded = LoadedModel.load(model, robust, alpha, devices[0])
+    loaded = LoadedModel.load(model, robust, alpha, devices[0], opt.own_models(loader, mean, std, size))
     chosen = datasets.load(data, split, root=data_root, download=download, images=images)
     check_classes(loaded.parts, chosen)
     applicable = cascade.for_model(loaded.model)

@@ -29,7 +29,6 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.mixing.pretrained import FILE
-from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.results import read_json
 from adaptive_smoothing.runs.folder import check_writable, environment
@@ -77,6 +76,10 @@ def mix(
     resume: opt.Resume = False,
     hold: Annotated[bool, typer.Option("--hold", help="Store copies of G and H with the mixture.")] = False,
     device: opt.Device = "auto",
+    loader: opt.Loader = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    size: opt.Size = None,
 ) -> None:
     """Mix two models into one, with a wanted clean or robust accuracy."""
     console, where = screen(), opt.pick_device(device)
@@ -94,7 +97,8 @@ def mix(
     check_writable(folder)
     named = read_toml(recipe, MixingRecipe, recipe_changes) if recipe else None
     data = data or (named.data.name if named else DATA)
-    pair = _pair(standard, robust, where, *_images(data, data_root, download, mode))
+    models = opt.own_models(loader, mean, std, size).load([standard, robust], where)
+    pair = _pair((standard, robust), models, *_images(data, data_root, download, mode))
     scale = options.standard_scale or STANDARD_SCALE
     settings = None
     if mode is Mode.adaptive:
@@ -156,11 +160,10 @@ def _images(data: str, root: Path | None, download: bool, mode: Mode) -> tuple[I
     return datasets.load(data, "train", root=root, download=download), val
 
 
-def _pair(standard: str, robust: str, device: str, train: ImageData, val: ImageData) -> Pair:
-    """Load the models, and check that they have the classes of the images."""
-    g, h = (zoo.load(name, device=device) for name in (standard, robust))
-    check_classes({standard: g, robust: h}, val)
-    return Pair(short_name(standard), short_name(robust), g, h, train, val)
+def _pair(names: tuple[str, str], models: list[nn.Module], train: ImageData, val: ImageData) -> Pair:
+    """Return the models with their short names and the images, and check that they have the same classes."""
+    check_classes(dict(zip(names, models, strict=True)), val)
+    return Pair(short_name(names[0]), short_name(names[1]), models[0], models[1], train, val)
 
 
 def _default_recipe(changes: list[str], pair: Pair) -> MixingRecipe:

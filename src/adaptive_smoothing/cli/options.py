@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from adaptive_smoothing.mixing.loading import OwnModels
+
 # In a run folder: the alphas between which each validation image is classified correctly. The alpha for any other
 # clean accuracy can be computed from this file.
 VALIDATION = "validation.npz"
@@ -34,6 +36,23 @@ CleanAccuracy = Annotated[
 ]
 Standard = Annotated[str, typer.Argument(metavar="G", help="The accurate model: a name from `models`, or a path.")]
 Robust = Annotated[str, typer.Argument(metavar="H", help="The robust model.")]
+
+_OWN = "Models of your own"
+Loader = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Your function from a name to a model.", rich_help_panel=_OWN),
+]
+Mean = Annotated[
+    str | None, typer.Option(help="Mean of their training images: 0.485,0.456,0.406.", rich_help_panel=_OWN)
+]
+Std = Annotated[str | None, typer.Option(help="Standard deviation of these images.", rich_help_panel=_OWN)]
+Size = Annotated[str | None, typer.Option(help="Size of images that they accept: 224.", rich_help_panel=_OWN)]
+
+
+def own_models(loader: str | None, mean: str | None, std: str | None, size: str | None) -> OwnModels:
+    """Return how to load models that are not those of this package."""
+    given = {"mean": mean, "std": std, "size": size}
+    return OwnModels(loader, {name: value for name, value in given.items() if value is not None})
 
 
 def set_option(settings: type[Any], example: str, *more: str) -> Any:

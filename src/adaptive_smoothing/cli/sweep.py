@@ -15,9 +15,8 @@ from adaptive_smoothing.cli.console import choose, finish, measure_clean_accurac
 from adaptive_smoothing.cli.options import as_share
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
-from adaptive_smoothing.mixing.loading import check_classes
-from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.zoo import model_facts, short_name
+from adaptive_smoothing.mixing.loading import check_classes, facts_of
+from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.report.tradeoff.report import Report
 from adaptive_smoothing.report.tradeoff.run_folder import write_run
 from adaptive_smoothing.runs.folder import environment, make_folder
@@ -57,6 +56,10 @@ def sweep(
     overwrite: opt.Overwrite = False,
     device: opt.Device = "auto",
     changes: Annotated[list[str], opt.set_option(SweepOptions, "steps=50")] = [],  # noqa: B006
+    loader: opt.Loader = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    size: opt.Size = None,
 ) -> None:
     """Measure the mixture of two models at every alpha, clean and under three attacks."""
     options, mix_alphas, where = changed(SweepOptions(), changes), parse_alphas(alphas), opt.pick_device(device)
@@ -66,22 +69,22 @@ def sweep(
         raise ValueError(
             f"expected --split test with --clean-accuracy, got {split}: alpha is chosen on val and measured on test"
         )
-    g, h = (zoo.load(name, device=where) for name in (standard, robust))
-    models = {"g": model_facts(standard), "h": model_facts(robust)}
+    g, h = opt.own_models(loader, mean, std, size).load([standard, robust], where)
+    models = {"g": facts_of(g), "h": facts_of(h)}
     chosen = datasets.load(data, split, root=data_root, download=download, images=images)
     check_classes({standard: g, robust: h}, chosen)
     default_out = Path("runs") / f"sweep-{short_name(standard)}-{short_name(robust)}"
     folder = make_folder(out or default_out, overwrite=overwrite)
-    size = options.batch_size or (50 if where == "cpu" else 1000)
+    batch = options.batch_size or (50 if where == "cpu" else 1000)
     console, start, choice = screen(), time.perf_counter(), None
     if target is not None:
         val = datasets.load(data, "val", root=data_root)
-        accuracy = measure_clean_accuracy(g, h, val, batch_size=size, folder=folder, console=console)
+        accuracy = measure_clean_accuracy(g, h, val, batch_size=batch, folder=folder, console=console)
         choice = choose(accuracy, target, console)
         mix_alphas = sorted({*mix_alphas, choice.alpha})
-    run, interrupted = measure_tradeoff(g, h, chosen, attack, mix_alphas=mix_alphas, batch_size=size, console=console)
+    run, interrupted = measure_tradeoff(g, h, chosen, attack, mix_alphas=mix_alphas, batch_size=batch, console=console)
     seconds = round(time.perf_counter() - start, 1)
-    facts = {"models": models, "seconds": seconds, "interrupted": interrupted, "batch_size": size}
+    facts = {"models": models, "seconds": seconds, "interrupted": interrupted, "batch_size": batch}
     report = Report(run, choice=choice, facts={**facts, **environment(where)})
     show(console, report)
     finish(console, write_run(folder, report, f"Mixing {standard} and {robust}"), interrupted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,9 @@ from adaptive_smoothing.mixing.export import Exported
 from adaptive_smoothing.mixing.export import export as export_graph
 from adaptive_smoothing.mixing.formula import mix_logits
 from adaptive_smoothing.mixing.pretrained import NUMBERS
+from adaptive_smoothing.mixing.stored_base import Given
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
+from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.zoo import origin
 
 # The entries of a card that are valid for one operating point only.
@@ -152,14 +154,25 @@ class MixedClassifier(BaseClassifiers):
         """Return the arguments of the constructor."""
         return {name: getattr(self, name) for name in ("standard", "robust", "alpha", *NUMBERS)}
 
-    def save_pretrained(self, folder: Path | str, *, hold: bool = False, card: Mapping[str, Any] | None = None) -> Path:
+    def save_pretrained(
+        self,
+        folder: Path | str,
+        *,
+        hold: bool = False,
+        builders: Mapping[str, Builder] | None = None,
+        card: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Write the mixture to a folder, which is returned.
 
         Args:
-            hold: also write the base classifiers. Otherwise the folder has their names and sha256.
+            hold: also write all weights of the base classifiers. Otherwise the folder has their names and digests.
+            builders: with hold, how to build the network of a base classifier again, if that does not follow from its
+                name: a function without arguments, its name `module:function`, or a name such as
+                `timm:resnet18?num_classes=7`. Keys are `standard` and `robust`.
             card: facts to store, such as recipe and figures; by default those that this mixture was loaded with.
         """
-        return pretrained.save(self._arguments(), folder, card=self.card if card is None else card, hold=hold)
+        facts = self.card if card is None else card
+        return pretrained.save(self._arguments(), folder, card=facts, hold=hold, builders=builders or {})
 
     def push_to_hub(
         self,
@@ -199,16 +212,21 @@ class MixedClassifier(BaseClassifiers):
         cls,
         folder: Path | str,
         *,
-        standard: nn.Module | None = None,
-        robust: nn.Module | None = None,
+        standard: Given | None = None,
+        robust: Given | None = None,
+        allow: Collection[str] = (),
         device: torch.device | str = "cpu",
         revision: str | None = None,
         token: str | None = None,
     ) -> Self:
         """Return a stored mixture: of a folder, of the package or the zoo by name, or of the hub as `org/name`.
 
+        An error explains how a base classifier has changed.
+
         Args:
-            standard, robust: base classifiers that the folder does not name, such as your own modules.
+            standard, robust: base classifiers that the folder does not name, such as your own modules. If the folder
+                holds the weights of one, a function that builds its network is sufficient.
+            allow: names `module:function` of your own functions, which are imported if the folder names them.
             revision: a branch, a tag or a commit of a repository of the hub.
             token: of the hub, for private repositories; by default that of `hf auth login`.
         """
@@ -216,7 +234,7 @@ class MixedClassifier(BaseClassifiers):
         if hub.is_repository(folder):
             passed = [role for role, model in given.items() if model is not None]
             folder = hub.fetch(str(folder), passed=passed, revision=revision, token=token)
-        arguments, card = pretrained.load(folder, given, device)
+        arguments, card = pretrained.load(folder, given, device, allow)
         mixed = cls(**arguments).to(device)
         mixed.card = card
         return mixed

@@ -1,8 +1,11 @@
-"""The model of a command: a classifier, a stored mixture, or a mixture of two classifiers with one alpha."""
+"""The models of a command: classifiers by name, also of the user's own, stored mixtures, and mixtures of two names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -10,10 +13,91 @@ from torch import nn
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing import hub, pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.models import zoo
+from adaptive_smoothing.mixing.stored_base import base_facts
+from adaptive_smoothing.models import third_party, zoo
 from adaptive_smoothing.models.fit import class_names
-from adaptive_smoothing.models.wrap import num_classes
+from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.third_party import parse_preprocessing
+from adaptive_smoothing.models.wrap import Classifier, num_classes, wrap
 from adaptive_smoothing.models.zoo import model_facts, short_name
+from adaptive_smoothing.settings import import_function
+
+
+@dataclass(frozen=True)
+class OwnModels:
+    """How a command gets models that are not those of this package.
+
+    Args:
+        loader: `module:function` of the user. The function returns a model for each name that nothing else has.
+        preprocessing: mean, std and size of these models and of those of other libraries, as text.
+    """
+
+    loader: str | None = None
+    preprocessing: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parse_preprocessing(self.preprocessing)  # raises if a value cannot be read
+
+    @property
+    def allow(self) -> list[str]:
+        """The functions that a stored mixture may name."""
+        return [self.loader] if self.loader else []
+
+    def load(self, names: Sequence[str], device: str) -> list[nn.Module]:
+        """Return the models with these names on a device."""
+        self.check_used(names)
+        return [self._load(name, device) for name in names]
+
+    def check_used(self, names: Sequence[str]) -> None:
+        """Raise an error if a preprocessing is given and all models have their own: those of the package, mixtures."""
+        if self.preprocessing and not any(third_party.split(name) or self._needs_loader(name) for name in names):
+            given, found = " ".join(f"--{key}" for key in self.preprocessing), ", ".join(names) or "a stored mixture"
+            hint = "leave it out, because the preprocessing is inside"
+            raise ValueError(f"expected {given} with a model of yours or of another library, got {found}: {hint}")
+
+    def _needs_loader(self, name: str) -> bool:
+        """Return whether a loader is given and nothing else has a model of this name."""
+        stored_file = Path(name).suffix in zoo.WEIGHT_FILES and Path(name).with_suffix(".json").is_file()
+        known = third_party.split(name) or stored_file or name in zoo.names()
+        return self.loader is not None and not known
+
+    def _load(self, name: str, device: str) -> nn.Module:
+        if self.loader is not None and self._needs_loader(name):
+            model = self._from_loader(self.loader, name)
+            return zoo.placed(model, device, {"name": name, "loader": self.loader}, Identity.of(model))
+        if third_party.split(name):
+            options = "&".join(f"{key}={value}" for key, value in self.preprocessing.items())
+            name += ("&" if "?" in name else "?") + options if options else ""
+        return zoo.load(name, device=device)
+
+    def _from_loader(self, loader: str, name: str) -> Classifier:
+        """Return the model that the user's function returns for a name, as a classifier on the CPU."""
+        function = import_function(loader, "--loader")
+        try:
+            model = function(name)
+        except Exception as error:  # the user's function can raise any error
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+            raise ValueError(f"expected a model from {loader} for {name!r}, got {where}: {error}") from error
+        if not isinstance(model, nn.Module):
+            hint = "return a torch.nn.Module"
+            raise ValueError(f"expected a model from {loader} for {name!r}, got {type(model).__name__}: {hint}")
+        options = parse_preprocessing(self.preprocessing)
+        if isinstance(model, Classifier) and options:
+            hint = "leave these options out, or return the network alone"
+            raise ValueError(
+                f"expected a network without preprocessing for --{', --'.join(options)}, got one that "
+                f"{loader} has wrapped: {hint}"
+            )
+        size = options.get("size", 32)
+        return wrap(model.cpu(), **options, shape=(3, size, size) if isinstance(size, int) else (3, *size))
+
+
+def facts_of(model: nn.Module) -> dict[str, Any]:
+    """Return facts about a loaded model for a result file: see `model_facts`; of models from elsewhere a digest."""
+    found, identity = zoo.origin(model) or {"name": type(model).__name__}, zoo.loaded_identity(model)
+    facts: dict[str, Any] = {**found} if "loader" in found else model_facts(found["name"])
+    return facts | ({"weights": identity.weights} if identity else {})
 
 
 @dataclass(frozen=True)
@@ -32,25 +116,31 @@ class LoadedModel:
     short: str
 
     @classmethod
-    def load(cls, model: str, robust: str | None, alpha: float | None, device: str) -> LoadedModel:
+    def load(
+        cls, model: str, robust: str | None, alpha: float | None, device: str, own: OwnModels | None = None
+    ) -> LoadedModel:
         """Return a classifier or a stored mixture by name, or the mixture of two classifiers with `alpha`."""
         if (robust is None) != (alpha is None):
             given = "H without --alpha" if alpha is None else "--alpha without H"
             expected = "G, H and --alpha for a mixture, or one MODEL alone"
             raise ValueError(f"expected {expected}, got {given}: add or remove one")
+        own = own or OwnModels()
         if robust is None and (hub.is_repository(model) or pretrained.exists(model)):
+            own.check_used([])
             folder = hub.fetch(model) if hub.is_repository(model) else pretrained.find(model)
-            mixed, description = MixedClassifier.from_pretrained(folder, device=device), pretrained.read(folder)
-            facts = {key: description[key] for key in ("standard", "robust", "alpha", "numbers")}
+            mixed = MixedClassifier.from_pretrained(folder, device=device, allow=own.allow)
+            description = pretrained.read(folder)
+            facts: dict[str, Any] = {role: base_facts(description[role]) for role in pretrained.ROLES}
+            facts |= {key: description[key] for key in ("alpha", "numbers")}
             short = short_name(model)
             return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)
-        loaded = zoo.load(model, device=device)
         if robust is None or alpha is None:
-            return cls(loaded, {model: loaded}, {"model": model_facts(model)}, short_name(model))
-        other = zoo.load(robust, device=device)
-        mixed = MixedClassifier(loaded, other, alpha).to(device)
-        facts = {"g": model_facts(model), "h": model_facts(robust), "alpha": alpha}
-        return cls(mixed, {model: loaded, robust: other}, facts, f"{short_name(model)}-{short_name(robust)}-{alpha:g}")
+            (loaded,) = own.load([model], device)
+            return cls(loaded, {model: loaded}, {"model": facts_of(loaded)}, short_name(model))
+        g, h = own.load([model, robust], device)
+        mixed = MixedClassifier(g, h, alpha).to(device)
+        facts = {"g": facts_of(g), "h": facts_of(h), "alpha": alpha}
+        return cls(mixed, {model: g, robust: h}, facts, f"{short_name(model)}-{short_name(robust)}-{alpha:g}")
 
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:

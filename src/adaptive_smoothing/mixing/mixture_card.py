@@ -36,7 +36,7 @@ def base_name(description: Mapping[str, Any]) -> str:
     """Return the name of a base classifier."""
     if "transform" in description:
         return f"{description['transform']} of {base_name(description['of'])}"
-    return description.get("name") or description.get("held") or "a module without a name"
+    return description.get("name") or description.get("held") or f"a {description.get('type', 'module')} without a name"
 
 
 def _known_facts(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,8 +53,9 @@ def _known_facts(card: Mapping[str, Any]) -> dict[str, Any]:
 
 def _base_line(description: Mapping[str, Any]) -> str:
     network = description.get("of", description)
-    sha256 = network.get("sha256") or network.get("weights")
-    return f"{base_name(description)}, sha256 `{sha256}`" if sha256 else f"{base_name(description)}, in this folder"
+    where = ", in this folder" if "held" in network else ""
+    sha256 = network.get("sha256") or network.get("weights") or network.get("identity", {}).get("weights")
+    return f"{base_name(description)}{where}" + (f", sha256 `{sha256}`" if sha256 else "")
 
 
 def _alpha_line(alpha: float | Mapping[str, Any], low: float, high: float) -> str:

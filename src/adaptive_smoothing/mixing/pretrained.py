@@ -4,21 +4,30 @@ A folder holds `mixture.json`, `mixture.md` (a card for people), `mixer.safetens
 weights of the base classifiers if it was saved with `hold`. The JSON object has these keys:
 
 - `format`: 1.
-- `standard`, `robust`: the base classifiers. Each is described in one of four ways:
-    - `{"name": ..., "sha256": ...}`: a model that `zoo.load` finds by name. Those of other libraries have no sha256.
-    - `{"held": FILE}`: a model whose weights are in this folder.
-    - `{"weights": ...}`: a module without a name, or one that was trained further, with the sha256 of its parameters
-      and buffers. The user passes it again when the folder is loaded.
+- `standard`, `robust`: the base classifiers. Each is described in one of these ways:
+    - `{"name": ..., "sha256": ...}`: a model that `zoo.load` finds by name; with the sha256 of a stored file.
+    - `{"name": ..., "build": ...}`: a model that a function of the user returns for a name (`--loader`).
+    - `{"held": FILE, "sha256": ..., "build": ...}`: all parameters and buffers are in this folder, in full precision.
+      `build` says how to build the network; see `models.construction`. Nothing is imported because a file names it.
+    - `{"type": ...}`: a module without a name, or one that was changed after loading. The user passes it again.
     - `{"transform": ..., "options": ..., "of": ...}`: a `LogitTransform` of one of these.
 - `alpha`: a number, or `{"kind": ..., "options": ..., "sha256": ...}` for a mixer.
 - `numbers`: the other arguments of `MixedClassifier`.
 - `card`: other facts, such as the recipe and the figures.
+
+Each base classifier also has an `identity`: a sha256 of its weights, its preprocessing, and its logits for two fixed
+images (`models.identity`). Loading compares all three, and an error names the difference.
+
+Files of older versions have no identity, and still load. A model with a name and a sha256 is compared by the sha256 of
+its file. A model of another library is not compared, and a warning says so. `{"weights": ...}` is a digest of a module
+that the user passes again. `{"held": FILE}` without `build` is a model with a card, compared by the sha256 in the card.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -27,11 +36,12 @@ from torch import Tensor, nn
 from adaptive_smoothing.mixing import mixture_card
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS
-from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear
+from adaptive_smoothing.mixing.stored_base import BaseLoader, Given, describe_base
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.contract import freeze
-from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.models.weight_files import read_weights, write_weights
+from adaptive_smoothing.models.zoo import check_device
 from adaptive_smoothing.results import read_json, write_json, write_text
 from adaptive_smoothing.settings import check_choice
 
@@ -40,17 +50,33 @@ FORMAT = 1
 ROLES = ("standard", "robust")
 # The numbers that mix two classifiers: arguments of `MixedClassifier`.
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
-TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
 
 
-def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str, Any], hold: bool) -> Path:
-    """Write the mixture with these arguments of `MixedClassifier`; with `hold`, also its base classifiers."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def save(
+    arguments: Mapping[str, Any],
+    folder: Path | str,
+    *,
+    card: Mapping[str, Any],
+    hold: bool,
+    builders: Mapping[str, Builder],
+) -> Path:
+    """Write the mixture with these arguments of `MixedClassifier`; with `hold`, also its base classifiers.
+
+    Args:
+        builders: by role, how to build the network of a base classifier that is held.
+    """
+    folder = _output_folder(Path(folder))
+    _check_builders(builders, hold)
     description: dict[str, Any] = {"format": FORMAT}
-    for role in ROLES:
-        description[role] = _describe_base(arguments[role], folder / f"{role}.safetensors" if hold else None)
-    description["alpha"] = _describe_alpha(arguments["alpha"], folder)
+    # If an error occurs, the folder keeps the mixture that it had.
+    with TemporaryDirectory(dir=folder, prefix=".save-") as partial:
+        for role in ROLES:
+            description[role] = describe_base(
+                role, arguments[role], Path(partial) if hold else None, builders.get(role)
+            )
+        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial))
+        for file in Path(partial).iterdir():
+            file.replace(folder / file.name)
     description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
     description["card"] = dict(card)
     text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)
@@ -59,17 +85,40 @@ def save(arguments: Mapping[str, Any], folder: Path | str, *, card: Mapping[str,
     return folder
 
 
+def _output_folder(folder: Path) -> Path:
+    """Return a folder that exists, or raise an error if the path or a part of it is a file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"expected a folder for the mixture, got {folder}, a file: choose another path") from error
+    return folder
+
+
+def _check_builders(builders: Mapping[str, Builder], hold: bool) -> None:
+    for role in builders:
+        check_choice("a key of builders", role, ROLES)
+    if builders and not hold:
+        raise ValueError("expected hold=True with builders=, got hold=False: a builder is for weights that are held")
+
+
 def load(
-    folder: Path | str, given: Mapping[str, nn.Module | None], device: torch.device | str
+    folder: Path | str,
+    given: Mapping[str, Given | None],
+    device: torch.device | str,
+    allow: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `MixedClassifier` and the card that `save` wrote.
 
     Args:
-        given: base classifiers that the user passes, by role; the others are found by name or in the folder.
+        given: base classifiers that the user passes, or functions that build their networks, by role; the others are
+            found by name or in the folder.
+        allow: names `module:function` that may be imported if the folder names them.
     """
+    check_device(device)
     folder = find(folder)
     description = read(folder)
-    g, h = (_restore_base(role, description[role], given[role], folder, device) for role in ROLES)
+    loader = BaseLoader(folder, device, allow)
+    g, h = (loader.load(role, description[role], given[role]) for role in ROLES)
     alpha = _restore_alpha(description["alpha"], h, folder)
     return {"standard": g, "robust": h, "alpha": alpha, **_tuples(description["numbers"])}, description["card"]
 
@@ -97,65 +146,6 @@ def read(folder: Path) -> dict[str, Any]:
     if isinstance(alpha := description.get("alpha"), dict):
         alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
     return description
-
-
-def _describe_base(model: nn.Module, hold_at: Path | None) -> dict[str, Any]:
-    """Return the description of a base classifier, whose weights are written to `hold_at` if that is given."""
-    if isinstance(model, LogitTransform):
-        kind = next(name for name, known in TRANSFORMS.items() if type(model) is known)
-        return {"transform": kind, "options": model.options, "of": _describe_base(model.model, hold_at)}
-    origin = zoo.origin(model)
-    if hold_at is not None:
-        if origin is None or "arch" not in origin:
-            expected = "expected base classifiers of architectures of this package to hold"
-            hint = "save without hold, and pass it again when loading"
-            raise ValueError(f"{expected}, got a {type(model).__name__}: {hint}")
-        zoo.save(model, hold_at.parent, hold_at.stem, {"arch": origin["arch"], "options": origin["options"]})
-        return {"held": hold_at.name}
-    if origin is not None and zoo.is_as_stored(model):
-        return {key: value for key, value in origin.items() if key in ("name", "sha256")}
-    return {"weights": weights_digest(model)}
-
-
-def _restore_base(
-    role: str, description: Mapping[str, Any], given: nn.Module | None, folder: Path, device: torch.device | str
-) -> nn.Module:
-    if "transform" in description:
-        network = _restore_base(role, description["of"], given, folder, device)
-        return TRANSFORMS[description["transform"]](network, **description["options"])
-    if given is not None:
-        if not _is_same(given, description):
-            expected = f"expected the {role} classifier this mixture was saved with"
-            hint = "mix others with MixedClassifier(g, h, mixed.alpha)"
-            raise ValueError(f"{expected}, got one with other weights: {hint}")
-        return given.to(device)
-    if "held" in description:
-        return zoo.load(folder / description["held"], device=device)
-    if "name" in description:
-        _check_sha256(role, description)
-        return zoo.load(description["name"], device=device)
-    expected = f"expected the {role} classifier, which this mixture knows by the sha256 of its weights only"
-    raise ValueError(f"{expected}: pass {role}=... the module it was saved with")
-
-
-def _is_same(given: nn.Module, description: Mapping[str, Any]) -> bool:
-    """Return whether a module has the described weights, or was loaded from a file with the described sha256.
-
-    A module is accepted if the description has neither.
-    """
-    if "weights" in description:
-        # Older files have a digest without the buffers that a state_dict leaves out.
-        return description["weights"] in (weights_digest(given), weights_digest(given, persistent_only=True))
-    return "sha256" not in description or _describe_base(given, None).get("sha256") == description["sha256"]
-
-
-def _check_sha256(role: str, description: Mapping[str, Any]) -> None:
-    """Raise an error if the model that now has the described name has another sha256."""
-    name, expected, card = description["name"], description.get("sha256"), zoo.find_card(description["name"])
-    if expected and card is not None and card.sha256 and card.sha256 != expected:
-        wanted = f"{name} with sha256 {expected[:12]} as the {role} classifier"
-        hint = "the mixture was made for other weights of that name"
-        raise ValueError(f"expected {wanted}, got one with {card.sha256[:12]}: {hint}")
 
 
 def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:

@@ -45,6 +45,8 @@ class Card:
 def read_card(weights: Path) -> Card:
     """Return the card in the JSON file next to a weights file."""
     path = weights.with_suffix(".json")
+    if not path.is_file() and not weights.is_file():
+        raise FileNotFoundError(f"expected weights at {weights} and a card at {path}, got no file: correct the path")
     if not path.is_file():
         hint = 'write {"arch": ..., "options": {}} to it'
         raise FileNotFoundError(f"expected {path} next to the weights, got no file: {hint}")

@@ -31,6 +31,8 @@ PlainData = None | bool | int | float | str | list["PlainData"] | dict[str, "Pla
 
 # Attributes of every module: parameters, buffers and children are hashed separately, hooks do not count.
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
+# An attribute that `zoo.load` sets. It depends on rounding.
+LOADED_IDENTITY = "_loaded_identity"
 INSTALLED = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
@@ -44,13 +46,17 @@ def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
 
     Normalisation is usually in buffers that the `state_dict` lacks.
     """
-    everything = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    tensors = dict(model.state_dict() if persistent_only else everything)
+    tensors = dict(model.state_dict()) if persistent_only else all_tensors(model)
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(_bytes(tensor))
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
+
+
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers by name, also buffers that a state_dict lacks; shared ones under each name."""
+    return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
 
 
 def describe(value: object) -> Any:
@@ -62,7 +68,7 @@ def _model_digest(model: nn.Module, seen: dict[int, object]) -> str:
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         seen[id(module)] = module
-        skipped = TORCH_ATTRIBUTES | getattr(type(module), "NOT_IN_DIGEST", frozenset())
+        skipped = TORCH_ATTRIBUTES | {LOADED_IDENTITY} | getattr(type(module), "NOT_IN_DIGEST", frozenset())
         settings = {key: value for key, value in vars(module).items() if key not in skipped}
         description = [name, _describe(type(module), seen), _describe(settings, seen)]
         digest.update(json.dumps(description, sort_keys=True).encode())
@@ -70,7 +76,8 @@ def _model_digest(model: nn.Module, seen: dict[int, object]) -> str:
     return digest.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor on any device, in the order of its indices."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
@@ -81,7 +88,7 @@ def _describe(value: object, seen: dict[int, object]) -> PlainData:
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(_bytes(value)).hexdigest()}"
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(tensor_bytes(value)).hexdigest()}"
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

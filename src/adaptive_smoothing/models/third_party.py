@@ -1,51 +1,142 @@
-"""Models of other libraries, by name, as classifiers. A library is imported only if one of its models is loaded."""
+"""Models of other libraries, by name, as classifiers. A library is imported only if one of its models is loaded.
+
+A name is `LIBRARY:NAME?option=value&option=value`, with these options:
+
+- all libraries: `mean`, `std`, `size`, in place of the preprocessing of the library: `mean=0.5,0.5,0.5&size=64`.
+- timm, torchvision: `num_classes`; `pretrained=0` for random weights; `checkpoint`, a file of weights of your own
+  (`.safetensors`, `.pt`, `.pth`), and `key`, the entry of the file that holds them if several do.
+- hf: `revision`. robustbench: `dataset`, `threat`.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from adaptive_smoothing.models.wrap import wrap
-from adaptive_smoothing.settings import parse_query
+from adaptive_smoothing.models.weight_files import load_state, read_weights
+from adaptive_smoothing.models.wrap import Channels, Classifier, Preprocessing, wrap
+from adaptive_smoothing.settings import parse_query, suggestion
+from adaptive_smoothing.threat import parse_number
+
+PREPROCESSING = ("mean", "std", "size")
 
 
-def _load_timm(text: str) -> nn.Module:
-    name, options = _parse(text, {"pretrained": "1", "num_classes": ""})
+@dataclass(frozen=True)
+class Library:
+    """How to get models of a library.
+
+    Args:
+        network: returns a network and its preprocessing from its name and options. With `pretrained` false, nothing is
+            downloaded and the weights are random.
+        options: the options of a name, with their defaults.
+    """
+
+    network: Callable[[str, Mapping[str, str], bool], tuple[nn.Module, Preprocessing]]
+    options: Mapping[str, str]
+
+    def parse(self, text: str) -> tuple[str, dict[str, str]]:
+        """Return the name and all options of `NAME?option=value&option=value`."""
+        return _parse(text, {**self.options, **dict.fromkeys(PREPROCESSING, "")})
+
+
+def load(library: str, text: str) -> Classifier:
+    """Return the classifier `LIBRARY:TEXT`, with pretrained weights unless its options say something else."""
+    name, options = SOURCES[library].parse(text)
+    checkpoint = options.get("checkpoint")
+    model, settings = SOURCES[library].network(name, options, _is_pretrained(options))
+    if checkpoint:
+        path = Path(checkpoint).expanduser()
+        weights = read_weights(path, key=options["key"] or None)
+        load_state(model, weights, f"{library}:{name}", path)
+    settings |= parse_preprocessing({key: options[key] for key in PREPROCESSING if options[key]})
+    size = settings.get("size", 224 if options.get("dataset") == "imagenet" else 32)
+    return wrap(model, **settings, shape=(3, size, size) if isinstance(size, int) else (3, *size))
+
+
+def untrained(library: str, text: str, config: Mapping[str, Any] | None = None) -> nn.Module:
+    """Return the network of a name with random weights and without preprocessing. Nothing is downloaded.
+
+    Args:
+        config: the configuration of a network of transformers.
+    """
+    if config is not None:
+        transformers = _import("transformers", "hf")
+        return transformers.AutoModelForImageClassification.from_config(transformers.AutoConfig.for_model(**config))
+    name, options = SOURCES[library].parse(text)
+    return SOURCES[library].network(name, options, False)[0]
+
+
+def fixes_weights(library: str, text: str) -> bool:
+    """Return whether the name alone determines the weights. A new head or a network without pretraining is random."""
+    _, options = SOURCES[library].parse(text)
+    return bool(options.get("checkpoint")) or (_is_pretrained(options) and not options.get("num_classes"))
+
+
+def parse_preprocessing(given: Mapping[str, str]) -> Preprocessing:
+    """Return the options of `wrap` that a user wrote as text: mean and std `0.5` or `0.5,0.4,0.5`, size `64`."""
+    found: Preprocessing = {}
+    if "mean" in given:
+        found["mean"] = _numbers("mean", given["mean"])
+    if "std" in given:
+        found["std"] = _numbers("std", given["std"])
+    if "size" in given:
+        found["size"] = _size(given["size"])
+    return found
+
+
+def _numbers(name: str, text: str) -> Channels:
+    try:
+        return [parse_number(part) for part in text.split(",")]
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected {name} as 0.5, or as 0.485,0.456,0.406 for three channels, got {text!r}") from error
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    sides = text.lower().replace("x", ",").split(",")
+    if not (len(sides) <= 2 and all(side.strip().isdecimal() and int(side) > 0 for side in sides)):
+        raise ValueError(f"expected size as 224, or as 224x192 for height and width, got {text!r}")
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
+def _timm(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
     timm = _import("timm", "timm")
-    extra = {"num_classes": int(options["num_classes"])} if options["num_classes"] else {}
-    model = timm.create_model(name, pretrained=_flag(options["pretrained"]), **extra)
+    try:
+        model = timm.create_model(name, pretrained=pretrained, **_classes(options))
+    except RuntimeError as error:
+        if "Unknown model" not in str(error):
+            raise
+        raise ValueError(f"unknown model {name!r} of timm: {suggestion(name, timm.list_models(), count=3)}") from error
     config = timm.data.resolve_model_data_config(model)
-    shape = config["input_size"]
-    return wrap(model, mean=config["mean"], std=config["std"], size=shape[1:], shape=shape)
+    return model, {"mean": config["mean"], "std": config["std"], "size": config["input_size"][1:]}
 
 
-def _load_torchvision(text: str) -> nn.Module:
-    name, options = _parse(text, {"pretrained": "1"})
+def _torchvision(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
     models = _import("torchvision.models", "torchvision")
+    if name not in models.list_models():
+        raise ValueError(f"unknown model {name!r} of torchvision: {suggestion(name, models.list_models(), count=3)}")
+    if pretrained and options["num_classes"]:
+        hint = "add checkpoint=PATH with weights of your own, or pretrained=0"
+        raise ValueError(f"expected torchvision:{name} without num_classes, because it is pretrained: {hint}")
     weights = models.get_model_weights(name).DEFAULT
-    model = models.get_model(name, weights=weights if _flag(options["pretrained"]) else None)
+    model = models.get_model(name, weights=weights if pretrained else None, **_classes(options))
     preset = weights.transforms()
-    size = preset.crop_size[0]
-    return wrap(model, mean=preset.mean, std=preset.std, size=size, shape=(3, size, size))
+    return model, {"mean": preset.mean, "std": preset.std, "size": preset.crop_size[0]}
 
 
-def _load_hf(text: str) -> nn.Module:
-    name, options = _parse(text, {"revision": "main"})
-    transformers = _import("transformers", "hf")
+def _hf(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
+    transformers, revision = _import("transformers", "hf"), options["revision"]
     # Only safetensors: a pickled checkpoint from a hub can run code.
-    model = transformers.AutoModelForImageClassification.from_pretrained(
-        name, revision=options["revision"], use_safetensors=True
-    )
-    processor = transformers.AutoImageProcessor.from_pretrained(name, revision=options["revision"])
-    size = _hf_size(processor)
+    model = transformers.AutoModelForImageClassification.from_pretrained(name, revision=revision, use_safetensors=True)
+    processor = transformers.AutoImageProcessor.from_pretrained(name, revision=revision)
     normalises = getattr(processor, "do_normalize", True)
     mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
-    return wrap(model, mean=mean, std=std, size=size, shape=(3, *size))
+    return model, {"mean": mean, "std": std, "size": _hf_size(processor)}
 
 
 def _hf_size(processor: Any) -> tuple[int, int]:
@@ -62,24 +153,49 @@ def _hf_size(processor: Any) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _load_robustbench(text: str) -> nn.Module:
-    name, options = _parse(text, {"dataset": "cifar10", "threat": "Linf"})
+def _robustbench(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
+    if not pretrained:
+        hint = "pass builders= a function that returns the network"
+        raise ValueError(f"expected a library that builds networks without weights, got robustbench for {name}: {hint}")
     robustbench = _import("robustbench.utils", "robustbench")
     folder = str(Path(torch.hub.get_dir()) / "robustbench")
-    model = robustbench.load_model(
-        model_name=name, dataset=options["dataset"], threat_model=options["threat"], model_dir=folder
-    )
-    edge = 224 if options["dataset"] == "imagenet" else 32
-    return wrap(model, mean=0.0, std=1.0, shape=(3, edge, edge))
+    try:
+        model = robustbench.load_model(
+            model_name=name, dataset=options["dataset"], threat_model=options["threat"], model_dir=folder
+        )
+    except (OSError, RuntimeError, KeyError) as error:
+        hint = f"check the name, the options and the network, or put the file into {folder}"
+        found = f"{type(error).__name__}: {error}"
+        raise OSError(f"expected to get {name} from robustbench, got {found}; {hint}") from error
+    return model, {"mean": 0.0, "std": 1.0}
 
 
-# Functions that load the model `LIBRARY:NAME?key=value&key=value`, by library, from the text after the colon.
-SOURCES: dict[str, Callable[[str], nn.Module]] = {
-    "timm": _load_timm,
-    "torchvision": _load_torchvision,
-    "hf": _load_hf,
-    "robustbench": _load_robustbench,
+_OWN_WEIGHTS = {"pretrained": "", "num_classes": "", "checkpoint": "", "key": ""}
+SOURCES: dict[str, Library] = {
+    "timm": Library(_timm, _OWN_WEIGHTS),
+    "torchvision": Library(_torchvision, _OWN_WEIGHTS),
+    "hf": Library(_hf, {"revision": "main"}),
+    "robustbench": Library(_robustbench, {"dataset": "cifar10", "threat": "Linf"}),
 }
+
+
+def split(name: str) -> tuple[str, str] | None:
+    """Return the library and the rest of `LIBRARY:NAME?options`, or None for a name of another form."""
+    library, colon, text = name.partition(":")
+    return (library, text) if colon and library in SOURCES else None
+
+
+def _is_pretrained(options: Mapping[str, str]) -> bool:
+    """Return whether the library's weights are wanted: by default, unless there is a checkpoint."""
+    given = options.get("pretrained")
+    return _flag(given) if given else not options.get("checkpoint")
+
+
+def _classes(options: Mapping[str, str]) -> dict[str, int]:
+    text = options["num_classes"]
+    if text and not (text.isdecimal() and int(text) > 1):
+        raise ValueError(f"expected num_classes as a whole number above 1, got {text!r}")
+    return {"num_classes": int(text)} if text else {}
 
 
 def _parse(text: str, defaults: Mapping[str, str]) -> tuple[str, dict[str, str]]:

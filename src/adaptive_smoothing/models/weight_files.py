@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from adaptive_smoothing.results import atomic
+from adaptive_smoothing.results import write_bytes
 
 # The entries of a checkpoint that may hold the weights.
 NESTED_KEYS = ("state_dict", "model", "net", "ema")
@@ -36,11 +37,37 @@ def read_weights(path: Path, sha256: str | None = None, key: str | None = None) 
     return _read_safetensors(path) if path.suffix == ".safetensors" else _read_checkpoint(path, key)
 
 
+def load_state(model: nn.Module, weights: Mapping[str, Tensor], expected: str, where: Path | str = "") -> None:
+    """Load a state_dict into a model, or raise a short error: `load_state_dict` lists every layer.
+
+    If every name starts with the same prefix, such as `model.`, and no name fits without removing it, it is removed.
+
+    Args:
+        expected: the model that the weights are for, and `where` the file they are in, for an error.
+    """
+    prefixes = {name.partition(".")[0] for name in weights}
+    if len(prefixes) == 1 and not weights.keys() & model.state_dict().keys():
+        weights = {name.partition(".")[2]: value for name, value in weights.items()}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+        problem = textwrap.shorten(first, 200, placeholder=" ...") + (f" (and {len(others)} more)" if others else "")
+        found = f"others in {where}" if where else "others"
+        raise ValueError(f"expected weights for {expected}, got {found}: {problem}") from error
+
+
 def write_weights(model: nn.Module, path: Path) -> tuple[str, int]:
     """Write the weights in half precision, atomically. Returns the sha256 and the size of the file."""
-    content = safetensors.torch.save(compact_weights(model), metadata={"format": "pt"})
-    with atomic(path) as partial:
-        partial.write_bytes(content)
+    return write_tensors(compact_weights(model), path)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> tuple[str, int]:
+    """Write tensors with their dtype, atomically. Returns the sha256 and the size of the file."""
+    # Safetensors refuses tensors that share memory.
+    separate = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    content = safetensors.torch.save(separate, metadata={"format": "pt"})
+    write_bytes(path, content)
     return hashlib.sha256(content).hexdigest(), len(content)
 
 
@@ -53,15 +80,23 @@ def compact_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's content."""
+    """Return the sha256 of a file of weights."""
+    _check_exists(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _check_exists(path: Path) -> None:
+    card, hint = path.with_suffix(".json"), "download it, or correct the path"
+    if card.is_file():
+        hint = f"{card.name} describes it, but the file itself was not copied; put it next to {card.name}"
+    if not path.is_file():
+        raise FileNotFoundError(f"expected weights at {path}, got no file: {hint}")
+
+
 def _check_file(path: Path, sha256: str | None) -> None:
     """Raise an error for a file that does not hold weights (LFS pointer, web page) or has another sha256."""
-    if not path.is_file():
-        raise FileNotFoundError(f"expected weights at {path}, got no file: download it, or correct the path")
+    _check_exists(path)
     with path.open("rb") as file:
         start = file.read(512).lstrip().lower()
     if not start:
@@ -107,7 +142,7 @@ def _nested_weights(checkpoint: Any, key: str | None, path: Path) -> Any:
         return checkpoint[key]
     nested = [name for name in NESTED_KEYS if isinstance(checkpoint.get(name), Mapping)]
     if len(nested) > 1:
-        hint = f'choose one in {path.with_suffix(".json").name} with "key"'
+        hint = f'choose one with "key" in {path.with_suffix(".json").name}, or with &key= after checkpoint='
         raise ValueError(f"expected one set of weights in {path}, got {nested}: {hint}")
     return checkpoint[nested[0]] if nested else checkpoint
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ Channels = float | Sequence[float]
 class Resize(nn.Module):
     """Differentiable bilinear resizing with antialiasing, as in image libraries."""
 
+    MODE: ClassVar = "bilinear"
+
     def __init__(self, size: int | tuple[int, int]) -> None:
         super().__init__()
         sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
@@ -36,17 +38,37 @@ class Resize(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if tuple(images.shape[-2:]) == self.size:
             return images
-        return F.interpolate(images, self.size, mode="bilinear", align_corners=False, antialias=True)
+        return F.interpolate(images, self.size, mode=self.MODE, align_corners=False, antialias=True)
+
+
+class Preprocessing(TypedDict, total=False):
+    """Options of `wrap` that a file can hold."""
+
+    mean: Channels
+    std: Channels
+    size: int | tuple[int, int]
 
 
 class Classifier(nn.Module):
-    """A classifier made by `wrap`: resizing and normalisation of NCHW images in [0, 1], then `model`."""
+    """A classifier made by `wrap`: resizing and normalisation of NCHW images in [0, 1], then `model`.
+
+    Args:
+        shape: the shape of images on which it was tested.
+    """
 
     log_probabilities_known = True  # `wrap` has warned about them
 
-    def __init__(self, model: nn.Module, *, first: nn.Module, num_classes: int, output: Output | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        first: nn.Module,
+        num_classes: int,
+        output: Output | None = None,
+        shape: tuple[int, ...] = (3, 32, 32),
+    ) -> None:
         super().__init__()
-        self.first, self.model, self.output, self.num_classes = first, model, output, num_classes
+        self.first, self.model, self.output, self.num_classes, self.shape = first, model, output, num_classes, shape
 
     def forward(self, images: Tensor) -> Tensor:
         contract.guard_images(images)
@@ -87,10 +109,9 @@ def wrap(
         found = f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither"
         warnings.warn(f"{found}: pass them, or mean=0, std=1 if it was trained on plain [0, 1] images", stacklevel=2)
     probes = _probe_images(model, images, shape)
-    layers: list[nn.Module] = [Resize(size)] if size is not None else []
-    layers += _normalisation(mean, std, probes.shape[1])
-    first = nn.Sequential(*layers).to(probes.device, probes.dtype)
-    classifier = Classifier(model, first=first, num_classes=0, output=output).eval()
+    first = first_layers(mean, std, size, probes.shape[1]).to(probes.device, probes.dtype)
+    tested = tuple(probes.shape[1:])
+    classifier = Classifier(model, first=first, num_classes=0, output=output, shape=tested).eval()
     classifier.num_classes = _probe(classifier, probes)
     return classifier
 
@@ -120,6 +141,14 @@ def num_classes(model: nn.Module, shape: tuple[int, int, int] = (3, 32, 32)) -> 
     logits = pick_logits(_attempt(model, images), None)
     contract.check_logit_form(logits, images)
     return int(logits.shape[1])
+
+
+def first_layers(
+    mean: Channels | None, std: Channels | None, size: int | tuple[int, int] | None, channels: int
+) -> nn.Sequential:
+    """Return the layers that resize images and normalise their channels, as far as these options are given."""
+    resize = [] if size is None else [Resize(size)]
+    return nn.Sequential(*resize, *_normalisation(mean, std, channels))
 
 
 def _normalisation(mean: Channels | None, std: Channels | None, channels: int) -> list[nn.Module]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -17,12 +16,14 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.models import download, zoo_index
+from adaptive_smoothing.models import download, third_party, zoo_index
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
+from adaptive_smoothing.models.digest import LOADED_IDENTITY
+from adaptive_smoothing.models.identity import Identity
 from adaptive_smoothing.models.third_party import SOURCES
-from adaptive_smoothing.models.weight_files import compact_weights, file_sha256, read_weights, write_weights
+from adaptive_smoothing.models.weight_files import compact_weights, file_sha256, load_state, read_weights, write_weights
 from adaptive_smoothing.models.wrap import num_classes
 from adaptive_smoothing.models.zoo_index import MIXTURE
 from adaptive_smoothing.noise import generator
@@ -31,15 +32,22 @@ from adaptive_smoothing.settings import suggestion
 
 BUILTIN = Path(__file__).parent / "weights"
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
+WEIGHT_FILES = (".safetensors", ".pt", ".pth")
 
 
 class Origin(TypedDict):
-    """Where `load` found a model: its name and, for a stored model, its architecture, options and sha256."""
+    """Where a model was found: its name and, for a stored model, its architecture, options and sha256.
+
+    `loader` is the `module:function` of the user that returned the model for this name. `build` is the description of a
+    model that was stored with a mixture; see `construction`.
+    """
 
     name: str
     arch: NotRequired[str]
     options: NotRequired[dict[str, Any]]
     sha256: NotRequired[str]
+    loader: NotRequired[str]
+    build: NotRequired[dict[str, Any]]
 
 
 def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
@@ -49,50 +57,79 @@ def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
         name: a model of the package or of the zoo (see `names`), `timm:NAME`, `torchvision:NAME`, `hf:REPO`,
             `robustbench:NAME`, or a path to a `.safetensors`, `.pt` or `.pth` file. Next to the file, a `.json` file of
             the same name holds `{"arch": ..., "options": {...}}`. Options of a library follow a question mark:
-            `timm:resnet18?pretrained=0`, `robustbench:NAME?dataset=cifar100&threat=L2`.
+            `timm:resnet18?num_classes=7&checkpoint=PATH`; see `third_party`.
     """
+    check_device(device)
     found: Origin = {"name": str(name)}
     card = find_card(str(name))
     if card is None:
         library, _, rest = str(name).partition(":")
-        model = SOURCES[library](rest)
-    else:
-        model = freeze(_rebuild(card.arch, card.options, _card_weights(card), f" in {card.path}"))
-        found |= {"arch": card.arch, "options": card.options}
-        if card.sha256:
-            found["sha256"] = card.sha256
+        model: nn.Module = third_party.load(library, rest)
+        identity = Identity.of(model) if third_party.fixes_weights(library, rest) else None
+        return placed(model, device, found, identity)
+    model = freeze(_rebuild(card.arch, card.options, _card_weights(card), card.path))
+    found |= {"arch": card.arch, "options": card.options}
+    if card.sha256:
+        found["sha256"] = card.sha256
+    return placed(model, device, found)
+
+
+def placed(model: nn.Module, device: torch.device | str, found: Origin, identity: Identity | None = None) -> nn.Module:
+    """Return a loaded model on a device.
+
+    Args:
+        found: where it was found.
+        identity: its identity if it is from elsewhere and its name determines its weights; see `is_as_stored`.
+    """
     model.to(device)._origin = found  # type: ignore[assignment]
+    setattr(model, LOADED_IDENTITY, identity)
     if torch.device(device).type == "cuda":
         # Twice as fast on GPUs, and slower on CPUs.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
+def check_device(device: torch.device | str) -> None:
+    """Raise an error if this machine does not have the device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all of them
+        reason = (str(error).splitlines() or ["it cannot be used"])[0]
+        raise ValueError(f"expected a device of this machine, got {str(device)!r}: {reason}; try 'cpu'") from error
+
+
 def origin(model: nn.Module) -> Origin | None:
-    """Return where `load` found a model, or None for a model that was made in another way."""
+    """Return where a model was found, or None for a model that was made in another way."""
     return getattr(model, "_origin", None)
 
 
-def is_as_stored(model: nn.Module) -> bool:
-    """Return whether a model still has the weights that `load` read; True for models of other libraries."""
+def loaded_identity(model: nn.Module) -> Identity | None:
+    """Return the identity that a model from elsewhere had when it was loaded, if its name determines its weights."""
+    return getattr(model, LOADED_IDENTITY, None)
+
+
+def is_as_stored(model: nn.Module, identity: Identity) -> bool:
+    """Return whether a model that now has this identity is what its name stands for: it was not trained further.
+
+    A name does not determine random weights, such as those of `timm:resnet18?pretrained=0`.
+    """
     found = origin(model)
     if found is None:
         return False
-    card = find_card(found["name"])
-    if card is None:
-        return True
-    stored, weights = _card_weights(card), model.state_dict()
-    return stored.keys() == weights.keys() and all(
-        torch.equal(value.cpu(), stored[key].to(value.dtype)) for key, value in weights.items()
-    )
+    if "arch" not in found:
+        loaded = loaded_identity(model)
+        return loaded is not None and not identity.differences(loaded)
+    try:
+        return not identity.differences(Identity.of(load(found["name"])))
+    except (OSError, ValueError):  # the file is gone, or was replaced by a damaged one
+        return False
 
 
 def find_card(name: str) -> Card | None:
     """Return the card of a model that `load` accepts, or None for a model of another library."""
-    library, colon, _ = name.partition(":")
-    if colon and library in SOURCES:
+    if third_party.split(name):
         return None
-    if Path(name).suffix in (".safetensors", ".pt", ".pth"):
+    if Path(name).suffix in WEIGHT_FILES:
         return read_card(Path(name))
     # Models of the package come first, so that they load also with a broken zoo above the working folder.
     stored = _cards(BUILTIN)
@@ -180,16 +217,10 @@ def _card_weights(card: Card) -> dict[str, Tensor]:
     return read_weights(card.path, card.sha256, card.key)
 
 
-def _rebuild(arch: str, options: Mapping[str, Any], weights: Mapping[str, Tensor], where: str = "") -> nn.Module:
+def _rebuild(arch: str, options: Mapping[str, Any], weights: Mapping[str, Tensor], where: Path | str = "") -> nn.Module:
     """Return the architecture with these weights, which are converted from half precision to float32."""
     model = build(arch, **options)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        # load_state_dict lists every layer.
-        first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        problem = textwrap.shorten(first, 200, placeholder=" ...") + (f" (and {len(others)} more)" if others else "")
-        raise ValueError(f"expected weights for {arch} with {dict(options)}, got others{where}: {problem}") from error
+    load_state(model, weights, f"{arch} with {dict(options)}", where)
     return model
 
 

@@ -1,0 +1,172 @@
+"""The base classifiers of a stored mixture: their descriptions, and the checks when they are loaded.
+
+`pretrained` documents the descriptions.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear
+from adaptive_smoothing.models import construction, zoo
+from adaptive_smoothing.models.construction import Builder
+from adaptive_smoothing.models.digest import all_tensors, weights_digest
+from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.weight_files import read_weights, write_tensors
+
+TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
+# A base classifier that the user passes, or a function that returns its network.
+Given = nn.Module | Callable[..., nn.Module]
+
+
+def describe_base(role: str, model: nn.Module, hold_in: Path | None, builder: Builder | None) -> dict[str, Any]:
+    """Return the description of a base classifier. If a folder is given, its weights are written there."""
+    if isinstance(model, LogitTransform):
+        kind = next(name for name, known in TRANSFORMS.items() if type(model) is known)
+        return {"transform": kind, "options": model.options, "of": describe_base(role, model.model, hold_in, builder)}
+    identity = Identity.of(model)
+    if hold_in is not None:
+        return {**_hold(role, model, hold_in, builder, identity), "identity": identity.to_json()}
+    found = zoo.origin(model)
+    if found is None:
+        return {"type": type(model).__name__, "identity": identity.to_json()}
+    if not zoo.is_as_stored(model, identity):
+        _warn_changed(role, found["name"])
+        return {"type": type(model).__name__, "identity": identity.to_json()}
+    if "loader" in found:
+        return {"name": found["name"], "build": construction.describe(model), "identity": identity.to_json()}
+    named = {key: value for key, value in found.items() if key in ("name", "sha256")}
+    return {**named, "identity": identity.to_json()}
+
+
+def base_facts(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description for a result file: without how to build the model, and with the digest of its weights."""
+    if "transform" in description:
+        return {**description, "of": base_facts(description["of"])}
+    facts = {key: value for key, value in description.items() if key not in ("build", "identity")}
+    return facts | ({"weights": description["identity"]["weights"]} if "identity" in description else {})
+
+
+def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, identity: Identity) -> dict[str, Any]:
+    """Write the weights of a model, after a check that it can be built again with them."""
+    build, tensors, found = construction.describe(model, builder), all_tensors(model), zoo.origin(model)
+    function = builder if callable(builder) else None
+    # The user named these functions in this process.
+    allow = [name for name in (builder, found and found.get("loader")) if isinstance(name, str)]
+    again = construction.construct(build, function, allow)
+    construction.set_tensors(again, tensors)
+    if differences := Identity.of(again).differences(identity):
+        hint = "pass builders= a function that returns the same network"
+        raise ValueError(f"expected to build the {role} classifier again, got one with {differences}: {hint}")
+    file = folder / f"{role}.safetensors"
+    sha256, _ = write_tensors(tensors, file)
+    return {"held": file.name, "sha256": sha256, "build": build}
+
+
+def _warn_changed(role: str, name: str) -> None:
+    reason = f"{name} does not give the present weights and preprocessing of the {role} classifier"
+    hint = f"save with hold=True (--hold), or pass {role}=... when you load the mixture"
+    warnings.warn(f"{reason}, so the folder knows it by its digests only: {hint}", stacklevel=5)
+
+
+@dataclass(frozen=True)
+class BaseLoader:
+    """Loads the base classifiers that `describe_base` described.
+
+    Args:
+        folder: the folder of the mixture.
+        allow: names `module:function` that may be imported if the folder names them.
+    """
+
+    folder: Path
+    device: torch.device | str
+    allow: Collection[str] = ()
+
+    def load(self, role: str, description: Mapping[str, Any], given: Given | None) -> nn.Module:
+        """Return a base classifier that the user gives, or that is in the folder, or that has a name."""
+        if "transform" in description:
+            network = self.load(role, description["of"], given)
+            return TRANSFORMS[description["transform"]](network, **description["options"])
+        if isinstance(given, nn.Module):
+            _check_given(role, given, description)
+            return given.to(self.device)
+        if "held" in description or "build" in description:
+            return self._built(role, description, given)
+        if given is not None:
+            expected = f"expected the {role} classifier as a module, because this folder does not hold its weights"
+            raise ValueError(f"{expected}, got a function: pass the module it was saved with")
+        if "name" in description:
+            return self._named(role, description)
+        expected = f"expected the {role} classifier, which this mixture knows by its digests only"
+        raise ValueError(f"{expected}: pass {role}=... the module it was saved with")
+
+    def _built(self, role: str, description: Mapping[str, Any], function: Callable[..., nn.Module] | None) -> nn.Module:
+        """Return a model that is built again. Its weights are in the folder, or a function of the user loads them."""
+        path = self.folder / description.get("held", description.get("name", role))
+        if "build" not in description:  # written by an older version: a model with a card
+            return zoo.load(path, device=self.device)
+        model = construction.construct(description["build"], function, self.allow)
+        if "held" in description:
+            construction.set_tensors(model, read_weights(path, description["sha256"]))
+        hint = "the function or the library that builds it has changed"
+        _check_identity(role, Identity.of(model), description, hint)
+        return zoo.placed(model, self.device, {"name": str(path), "build": description["build"]})
+
+    def _named(self, role: str, description: Mapping[str, Any]) -> nn.Module:
+        """Return a model that is found by its name."""
+        _check_sha256(role, description)
+        model, name = zoo.load(description["name"], device=self.device), description["name"]
+        if "identity" in description:
+            hint = f"{name} now has other weights or settings; find those that the mixture was saved with"
+            _check_identity(role, zoo.loaded_identity(model) or Identity.of(model), description, hint)
+        elif "sha256" not in description:
+            found = f"this mixture was stored by an older version, without digests of {name}"
+            warnings.warn(f"{found}: its weights and preprocessing are not compared; save it again", stacklevel=6)
+        return model
+
+
+def _check_given(role: str, given: nn.Module, description: Mapping[str, Any]) -> None:
+    """Raise an error if the user passes another module than the described one.
+
+    Older versions stored less: a digest of the weights, a sha256 of the file they were loaded from, or nothing.
+    """
+    hint = "mix others with MixedClassifier(g, h, mixed.alpha)"
+    identity = Identity.of(given)
+    if "identity" in description:
+        _check_identity(role, identity, description, hint)
+        return
+    if "weights" in description:
+        # The oldest files have a digest without the buffers that a state_dict leaves out.
+        same = description["weights"] in (weights_digest(given), weights_digest(given, persistent_only=True))
+    else:
+        expected, found = description.get("sha256"), zoo.origin(given)
+        from_file = found is not None and found.get("sha256") == expected
+        same = expected is None or (from_file and zoo.is_as_stored(given, identity))
+    if not same:
+        raise ValueError(f"{_expected(role)}, got one with other weights: {hint}")
+
+
+def _check_identity(role: str, found: Identity, description: Mapping[str, Any], hint: str) -> None:
+    """Raise an error that names the differences to the described model."""
+    if differences := found.differences(Identity.from_json(description["identity"])):
+        raise ValueError(f"{_expected(role)}, got one with {differences}: {hint}")
+
+
+def _expected(role: str) -> str:
+    return f"expected the {role} classifier this mixture was saved with"
+
+
+def _check_sha256(role: str, description: Mapping[str, Any]) -> None:
+    """Raise an error if the model that now has the described name has another sha256."""
+    name, expected, card = description["name"], description.get("sha256"), zoo.find_card(description["name"])
+    if expected and card is not None and card.sha256 and card.sha256 != expected:
+        wanted = f"{name} with sha256 {expected[:12]} as the {role} classifier"
+        hint = "the mixture was made for other weights of that name"
+        raise ValueError(f"expected {wanted}, got one with {card.sha256[:12]}: {hint}")

@@ -1,0 +1,146 @@
+"""How to build a model again, as plain data, for models whose weights are stored in full.
+
+A description is one of these:
+
+- `{"arch": ..., "options": {...}}`: an architecture of this package.
+- `{"library": "timm:NAME?options"}`: a network of another library, built without its weights. A network of
+  transformers also has its `config`.
+- `{"function": "module:function", "arguments": [...]}`: a function of the user. The name is a hint: it is imported only
+  if the user allows exactly this name.
+- `{"wrap": {...}, "of": DESCRIPTION}`: the options of `ads.wrap`, around one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from adaptive_smoothing.models import third_party
+from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.contract import freeze
+from adaptive_smoothing.models.digest import all_tensors
+from adaptive_smoothing.models.resnet import Normalize
+from adaptive_smoothing.models.wrap import Classifier, Resize, first_layers
+from adaptive_smoothing.models.zoo import Origin, origin
+from adaptive_smoothing.settings import import_function
+
+# A function that returns a network, `module:function`, or the name of a network of another library.
+Builder = Callable[..., nn.Module] | str
+
+
+def describe(model: nn.Module, builder: Builder | None = None, found: Origin | None = None) -> dict[str, Any]:
+    """Return how to build a model again.
+
+    Args:
+        builder: how to build the network, without what `ads.wrap` added; by default it follows from the model's name.
+        found: where the model was found.
+    """
+    found = origin(model) or found
+    if found and "build" in found and builder is None:
+        return found["build"]
+    if isinstance(model, Classifier):
+        return {"wrap": _wrap_options(model), "of": describe(model.model, builder, found)}
+    if builder is not None:
+        return _describe_builder(builder)
+    if found and "arch" in found:
+        return {"arch": found["arch"], "options": found["options"]}
+    if found and "loader" in found:
+        return {"function": found["loader"], "arguments": [found["name"]]}
+    if found and third_party.split(found["name"]):
+        config = {"config": _plain_config(model)} if found["name"].startswith("hf:") else {}
+        return {"library": found["name"], **config}
+    hint = 'pass builders={"standard": make_g}, a function (or its name, "my_models:make_g") that returns the network'
+    raise ValueError(
+        f"expected to know how to build a {type(model).__name__} again, got a module without a name: {hint}"
+    )
+
+
+def construct(
+    description: Mapping[str, Any], function: Callable[..., Any] | None = None, allow: Collection[str] = ()
+) -> nn.Module:
+    """Return the described model with random weights, in eval mode.
+
+    Args:
+        function: the function that builds the network, if that is described as a function.
+        allow: names `module:function` that may be imported.
+    """
+    if "wrap" in description:
+        return _wrapped(construct(description["of"], function, allow), description["wrap"])
+    if "arch" in description:
+        return freeze(build(description["arch"], **description["options"]))
+    if "library" in description:
+        library, text = third_party.split(description["library"]) or ("", "")
+        return freeze(third_party.untrained(library, text, description.get("config")))
+    return _call(function or _allowed(description["function"], allow), description)
+
+
+def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Replace all parameters and buffers of a model, with the dtype of the new ones."""
+    mine = all_tensors(model)
+    for name in sorted(mine.keys() | tensors.keys()):
+        found, expected = ((tuple(each[name].shape) if name in each else "none") for each in (mine, tensors))
+        if found != expected:
+            raise ValueError(f"expected a network with {name} of shape {expected}, got {found}: build the same network")
+    for name, tensor in mine.items():
+        tensor.data = tensors[name].detach().cpu()
+
+
+def _describe_builder(builder: Builder) -> dict[str, Any]:
+    if isinstance(builder, str) and third_party.split(builder):
+        return {"library": builder}
+    name = builder if isinstance(builder, str) else f"{builder.__module__}:{builder.__qualname__}"
+    return {"function": name, "arguments": []}
+
+
+def _plain_config(model: nn.Module) -> dict[str, Any]:
+    """Return the configuration of a network of transformers, without references to code."""
+    config = model.config.to_dict()  # type: ignore[operator, union-attr]
+    return {key: value for key, value in config.items() if key != "auto_map"}
+
+
+def _wrap_options(model: Classifier) -> dict[str, Any]:
+    """Return what `ads.wrap` added to a network."""
+    if callable(model.output):
+        hint = "pass the name of a field to ads.wrap, or let the network return logits"
+        raise ValueError(
+            f"expected output= of ads.wrap as a name or an index, got a function, which no file holds: {hint}"
+        )
+    found: dict[str, Any] = {"output": model.output, "num_classes": model.num_classes, "shape": list(model.shape)}
+    for layer in model.first.children():
+        if isinstance(layer, Resize):
+            found["size"] = list(layer.size)
+        elif isinstance(layer, Normalize):
+            found |= {"mean": layer.mean.flatten().tolist(), "std": layer.std.flatten().tolist()}
+        else:
+            raise ValueError(
+                f"expected first layers made by ads.wrap, got a {type(layer).__name__}: put it into a module"
+            )
+    return found
+
+
+def _wrapped(model: nn.Module, options: Mapping[str, Any]) -> Classifier:
+    shape = tuple(options["shape"])
+    first = first_layers(options.get("mean"), options.get("std"), options.get("size"), shape[0])
+    classes, output = options["num_classes"], options["output"]
+    return freeze(Classifier(model, first=first, num_classes=classes, output=output, shape=shape))
+
+
+def _allowed(name: str, allow: Collection[str]) -> Callable[..., Any]:
+    """Import a function that a file names, if the user allows it."""
+    if name not in allow:
+        hint = f"pass the function itself (standard=, robust=, or builders= to save), or allow=[{name!r}] to load"
+        raise ValueError(f"expected the function {name}, which is not imported because a file names it: {hint}")
+    return import_function(name, "the function that builds the network")
+
+
+def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Module:
+    """Return the network that a function of the user builds, without what `ads.wrap` added."""
+    model = function(*description["arguments"])
+    if not isinstance(model, nn.Module):
+        name = description["function"]
+        raise TypeError(f"expected a network from {name}, got {type(model).__name__}: return a torch.nn.Module")
+    while isinstance(model, Classifier):
+        model = model.model
+    return freeze(model)

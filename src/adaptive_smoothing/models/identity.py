@@ -1,0 +1,159 @@
+"""The identity of a model: its weights, its preprocessing, and its logits for two fixed images.
+
+Weights and preprocessing are compared exactly. They do not depend on the device or the memory layout, nor on the dtype
+if a cast keeps every value. The logits are compared approximately: they detect code or settings that are neither in a
+tensor nor in a layer of `wrap`, such as another activation function. Names of classes are not part of the identity,
+because they change between versions of libraries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_smoothing.models.contract import trusted_images
+from adaptive_smoothing.models.digest import all_tensors, tensor_bytes
+from adaptive_smoothing.models.resnet import Normalize
+from adaptive_smoothing.models.smoothed import SmoothedClassifier
+from adaptive_smoothing.models.wrap import Classifier, Resize, pick_logits
+from adaptive_smoothing.noise import generator
+
+# Images, and classes of each image, whose logits are part of an identity.
+IMAGES, CLASSES = 2, 5
+# The shapes of images that are tried for a model that does not declare one.
+SHAPES = ((3, 32, 32), (3, 224, 224))
+# Differences of logits, relative to the largest, that rounding on another device explains.
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What `save_pretrained` stores about a base classifier, and compares when it is loaded.
+
+    Args:
+        weights: sha256 of all parameters and buffers, without those of the preprocessing.
+        preprocessing: the settings of the layers around the network, in order: of `wrap` and of `SmoothedClassifier`.
+        shape: the shape of the test images, or None if the model accepts none of `SHAPES`.
+        logits: the first logits for each test image.
+    """
+
+    weights: str
+    preprocessing: tuple[Mapping[str, Any], ...] = ()
+    shape: tuple[int, ...] | None = None
+    logits: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Identity:
+        """Return the identity of a model, which must be in eval mode."""
+        shape, logits = _test_logits(model)
+        return cls(_weights_digest(model), tuple(_preprocessing(model)), shape, logits)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Identity:
+        """Return the identity that `to_json` described."""
+        shape = content.get("shape")
+        layers = tuple(content["preprocessing"])
+        return cls(content["weights"], layers, shape and tuple(shape), tuple(content.get("logits", ())))
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value or name == "preprocessing"}
+
+    def differences(self, expected: Identity) -> str:
+        """Return how this model differs from the expected one, as text; "" if it is the same."""
+        found = _preprocessing_differences(self.preprocessing, expected.preprocessing)
+        if self.weights != expected.weights:
+            found.append(f"other weights (sha256 {self.weights[:12]} instead of {expected.weights[:12]})")
+        if not found and (apart := _distance(self, expected)) > TOLERANCE:
+            found.append(
+                f"the same weights but logits that differ by {100 * apart:.0f} %: its code or settings changed"
+            )
+        return ", ".join(found)
+
+
+def _weights_digest(model: nn.Module) -> str:
+    layers = (module for module in model.modules() if isinstance(module, Normalize))
+    preprocessing = {id(tensor) for layer in layers for tensor in layer.buffers()}
+    digest = hashlib.sha256()
+    for name, tensor in sorted(all_tensors(model).items()):
+        if id(tensor) not in preprocessing:
+            digest.update(f"{name} {tuple(tensor.shape)}".encode())
+            digest.update(tensor_bytes(_canonical(tensor.detach())))
+    return digest.hexdigest()
+
+
+def _canonical(tensor: Tensor) -> Tensor:
+    """Return floating-point numbers in float32 if that keeps every value, so that lossless casts change no digest."""
+    if not tensor.is_floating_point():
+        return tensor
+    single = tensor.float()
+    return single if tensor.dtype != torch.float64 or torch.equal(single.double(), tensor) else tensor
+
+
+def _preprocessing(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Yield the settings of each layer that resizes, normalises or adds noise, and the field that is used as logits."""
+    for layer in model.modules():
+        if isinstance(layer, Classifier) and layer.output is not None:
+            yield {"output": "a function" if callable(layer.output) else layer.output}
+        elif isinstance(layer, Resize):
+            yield {"size": list(layer.size), "resize": layer.MODE}
+        elif isinstance(layer, Normalize):
+            yield {"mean": layer.mean.flatten().tolist(), "std": layer.std.flatten().tolist()}
+        elif isinstance(layer, SmoothedClassifier):
+            yield {name: getattr(layer, name) for name in ("sigma", "samples", "seed", "hard")}
+
+
+def _preprocessing_differences(found: Iterable[Mapping[str, Any]], expected: Iterable[Mapping[str, Any]]) -> list[str]:
+    mine, theirs = list(found), list(expected)
+    if [list(layer) for layer in mine] != [list(layer) for layer in theirs]:
+        return [f"preprocessing {_text(mine)} instead of {_text(theirs)}"]
+    pairs = zip(mine, theirs, strict=True)
+    changed = ((key, new[key], old[key]) for new, old in pairs for key in old if new[key] != old[key])
+    return [f"{key} {_text(new)} instead of {_text(old)}" for key, new, old in changed]
+
+
+def _text(value: Any) -> str:
+    """Return a setting for an error message: (0.5, 0.5, 0.5), 64 for the size (64, 64)."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {_text(part)}" for key, part in value.items())
+    if not isinstance(value, list):
+        return f"{value:.7g}" if isinstance(value, float) else str(value)
+    if value and isinstance(value[0], Mapping):
+        return "; ".join(map(_text, value))
+    if len(value) == 2 and value[0] == value[1] and isinstance(value[0], int):
+        return str(value[0])
+    return f"({', '.join(map(_text, value))})" if value else "none"
+
+
+def _test_logits(model: nn.Module) -> tuple[tuple[int, ...] | None, tuple[float, ...]]:
+    """Return the shape of the test images and the first logits for each; None and () if the model accepts no shape."""
+    declared = getattr(model, "shape", None)
+    weight = next((weight for weight in model.parameters() if weight.is_floating_point()), torch.empty(0))
+    if weight.dtype in (torch.float16, torch.bfloat16):  # they round too coarsely to be compared
+        return None, ()
+    for shape in (declared,) if declared else SHAPES:
+        images = torch.rand(IMAGES, *shape, generator=generator(0, "identity", *shape))
+        try:
+            with torch.no_grad(), trusted_images():
+                logits = pick_logits(model(images.to(weight)), None)
+            numbers = logits[:, :CLASSES].double().flatten().tolist()
+        except Exception:  # a model can raise any error for images of a shape that it does not accept
+            continue
+        if all(map(math.isfinite, numbers)):
+            return tuple(shape), tuple(float(f"{number:.6g}") for number in numbers)
+    return None, ()
+
+
+def _distance(one: Identity, other: Identity) -> float:
+    """Return the largest difference of the logits relative to the largest logit; 0 if they cannot be compared."""
+    if one.shape != other.shape or not one.logits or not other.logits:
+        return 0.0
+    if len(one.logits) != len(other.logits):
+        return 1.0
+    apart = max(abs(mine - theirs) for mine, theirs in zip(one.logits, other.logits, strict=True))
+    return apart / max(max(map(abs, other.logits)), 1e-6)

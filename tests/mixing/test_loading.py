@@ -1,0 +1,123 @@
+"""Models of the user are loaded by name through a function, or from another library, with a given preprocessing."""
+
+import sys
+
+import pytest
+import torch
+
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels, facts_of
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.architectures import build
+
+CODE = """
+import torch
+from torch import nn
+import adaptive_smoothing as ads
+
+def load(name):
+    if name.startswith("none"):
+        return {}["no such model"]
+    if name.startswith("text"):
+        return "a text"
+    torch.manual_seed(len(name))
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 7))
+    return ads.wrap(network, mean=0.5, std=0.5) if name.startswith("wrapped") else network
+"""
+LOADER = "my_loader_code:load"
+IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def my_code(tmp_path, monkeypatch):
+    """The working folder with the user's module, and without a zoo."""
+    (tmp_path / "my_loader_code.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield
+    sys.modules.pop("my_loader_code", None)
+
+
+def test_a_function_of_the_user_returns_a_network_that_is_wrapped():
+    own = OwnModels(LOADER, {"mean": "0.4,0.5,0.6", "std": "1/4", "size": "16"})
+    (model,) = own.load(["mine"], "cpu")
+    assert model.first[0].size == (16, 16) and model.first[1].mean.flatten().tolist() == pytest.approx([0.4, 0.5, 0.6])
+    assert not model.training and model.num_classes == 7
+    facts = facts_of(model)
+    assert facts == {"name": "mine", "loader": LOADER, "weights": zoo.loaded_identity(model).weights}
+
+
+def test_names_of_the_package_do_not_go_to_the_loader():
+    g, h = OwnModels(LOADER, {"size": "16"}).load(["compact-robust", "compact-rob"], "cpu")
+    assert "arch" in zoo.origin(g) and zoo.origin(h)["loader"] == LOADER
+    assert facts_of(g)["sha256"] == zoo.find_card("compact-robust").sha256
+
+
+def test_a_wrapped_classifier_is_not_wrapped_again():
+    (model,) = OwnModels(LOADER).load(["wrapped"], "cpu")
+    assert len(model.first) == 1
+    with pytest.raises(
+        ValueError, match=r"without preprocessing for --size, got one that my_loader_code:load has wrapped"
+    ):
+        OwnModels(LOADER, {"size": "16"}).load(["wrapped"], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "words"),
+    [
+        ({"loader": LOADER}, "none", r"from my_loader_code:load for 'none', got KeyError in my_loader_code.py, line 8"),
+        ({"loader": LOADER}, "text", r"for 'text', got str: return a torch.nn.Module"),
+        ({}, "mine", "expected the name of a model"),
+        (
+            {"preprocessing": {"size": "16"}},
+            "compact-robust",
+            "expected --size with a model of yours .* got compact-robust",
+        ),
+        ({"preprocessing": {"size": "big"}}, "mine", "expected size as 224, or as 224x192 .* got 'big'"),
+        ({"preprocessing": {"mean": "a,b"}}, "mine", r"expected mean as 0.5, or as 0.485,0.456,0.406 .* got 'a,b'"),
+        ({"loader": LOADER, "preprocessing": {"mean": "0.5,0.5"}}, "mine", "mean with 1 or 3 values"),
+        ({"loader": "my_loader_code"}, "mine", "expected --loader as module:function"),
+    ],
+)
+def test_wrong_options_are_explained(own, name, words):
+    with pytest.raises(ValueError, match=words):
+        OwnModels(**own).load([name], "cpu")
+
+
+def test_options_change_the_preprocessing_of_a_library():
+    pytest.importorskip("timm")
+    (model,) = OwnModels(None, {"size": "32", "mean": "0.5"}).load(["timm:resnet10t?pretrained=0&num_classes=7"], "cpu")
+    assert model.first[0].size == (32, 32) and zoo.origin(model)["name"].endswith("num_classes=7&size=32&mean=0.5")
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_mixture_with_own_models_is_loaded_with_the_same_loader_only(tmp_path, hold):
+    own = OwnModels(LOADER, {"size": "16"})
+    mixed = MixedClassifier(*own.load(["mine", "other"], "cpu"), 0.5)
+    mixed.save_pretrained(tmp_path / "mixed", hold=hold)
+    loaded = LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", OwnModels(LOADER))
+    assert torch.equal(loaded.model(IMAGES), mixed(IMAGES))
+    assert loaded.facts["standard"]["weights"] == zoo.loaded_identity(mixed.standard).weights
+    assert not {"build", "identity"} & loaded.facts["standard"].keys()
+    with pytest.raises(ValueError, match=r"expected --size with a model of yours .* got a stored mixture"):
+        LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", own)
+    with pytest.raises(ValueError, match="expected the function my_loader_code:load, which is not imported"):
+        LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu")
+    (tmp_path / "my_loader_code.py").write_text(CODE.replace("len(name)", "len(name) + 1"))
+    del sys.modules["my_loader_code"]
+    again = None if hold else "got one with other weights .* the function or the library that builds it has changed"
+    if again is None:
+        assert torch.equal(MixedClassifier.from_pretrained(tmp_path / "mixed", allow=[LOADER])(IMAGES), mixed(IMAGES))
+    else:
+        with pytest.raises(ValueError, match=again):
+            MixedClassifier.from_pretrained(tmp_path / "mixed", allow=[LOADER])
+
+
+def test_two_models_and_an_alpha_are_a_mixture(tmp_path):
+    options = {"depth": 10, "width": 1, "num_classes": 7}
+    path = zoo.save(
+        build("wide_resnet", **options).eval(), tmp_path / "z", "tiny", {"arch": "wide_resnet", "options": options}
+    )
+    loaded = LoadedModel.load("mine", str(path), 0.5, "cpu", OwnModels(LOADER))
+    assert loaded.facts["g"]["loader"] == LOADER and loaded.facts["h"]["arch"] == "wide_resnet"
+    assert loaded.short == "mine-tiny-0.5" and loaded.model(IMAGES).shape == (2, 7)

@@ -1,0 +1,364 @@
+"""A base classifier of any kind is restored exactly, or refused with the difference; nothing is imported unasked."""
+
+import copy
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import adaptive_smoothing as ads
+from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.architectures import build
+
+IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+TIMM = "timm:resnet10t?pretrained=0&num_classes=7&size=32"
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+
+
+class Network(nn.Module):
+    """A user's network with shared weights, a buffer that a state_dict lacks, and a structured output."""
+
+    def __init__(self, classes: int = 7) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.other.weight = self.one.weight
+        self.head = nn.Linear(8, classes)
+        self.register_buffer("factor", torch.ones(()), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        features = self.norm(self.conv(images)).relu().mean((2, 3))
+        return {"scores": self.factor * self.head(self.other(self.one(features)))}
+
+
+def make_network() -> nn.Module:
+    return Network()
+
+
+def trained(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Return the model with other weights and statistics, as after training, in full precision."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *(each for each in model.buffers() if each.is_floating_point())]:
+            tensor.add_(0.05 * torch.rand(tensor.shape))
+    return model.eval()
+
+
+def own(seed: int = 0, **options: object) -> nn.Module:
+    torch.manual_seed(seed)
+    network = trained(Network(), seed)
+    return ads.wrap(network, **{"mean": MEAN, "std": STD, "size": 32, "output": "scores", **options})
+
+
+@pytest.fixture
+def mixed() -> MixedClassifier:
+    return MixedClassifier(own(0), own(1), 0.6)
+
+
+# --- known by name and digest
+
+
+@pytest.fixture
+def timm_model() -> nn.Module:
+    pytest.importorskip("timm")
+    return zoo.load(TIMM)
+
+
+def test_random_weights_are_not_stored_by_name(tmp_path, timm_model):
+    mixed = MixedClassifier(timm_model, own(), 0.5)
+    with pytest.warns(
+        UserWarning, match=r"timm:resnet10t.* does not give .* save with hold=True .--hold., or pass standard="
+    ):
+        mixed.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="knows by its digests only"):
+        MixedClassifier.from_pretrained(tmp_path, robust=mixed.robust)
+    again = MixedClassifier.from_pretrained(tmp_path, standard=timm_model, robust=mixed.robust)
+    assert torch.equal(again(IMAGES), mixed(IMAGES))
+
+
+def test_a_model_of_a_library_that_was_trained_further_is_never_replaced(tmp_path, timm_model):
+    """The case of the issue: the folder had the name only, and loading it returned other logits."""
+    path = tmp_path / "weights.safetensors"
+    save_file(timm_model.model.state_dict(), path)
+    name = f"{TIMM}&checkpoint={path}"
+    g = zoo.load(name)
+    MixedClassifier(g, own(), 0.5).save_pretrained(tmp_path / "same")
+    assert pretrained.read(tmp_path / "same")["standard"]["name"] == name
+    loaded = MixedClassifier.from_pretrained(tmp_path / "same", robust=own())
+    assert torch.equal(loaded.standard(IMAGES), g(IMAGES))
+    with torch.no_grad():
+        g.model.fc.weight.add_(0.01)
+    with pytest.warns(UserWarning, match="digests only"):
+        MixedClassifier(g, own(), 0.5).save_pretrained(tmp_path / "tuned")
+    with pytest.raises(ValueError, match=r"pass standard=\.\.\."):
+        MixedClassifier.from_pretrained(tmp_path / "tuned", robust=own())
+    save_file(g.model.state_dict(), path)
+    with pytest.raises(
+        ValueError, match=r"standard classifier .* other weights .*: timm:resnet10t.* now has other weights"
+    ):
+        MixedClassifier.from_pretrained(tmp_path / "same", robust=own())
+
+
+def test_a_zoo_model_with_another_normalisation_is_not_the_stored_one(tmp_path, monkeypatch):
+    zoo.save(
+        build("wide_resnet", depth=10, width=1).eval(),
+        tmp_path,
+        "tiny",
+        {"arch": "wide_resnet", "options": {"depth": 10, "width": 1}},
+    )
+    monkeypatch.setenv(zoo.ZOO_VARIABLE, str(tmp_path))
+    g, h = zoo.load("tiny"), zoo.load("tiny")
+    g.normalize.mean.fill_(0.5)
+    with pytest.warns(UserWarning, match="tiny does not give the present weights and preprocessing of the standard"):
+        MixedClassifier(g, h, 0.5).save_pretrained(tmp_path / "mixed")
+    stored = pretrained.read(tmp_path / "mixed")
+    assert "name" not in stored["standard"] and stored["robust"]["name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mean": 0.5}, r"mean \(0.5, 0.5, 0.5\) instead of \(0.4, 0.5, 0.6\)"),
+        ({"std": 0.3}, r"std \(0.3, 0.3, 0.3\) instead of \(0.2, 0.25, 0.3\)"),
+        ({"size": 64}, "size 64 instead of 32"),
+        ({"seed": 3}, "other weights"),
+    ],
+)
+def test_the_same_network_with_another_preprocessing_is_refused(tmp_path, mixed, change, words):
+    """The case of the issue: it was accepted."""
+    mixed.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"expected the robust classifier .*, got one with {words}.*: mix others"):
+        MixedClassifier.from_pretrained(tmp_path, standard=own(0), robust=own(**{"seed": 1, **change}))
+    again = MixedClassifier.from_pretrained(tmp_path, standard=own(0), robust=own(1))
+    assert torch.equal(again(IMAGES), mixed(IMAGES))
+
+
+def test_a_library_that_returns_another_model_for_a_stored_name_is_refused(tmp_path, monkeypatch):
+    from adaptive_smoothing.models import third_party
+
+    pretrained_seed = 0
+
+    def network(name, options, is_pretrained):
+        return nn.Sequential(own(pretrained_seed).model, Scores()).eval(), {"mean": 0.5, "std": 0.5}
+
+    monkeypatch.setitem(third_party.SOURCES, "timm", third_party.Library(network, third_party.SOURCES["timm"].options))
+    MixedClassifier(zoo.load("timm:any"), own(), 0.5).save_pretrained(tmp_path)
+    MixedClassifier.from_pretrained(tmp_path, robust=own())
+    pretrained_seed = 1
+    with pytest.raises(ValueError, match=r"got one with other weights .*: timm:any now has other weights"):
+        MixedClassifier.from_pretrained(tmp_path, robust=own())
+    description = json.loads((tmp_path / pretrained.FILE).read_text())
+    del description["standard"]["identity"]
+    (tmp_path / pretrained.FILE).write_text(json.dumps(description))
+    with pytest.warns(UserWarning, match="stored by an older version, without digests of timm:any"):
+        MixedClassifier.from_pretrained(tmp_path, robust=own())
+
+
+class Scores(nn.Module):
+    def forward(self, output: dict[str, torch.Tensor]) -> torch.Tensor:
+        return output["scores"]
+
+
+# --- held weights
+
+
+@pytest.mark.parametrize("transform", [lambda g: g, Hardmax, lambda g: Nonlinear(g, scale=2.0, power=1.5, shift=0.1)])
+def test_own_modules_are_held_exactly(tmp_path, mixed, transform):
+    mixed = MixedClassifier(mixed.standard, transform(mixed.robust), 0.6)
+    mixed.save_pretrained(tmp_path / "a", hold=True, builders={"standard": make_network, "robust": Network})
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    loaded = MixedClassifier.from_pretrained(tmp_path / "b", standard=make_network, robust=Network)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
+    assert loaded.standard.model.one.weight.dtype == torch.float32
+    loaded.save_pretrained(tmp_path / "c", hold=True, builders={"standard": make_network, "robust": make_network})
+
+
+def test_held_modules_can_be_given_as_modules(tmp_path, mixed):
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=own(0), robust=make_network)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+
+
+@pytest.mark.parametrize(
+    "cast", [lambda model: model.double(), lambda model: model.to(memory_format=torch.channels_last)]
+)
+def test_dtypes_and_layouts_are_held(tmp_path, mixed, cast):
+    mixed = cast(mixed)
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=make_network, robust=make_network)
+    images = IMAGES.to(mixed.standard.model.head.weight.dtype)
+    assert loaded(images).dtype == images.dtype and torch.allclose(loaded(images), mixed(images), atol=1e-6)
+
+
+def test_functions_are_imported_only_if_the_user_allows_them(tmp_path, mixed, monkeypatch):
+    code = "from torch import nn\nprint('imported')\ndef make(): raise RuntimeError('called')\n"
+    (tmp_path / "their_code.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    name = f"{__name__}:make_network"
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[make_network.__module__])
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": name, "robust": name})
+    loaded = MixedClassifier.from_pretrained(tmp_path, allow=[name])
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    file = tmp_path / pretrained.FILE
+    file.write_text(file.read_text().replace(name, "their_code:make"))
+    for options in ({}, {"allow": [name]}, {"standard": make_network}):
+        with pytest.raises(ValueError, match=r"expected the function their_code:make, which is not imported because"):
+            MixedClassifier.from_pretrained(tmp_path, **options)
+    assert "their_code" not in sys.modules
+
+
+def test_a_module_without_a_builder_cannot_be_held(tmp_path, mixed):
+    with pytest.raises(
+        ValueError, match="know how to build a Network again, got a module without a name: pass builders="
+    ):
+        mixed.save_pretrained(tmp_path, hold=True)
+    with pytest.raises(ValueError, match="hold=True with builders=, got hold=False"):
+        mixed.save_pretrained(tmp_path, builders={"standard": make_network})
+    with pytest.raises(ValueError, match="a key of builders to be one of standard, robust, got 'standrad'"):
+        mixed.save_pretrained(tmp_path, hold=True, builders={"standrad": make_network})
+    assert not (tmp_path / pretrained.FILE).exists()
+
+
+def test_a_failed_save_keeps_the_mixture_that_was_there(tmp_path, mixed):
+    builders = {"standard": make_network, "robust": make_network}
+    mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    other = MixedClassifier(own(2), own(3), 0.5)
+    with pytest.raises(ValueError, match="know how to build"):
+        other.save_pretrained(tmp_path, hold=True, builders={"standard": make_network})
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def other_code() -> nn.Module:
+    network = Network()
+    network.norm.eps = 10.0
+    return network
+
+
+@pytest.mark.parametrize(
+    ("builder", "words"),
+    [
+        (
+            lambda: Network(classes=5),
+            r"expected a network with model.head.bias of shape \(7,\), got \(5,\): build the same",
+        ),
+        (lambda: nn.Linear(3, 2), r"model.bias of shape none, got \(2,\)"),
+        (lambda: make_network, "expected a network from .*, got function: return a torch.nn.Module"),
+        (other_code, "build the standard classifier again, got one with the same weights but logits that differ"),
+    ],
+)
+def test_a_builder_of_another_network_is_refused(tmp_path, mixed, builder, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        mixed.save_pretrained(tmp_path / "new", hold=True, builders={"standard": builder, "robust": make_network})
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
+    with pytest.raises((ValueError, TypeError), match=words.replace("build the standard classifier again,", "")):
+        MixedClassifier.from_pretrained(tmp_path, standard=builder, robust=make_network)
+
+
+def test_networks_of_libraries_are_held_without_their_weights(tmp_path, timm_model):
+    pytest.importorskip("torchvision")
+    g, h = trained(timm_model), trained(zoo.load("torchvision:squeezenet1_1?pretrained=0&num_classes=7&size=64"))
+    mixed = MixedClassifier(g, h, 0.4)
+    mixed.save_pretrained(tmp_path / "a", hold=True)
+    assert pretrained.read(tmp_path / "a")["standard"]["build"]["of"] == {"library": TIMM}
+    loaded = MixedClassifier.from_pretrained(tmp_path / "a")
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    loaded.save_pretrained(tmp_path / "b", hold=True)
+    assert torch.equal(MixedClassifier.from_pretrained(tmp_path / "b")(IMAGES), mixed(IMAGES))
+
+
+def test_a_network_that_timm_made_is_held_by_its_name(tmp_path):
+    timm = pytest.importorskip("timm")
+    g = ads.wrap(timm.create_model("resnet10t", num_classes=7), mean=MEAN, std=STD, size=32)
+    h = ads.wrap(own(), size=48)
+    mixed = MixedClassifier(g, h, 0.4)
+    builders = {"standard": "timm:resnet10t?num_classes=7", "robust": make_network}
+    mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+    loaded = MixedClassifier.from_pretrained(tmp_path, robust=make_network)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+
+
+def test_an_architecture_of_this_package_is_held_in_full_precision(tmp_path, monkeypatch):
+    options = {"depth": 10, "width": 1, "num_classes": 7, "mean": [0.5] * 3}
+    zoo.save(build("wide_resnet", **options).eval(), tmp_path, "tiny", {"arch": "wide_resnet", "options": options})
+    monkeypatch.setenv(zoo.ZOO_VARIABLE, str(tmp_path))
+    mixed = MixedClassifier(trained(zoo.load("tiny")), zoo.load("tiny"), 0.5)
+    mixed.save_pretrained(tmp_path / "held", hold=True)
+    monkeypatch.delenv(zoo.ZOO_VARIABLE)
+    loaded = MixedClassifier.from_pretrained(tmp_path / "held")
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    (tmp_path / "held" / "standard.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"expected weights at .*standard.safetensors, got no file"):
+        MixedClassifier.from_pretrained(tmp_path / "held")
+
+
+def test_a_damaged_or_exchanged_file_is_refused(tmp_path, mixed):
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
+    shutil.copy(tmp_path / "robust.safetensors", tmp_path / "standard.safetensors")
+    with pytest.raises(ValueError, match=r"expected sha256 .* damaged or replaced"):
+        MixedClassifier.from_pretrained(tmp_path, standard=make_network, robust=make_network)
+
+
+def test_what_no_file_holds_is_refused(tmp_path):
+    by_function = own(output=lambda output: output["scores"])
+    with pytest.raises(ValueError, match="as a name or an index, got a function, which no file holds"):
+        MixedClassifier(by_function, own(), 0.5).save_pretrained(
+            tmp_path, hold=True, builders={"standard": make_network, "robust": make_network}
+        )
+    cropped = own()
+    cropped.first.append(nn.ZeroPad2d(1))
+    with pytest.raises(ValueError, match=r"first layers made by ads.wrap, got a ZeroPad2d: put it into a module"):
+        MixedClassifier(cropped, own(), 0.5).save_pretrained(
+            tmp_path, hold=True, builders={"standard": make_network, "robust": make_network}
+        )
+
+
+def test_a_smoothed_classifier_is_held_with_its_noise(tmp_path):
+    def smoothed(sigma: float = 0.1) -> nn.Module:
+        return ads.SmoothedClassifier(ads.wrap(Network().eval(), output="scores"), sigma, samples=4)
+
+    h = trained(smoothed())
+    mixed = MixedClassifier(own(), h, 0.5)
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": smoothed})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=make_network, robust=smoothed)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    with pytest.raises(ValueError, match=r"got one with sigma 0.5 instead of 0.1: the function or the library"):
+        MixedClassifier.from_pretrained(tmp_path, standard=make_network, robust=lambda: smoothed(0.5))
+
+
+def test_a_copy_of_a_loaded_model_keeps_its_name(tmp_path, monkeypatch):
+    options = {"depth": 10, "width": 1}
+    zoo.save(build("wide_resnet", **options).eval(), tmp_path, "tiny", {"arch": "wide_resnet", "options": options})
+    monkeypatch.setenv(zoo.ZOO_VARIABLE, str(tmp_path))
+    g = copy.deepcopy(zoo.load("tiny")).double()
+    MixedClassifier(g, g, 0.5).save_pretrained(tmp_path / "mixed")
+    assert pretrained.read(tmp_path / "mixed")["standard"]["name"] == "tiny"
+
+
+# --- places
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path, mixed):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(ValueError, match=r"expected a folder for the mixture, got .*, a file: choose another path"):
+            mixed.save_pretrained(path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3", "gpu"])
+def test_a_device_that_is_not_there(tmp_path, mixed, device):
+    mixed.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"expected a device of this machine, got '{device}': .*; try 'cpu'"):
+        MixedClassifier.from_pretrained(tmp_path, device=device)
+    with pytest.raises(ValueError, match=f"expected a device of this machine, got '{device}'"):
+        zoo.load("compact-robust", device=device)

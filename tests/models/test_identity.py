@@ -1,0 +1,109 @@
+"""The identity of a model changes with its weights, preprocessing and code, and with nothing else."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import adaptive_smoothing as ads
+from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.identity import Identity
+
+
+def network(seed: int = 0, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(8, 7)).eval()
+
+
+def differences(found: nn.Module, expected: nn.Module) -> str:
+    stored = json.loads(json.dumps(Identity.of(expected).to_json()))
+    return Identity.of(found).differences(Identity.from_json(stored))
+
+
+def wrapped(**options: object) -> nn.Module:
+    return ads.wrap(network(), **{"mean": (0.4, 0.5, 0.6), "std": 0.25, "size": 32, **options})
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda model: model,
+        lambda model: model.double(),
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: model.requires_grad_(True),
+        lambda model: model.to("cuda") if torch.cuda.is_available() else model,
+    ],
+)
+def test_devices_layouts_and_casts_without_loss_change_nothing(same):
+    assert differences(same(wrapped()), wrapped()) == ""
+
+
+def test_a_cast_with_loss_is_another_model():
+    assert differences(wrapped().bfloat16(), wrapped()).startswith("std") is False
+    assert "other weights" in differences(wrapped().bfloat16(), wrapped())
+    assert differences(network().half().float(), network()) != ""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"mean": 0.5}, "mean (0.5, 0.5, 0.5) instead of (0.4, 0.5, 0.6)"),
+        ({"std": (0.25, 0.25, 0.2)}, "std (0.25, 0.25, 0.2) instead of (0.25, 0.25, 0.25)"),
+        ({"size": 64}, "size 64 instead of 32"),
+        ({"size": (32, 48)}, "size (32, 48) instead of 32"),
+        (
+            {"size": None},
+            "preprocessing mean (0.4, 0.5, 0.6) std (0.25, 0.25, 0.25) instead of size 32 resize bilinear;",
+        ),
+        ({"mean": 0.5, "size": 48}, "size 48 instead of 32, mean (0.5, 0.5, 0.5) instead of (0.4, 0.5, 0.6)"),
+    ],
+)
+def test_another_preprocessing_is_named(options, expected):
+    assert differences(wrapped(**options), wrapped()).startswith(expected)
+    assert "weights" not in differences(wrapped(**options), wrapped())
+
+
+def test_other_weights_and_buffers_are_noticed():
+    for name in ("5.bias", "1.running_mean", "1.num_batches_tracked"):
+        changed = network()
+        tensor = changed.state_dict()[name]
+        tensor.add_(1 if name.endswith("tracked") else 1e-6)
+        assert differences(changed, network()).startswith("other weights (sha256 ")
+    normalised = build("wide_resnet", depth=10, width=1, mean=(0.5, 0.5, 0.5)).eval()
+    again = build("wide_resnet", depth=10, width=1).eval()
+    again.load_state_dict(normalised.state_dict())
+    assert differences(again, normalised).startswith("mean (0.4914, 0.4822, 0.4465) instead of (0.5, 0.5, 0.5)")
+
+
+def test_buffers_that_a_state_dict_lacks_are_part_of_the_weights():
+    one, other = network(), network()
+    for factor, model in ((1.0, one), (2.0, other)):
+        model.register_buffer("factor", torch.tensor(factor), persistent=False)
+    assert "other weights" in differences(one, other)
+
+
+def test_other_code_with_the_same_weights_is_noticed():
+    found = differences(network(activation=nn.SiLU), network())
+    assert found.startswith("the same weights but logits that differ by ") and found.endswith("settings changed")
+
+
+def test_the_output_that_is_used_is_part_of_the_preprocessing():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = network(0), network(1)
+
+        def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"a": self.a(images), "b": self.b(images)}
+
+    torch.manual_seed(0)
+    one, other = (ads.wrap(Two(), output=name) for name in "ab")
+    assert differences(other, one) == "output b instead of a"
+
+
+def test_a_model_that_accepts_no_test_image_has_an_identity_without_logits(linear):
+    assert "logits" not in Identity.of(linear).to_json() and differences(linear, linear) == ""
+    assert ads.wrap(linear, shape=(3, 8, 8)).shape == (3, 8, 8)
+    assert len(Identity.of(ads.wrap(linear, shape=(3, 8, 8))).logits) == 8
