@@ -55,8 +55,13 @@ def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 def fp32_logits_chunked(model: nn.Module, images: Tensor) -> Tensor:
     """Return `fp32_logits` of any number of images, computed in chunks."""
+    return torch.cat([fp32_logits(model, part) for part in chunks(images)])
+
+
+def chunks(images: Tensor) -> tuple[Tensor, ...]:
+    """Return any number of images in parts that fit into memory."""
     size = max(1, min(CHUNK, PIXELS // images[0].numel())) if len(images) else CHUNK
-    return torch.cat([fp32_logits(model, part) for part in images.split(size)])
+    return images.split(size)
 
 
 class NotFiniteError(ValueError):
