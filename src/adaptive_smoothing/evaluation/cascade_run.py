@@ -161,7 +161,7 @@ class EvaluationRun(ShardedRun):
         def report(stage: str, share: float, images: int, left: int) -> None:
             progress(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
 
-        first, keep = len(self.cascade.stages), int((chosen < self._saved).sum())
+        first, keep = len(self.cascade.stages), int((chosen < self._saved).sum()) if self._saved else None
         shard = Shard("audit", self.batch(chosen), self._threat(chosen), self.cascade.audit, self.journal, first, keep)
         found = shard.run(self._engine, report)
         worse = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -211,6 +211,11 @@ class Audit:
         if not self.random or not self.unseen:
             return float(self.unseen > 0)
         return interval(self.random_fooled, self.random, confidence=0.90)[1]
+
+    @classmethod
+    def from_summary(cls, summary: Mapping[str, Any]) -> Audit:
+        """Return the audit whose summary is in a `result.json`."""
+        return cls(**{each.name: summary[each.name.replace("fooled", "fell")] for each in fields(cls)})
 
     def summary(self) -> dict[str, int | float]:
         """Return the figures for `result.json`, where "fell" means "fooled"."""
