@@ -1,11 +1,12 @@
 """Settings are read from TOML with changes applied; unknown, missing and mistyped keys are explained."""
 
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 
-from adaptive_smoothing.settings import SettingsError, check_choice, from_table, read_toml, suggestion
+from adaptive_smoothing.settings import SettingsError, check_choice, from_table, import_function, read_toml, suggestion
 from adaptive_smoothing.training.recipe import Recipe
 
 MINIMAL = {"name": "x", "model": {"arch": "wide_resnet"}}
@@ -99,3 +100,44 @@ def test_a_suggestion_has_the_nearest_names_first():
     assert suggestion("robus", known) == "did you mean 'robust'?"
     assert suggestion("robus", known, count=3) == "did you mean 'robust', 'robust-18'?"
     assert suggestion("x", known) == "choose one of robust, robust-18, standard"
+
+
+@pytest.fixture
+def my_code(tmp_path, monkeypatch):
+    """The working folder with a package of the user."""
+    (tmp_path / "my_code").mkdir()
+    (tmp_path / "my_code" / "__init__.py").write_text("")
+    (tmp_path / "my_code" / "models.py").write_text("SIZE = 3\ndef load_it(name): return name * SIZE\n")
+    (tmp_path / "my_code" / "needs.py").write_text("import not_installed\n")
+    (tmp_path / "my_code" / "broken.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield
+    for name in [name for name in sys.modules if name.startswith("my_code")]:
+        del sys.modules[name]
+
+
+def test_a_function_in_the_working_folder_is_imported(my_code):
+    assert import_function("my_code.models:load_it", "--loader")("ab") == "ababab"
+    assert import_function("json:dumps", "--loader")([1]) == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("my_code.models", ValueError, "--loader as module:function, got 'my_code.models': write the module, a colon"),
+        (":load_it", ValueError, "--loader as module:function, got ':load_it': write"),
+        ("my_code/models.py:load_it", ValueError, "write the module, a colon"),
+        ("my_code.models:load(3)", ValueError, "write the module, a colon"),
+        ("my_cod.models:load_it", ImportError, "expected a module 'my_cod.models' for --loader, got none: run in its"),
+        ("my_code.model:load_it", ImportError, "expected a module 'my_code.model' for --loader, got none"),
+        ("my_code.needs:load_it", ImportError, "got No module named 'not_installed': install what it needs"),
+        ("my_code.broken:load_it", ImportError, "got ZeroDivisionError: division by zero; correct the module"),
+        ("my_code.models:laod_it", ValueError, "my_code.models has no 'laod_it'; did you mean 'load_it'?"),
+        ("my_code.models:SIZE", ValueError, "--loader to be a function, got 'my_code.models:SIZE', a int: name a"),
+    ],
+)
+def test_a_function_that_cannot_be_imported_is_explained(my_code, text, kind, message):
+    with pytest.raises(kind) as caught:
+        import_function(text, "--loader")
+    assert message in str(caught.value)

@@ -6,10 +6,12 @@ An unknown key is an error that suggests the nearest key.
 from __future__ import annotations
 
 import difflib
+import importlib
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,6 +91,46 @@ def check_below_one(name: str, value: float) -> None:
     """Raise an error if a setting is not in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"expected {name} in [0, 1), got {value}")
+
+
+def import_function(text: str, what: str) -> Callable[..., Any]:
+    """Return the function `package.module:function` that a user names, for example on the command line.
+
+    The working folder is searched as well. Never call this with a text that comes from a file: importing a module runs
+    its code.
+
+    Args:
+        what: what the function is for, as in "expected --loader as module:function, ...".
+    """
+    name, colon, attribute = text.partition(":")
+    if not (colon and attribute.isidentifier() and all(part.isidentifier() for part in name.split("."))):
+        hint = "write the module, a colon and the name of the function, for example my_models:load"
+        raise ValueError(f"expected {what} as module:function, got {text!r}: {hint}")
+    if not hasattr(module := _import_module(name, what), attribute):
+        public = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        found = f"{module.__name__} has no {attribute!r}; {suggestion(attribute, public)}"
+        raise ValueError(f"expected {what} as module:function, got {text!r}: {found}")
+    if not callable(function := getattr(module, attribute)):
+        raise ValueError(
+            f"expected {what} to be a function, got {text!r}, a {type(function).__name__}: name a function"
+        )
+    return function
+
+
+def _import_module(name: str, what: str) -> types.ModuleType:
+    """Import a module that a user names. The working folder is searched last, and stays on the path of modules."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise ImportError(f"expected to import {name} for {what}, got {error}: install what it needs") from error
+        hint = f"run in its folder ({Path.cwd()} is searched), install it, or correct the name"
+        raise ImportError(f"expected a module {name!r} for {what}, got none: {hint}") from error
+    except Exception as error:  # the user's module can raise any error
+        found = f"{type(error).__name__}: {error}; correct the module"
+        raise ImportError(f"expected to import {name} for {what}, got {found}") from error
 
 
 def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
