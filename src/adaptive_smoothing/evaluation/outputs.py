@@ -1,4 +1,4 @@
-"""The columns of `rows.npz` with the outputs of the model: probabilities and confidence, for a mixture also g, h, alpha.
+"""The columns of `rows.npz` with outputs of the model: probabilities and confidences; of a mixture also g, h, alpha.
 
 The names of the columns begin with `clean_` or `attacked_`. Those of g and h go on with `g_` or `h_`.
 """

@@ -1,4 +1,4 @@
-"""`evaluate_radii`: robust accuracy at several radii, where a larger radius only attacks what survived the smaller ones.
+"""`evaluate_radii`: robust accuracy at several radii. A radius is attacked on the survivors of the smaller ones only.
 
 An image that is fooled within a radius is fooled within every larger one.
 """
@@ -89,6 +89,8 @@ def evaluate_radii(
         attack: the name of a preset, or a function that returns the cascade for a threat.
         norm: the kind of threat: `Linf` or `L2`.
     """
+    if not isinstance(norm, type):
+        raise TypeError(f"expected a kind of threat such as ads.Linf, got {norm!r}: name the class, and pass radii")
     threats = [norm(radius) for radius in check_radii(radii)]
     verdict, verdicts = None, []
     for number, threat in enumerate(threats):
@@ -157,7 +159,9 @@ def _combined(before: Verdict, found: Verdict | None, left: Tensor, cascade: Cas
         filled[left[: len(new)]] = new
         return filled
 
-    columns = {name: fill(getattr(before, name), getattr(found, name)) for name in Verdict.COLUMNS.values()}
+    columns: dict[str, Any] = {
+        name: fill(getattr(before, name), getattr(found, name)) for name in Verdict.COLUMNS.values()
+    }
     saved = before.adversarial
     return replace(
         now,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from adaptive_smoothing.evaluation.alarms import Alarm
@@ -24,7 +25,7 @@ def save_adversarial(folder: str | Path, verdict: Verdict) -> None:
         return
     rows = verdict.rows()
     columns = {name: rows[name][: len(images)] for name in ("index", "label", "attacked_prediction")}
-    write_rows(Path(folder) / ADVERSARIAL_FILE, {"schema": SCHEMA, **columns, "images": images.numpy()})
+    write_rows(Path(folder) / ADVERSARIAL_FILE, {"schema": np.array(SCHEMA), **columns, "images": images.numpy()})
 
 
 def load_verdict(folder: str | Path) -> Verdict:
@@ -53,6 +54,24 @@ def load_radii(folder: str | Path) -> RadiusCurve:
     found = read_result(folder, "radii")["radii"]
     verdicts = (load_verdict(Path(folder) / each["folder"]) for each in found)
     return RadiusCurve(tuple(each["eps"] for each in found), tuple(verdicts))
+
+
+def load_curve(folder: str | Path) -> RadiusCurve:
+    """Return the verdicts of an evaluation at one radius or at several."""
+    if read_result(folder)["kind"] == "radii":
+        return load_radii(folder)
+    verdict = load_verdict(folder)
+    _, _, eps = verdict.settings["attack"]["threat"].partition(":")
+    return RadiusCurve((float(eps),), (verdict,))
+
+
+def different_settings(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings in which a stored run differs from one that begins now.
+
+    Versions and the size of shards do not count: the stored result is still that of the same command.
+    """
+    names = [name for name in {**now, **stored} if name not in ("code", "torch", "shard size")]
+    return [name for name in names if stored.get(name) != now.get(name)]
 
 
 def _old_title(attack: Mapping[str, Any]) -> str:

@@ -87,8 +87,8 @@ class Verdict(Evaluation):
         queries: number of times the attacks ran the model on each image.
         stages: keys of the stages, those of the audit included if there was one.
         alarms: None if the checks were off.
-        outputs: further columns by name: probabilities, confidences, and the alpha of a mixture (`docs/files.md`). Empty
-            for a run that was stored without them.
+        outputs: further columns by name (`docs/files.md`): probabilities, confidences, and the alpha of a mixture.
+            Empty for a run that was stored without them.
         adversarial: the worst versions of the first images that were found; None if they were not saved.
     """
 
@@ -134,14 +134,14 @@ class Verdict(Evaluation):
         return {name: gap_statistics(correct.numpy(), gap.double().numpy()) for name, (correct, gap) in parts.items()}
 
     def calibration(self) -> dict[str, dict[str, Calibration]]:
-        """Return the calibration of the model, or of the mixture, g and h; clean and attacked. Empty without outputs."""
+        """Return the calibration of the model, or of mixture, g and h, clean and attacked; empty without outputs."""
         return {version: self._calibration(version) for version in (CLEAN, ATTACKED)} if self.outputs else {}
 
     def _calibration(self, version: str) -> dict[str, Calibration]:
         is_mixture = f"{version}_alpha" in self.outputs
         own = self.clean_predictions if version == CLEAN else self.attacked_predictions
         predictions = {"mixture" if is_mixture else "model": own}
-        confidences = {name: self.outputs[f"{version}_confidence"] for name in predictions}
+        confidences = dict.fromkeys(predictions, self.outputs[f"{version}_confidence"])
         for base in BASES if is_mixture else ():
             predictions[base] = self.outputs[f"{version}_{base}_prediction"]
             confidences[base] = self.outputs[f"{version}_{base}_confidence"]

@@ -1,4 +1,4 @@
-"""Write the files of a run folder: rows, a figure, facts, the result."""
+"""Write the files of a run folder: rows, figures, facts, the result."""
 
 from __future__ import annotations
 

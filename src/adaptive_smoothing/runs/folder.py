@@ -31,6 +31,11 @@ def has_result(folder: str | Path) -> bool:
     return all((Path(folder) / name).is_file() for name in (RESULT, ROWS))
 
 
+def is_finished(folder: str | Path) -> bool:
+    """Return whether a folder holds the result of a run whose journal has been removed."""
+    return (Path(folder) / RESULT).is_file() and not (Path(folder) / JOURNAL / BINDING).is_file()
+
+
 def with_schema(kind: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a result file: its schema, its kind, and the result."""
     return {"schema": SCHEMA, "kind": kind, **result}
