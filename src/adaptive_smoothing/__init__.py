@@ -14,6 +14,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.data.datasets import load as load_data
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.radii import evaluate_radii
 from adaptive_smoothing.evaluation.sweep import tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
@@ -24,6 +25,7 @@ from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import wrap
 from adaptive_smoothing.models.zoo import load as load_model
+from adaptive_smoothing.report.load import load_run
 from adaptive_smoothing.threat import L2, Linf
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import train_mixing
@@ -53,12 +55,14 @@ __all__ = [
     "auto_attack",
     "certify",
     "evaluate",
+    "evaluate_radii",
     "fast_attack",
     "fit_nonlinear",
     "from_dataset",
     "from_tensors",
     "load_data",
     "load_model",
+    "load_run",
     "preset",
     "tradeoff",
     "train_mixing",
