@@ -80,13 +80,23 @@ def radii_panel(curve: RadiusCurve) -> Panel:
         factor = 255 if norm == "Linf" else 1
         correct = [first.clean_correct, *(verdict.robust_correct for verdict in curve.verdicts)]
         places = [factor * radius for radius in (0.0, *curve.radii)]
-        error_bars(axes, places, [row.numpy() for row in correct], color=LIGHT.mix, marker="o", markersize=4)
+        error_bars(
+            axes,
+            places,
+            [row.numpy() for row in correct],
+            color=LIGHT.mix,
+            marker="o",
+            markersize=4,
+            label="under attack",
+        )
         axes.plot(0, first.clean, "o", color=LIGHT.clean, markersize=7, zorder=3, label="clean accuracy")
         for place, row in zip(places, correct, strict=True):
             share = row.double().mean().item()
             axes.annotate(percent(share), (place, share), (7, 5), textcoords="offset points", fontsize=9)
         unit = ", in levels of 255" if factor == 255 else ""
-        axes.set(xlabel=f"{norm} radius{unit}", ylabel="accuracy", xlim=(0, 1.12 * places[-1]), ylim=(0, 1))
+        axes.set(
+            xlabel=f"{norm} radius{unit}", ylabel="accuracy", xlim=(-0.03 * places[-1], 1.14 * places[-1]), ylim=(0, 1)
+        )
         axes.set_title(f"{first.attack.partition(' at ')[0]}, {len(first.labels):,} images; 95 % intervals")
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.legend(loc="upper right")

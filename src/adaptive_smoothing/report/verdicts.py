@@ -17,7 +17,7 @@ from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.outputs import CLEAN
 from adaptive_smoothing.evaluation.stored import ADVERSARIAL_FILE, save_adversarial
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
-from adaptive_smoothing.report.figures import Panel, percent_axes, side_by_side
+from adaptive_smoothing.report.figures import Panel, legend_below, percent_axes, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT
 from adaptive_smoothing.report.tables import Table, gap_statistics_table
@@ -27,6 +27,8 @@ from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS
 WATERFALL, CALIBRATION = "waterfall.png", "calibration.png"
 # Bins of the histogram of leads.
 LEAD_BINS = 40
+# Bins of a reliability diagram with fewer images are not drawn.
+FEW_IMAGES = 5
 
 
 def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> list[str]:
@@ -180,17 +182,16 @@ def reliability_panel(version: str, parts: dict[str, Calibration]) -> Panel:
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=LIGHT.faint, linewidth=1, linestyle=":", label="perfect calibration")
-        for name, each in parts.items():
-            used, colour = each.images > 0, colours[name]
-            at, label = (each.confidence[used], each.accuracy[used]), f"{name}: error {percent(each.error)}"
-            axes.plot(*at, color=colour, linewidth=1.2)
-            axes.scatter(*at, s=12 + 150 * each.images[used] / each.images.sum(), color=colour, label=label)
-        axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="accuracy")
+        for name, each in reversed(parts.items()):  # g and h first, so that they do not cover the mixture
+            shown, colour = each.images >= FEW_IMAGES, colours[name]
+            at, sizes = (each.confidence[shown], each.accuracy[shown]), 150 * each.images[shown] / each.images.sum()
+            axes.plot(*at, color=colour, marker="o", markersize=4, label=f"{name}: error {percent(each.error)}")
+            axes.scatter(*at, s=sizes, color=colour, alpha=0.7)
+        axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02), ylabel="accuracy")
+        axes.set_xlabel(f"confidence; bins of {FEW_IMAGES} or more images")
         axes.set_title("Clean images" if version == CLEAN else "Worst version found of each image")
         percent_axes(axes, PercentFormatter(1, decimals=0))
-        legend = axes.legend(loc="upper left")
-        for handle in legend.legend_handles[1:]:
-            handle.set_sizes([30])  # type: ignore[union-attr]
+        legend_below(axes)
 
     return draw
 
