@@ -262,6 +262,8 @@ def test_attacked_images_are_written(wanted: str, count: int, package: Callable)
     with torch.no_grad():
         predictions = zoo.load(demo.STANDARD)(verdict.adversarial).argmax(1)
     assert verdict.attacked_predictions is not None and torch.equal(predictions, verdict.attacked_predictions[:count])
+    evaluate(demo.STANDARD, *QUICK, "--overwrite")
+    assert not (FOLDER / "adversarial.npz").exists()
 
 
 @pytest.mark.usefixtures("no_pictures")

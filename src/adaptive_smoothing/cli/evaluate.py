@@ -169,7 +169,7 @@ class Run:
 
     def show_stored(self, folder: Path) -> None:
         """Print the result of the same command, or raise an error if the folder holds that of another one."""
-        stored, facts = load_curve(folder), read_json(folder / FACTS)
+        stored, facts = load_curve(folder), read_json(folder / FACTS) if (folder / FACTS).is_file() else {}
         if other := [*self._differences(stored), *[BINARIZATION] * (self.check and BINARIZATION not in facts)]:
             found = f"{folder}, which holds one with another {', '.join(other)}"
             hint = "choose another --out, or replace it with --overwrite"

@@ -20,12 +20,17 @@ ADVERSARIAL_FILE = "adversarial.npz"
 
 
 def save_adversarial(folder: str | Path, verdict: Verdict) -> None:
-    """Write the attacked images of a verdict that has them, with their positions, labels and predictions."""
+    """Write the attacked images of a verdict, with their positions, labels and predictions.
+
+    Without such images, those of an earlier run in the folder are removed.
+    """
+    path = Path(folder) / ADVERSARIAL_FILE
     if (images := verdict.adversarial) is None:
+        path.unlink(missing_ok=True)
         return
     rows = verdict.rows()
     columns = {name: rows[name][: len(images)] for name in ("index", "label", "attacked_prediction")}
-    write_rows(Path(folder) / ADVERSARIAL_FILE, {"schema": np.array(SCHEMA), **columns, "images": images.numpy()})
+    write_rows(path, {"schema": np.array(SCHEMA), **columns, "images": images.numpy()})
 
 
 def load_verdict(folder: str | Path) -> Verdict:
