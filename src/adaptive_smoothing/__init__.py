@@ -6,6 +6,10 @@ mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.9)
 verdict = ads.evaluate(mixed, data, "fast", ads.Linf(8 / 255))
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import adaptive_attack, auto_attack, fast_attack, preset
 from adaptive_smoothing.certification.certify import certify
@@ -25,13 +29,15 @@ from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import wrap
 from adaptive_smoothing.models.zoo import load as load_model
-from adaptive_smoothing.report.load import load_run
 from adaptive_smoothing.threat import L2, Linf
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import train_mixing
 from adaptive_smoothing.tuning.nonlinear import fit_nonlinear
 from adaptive_smoothing.tuning.tune import tune
 from adaptive_smoothing.version import VERSION
+
+if TYPE_CHECKING:
+    from adaptive_smoothing.report.load import load_run
 
 __version__ = VERSION
 
@@ -69,3 +75,12 @@ __all__ = [
     "tune",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `load_run` when it is first used: reports need matplotlib."""
+    if name != "load_run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from adaptive_smoothing.report.load import load_run
+
+    return load_run
