@@ -89,18 +89,19 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def compare(before: Path, after: Path) -> bool:
-    """Print one line per command, and return whether everything agrees bit by bit."""
+    """Print one line per command, and return whether every array of `before` is the same bit by bit in `after`."""
     same = True
     for name in COMMANDS:
         mine, theirs = arrays(before / name), arrays(after / name)
-        different = [key for key in mine.keys() | theirs.keys() if not _equal(mine.get(key), theirs.get(key))]
+        different = [key for key in mine if not _equal(mine[key], theirs.get(key))]
         same &= bool(mine) and not different
-        print(f"{name}: {len(mine)} arrays, {'the same' if mine and not different else f'different: {different}'}")
+        new = f"; {len(theirs.keys() - mine.keys())} new" if theirs.keys() - mine.keys() else ""
+        print(f"{name}: {len(mine)} arrays, {'the same' if mine and not different else f'different: {different}'}{new}")
     return same
 
 
-def _equal(mine: np.ndarray | None, theirs: np.ndarray | None) -> bool:
-    if mine is None or theirs is None or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+def _equal(mine: np.ndarray, theirs: np.ndarray | None) -> bool:
+    if theirs is None or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
     return mine.tobytes() == theirs.tobytes()
 

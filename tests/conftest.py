@@ -102,6 +102,22 @@ def ctrl_c_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return `install(entry_points, code)`, which puts a package named other_package on the path of modules."""
+
+    def install(entry_points: str, code: str) -> None:
+        information = tmp_path / "site" / "other_package-1.0.dist-info"
+        information.mkdir(parents=True)
+        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: other-package\nVersion: 1.0\n")
+        (information / "entry_points.txt").write_text(entry_points)
+        (tmp_path / "site" / "other_package.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        monkeypatch.delitem(sys.modules, "other_package", raising=False)
+
+    return install
+
+
+@pytest.fixture
 def stop_certifying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Return `stop(at)`: Ctrl-C comes with the at-th shard that is sampled. It returns the sizes of all shards."""
     certify = Smoothing.certify

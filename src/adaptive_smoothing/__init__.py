@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from adaptive_smoothing.data.datasets import load as load_data
     from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
     from adaptive_smoothing.evaluation.evaluate import evaluate
+    from adaptive_smoothing.evaluation.radii import evaluate_radii
     from adaptive_smoothing.evaluation.sweep import tradeoff
     from adaptive_smoothing.mixing.classifier import MixedClassifier
     from adaptive_smoothing.mixing.export import export
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from adaptive_smoothing.models.smoothed import SmoothedClassifier
     from adaptive_smoothing.models.wrap import wrap
     from adaptive_smoothing.models.zoo import load as load_model
+    from adaptive_smoothing.report.load import load_run
     from adaptive_smoothing.threat import L2, Linf
     from adaptive_smoothing.training.mixing.recipe import MixingRecipe
     from adaptive_smoothing.training.mixing.train import train_mixing
@@ -62,6 +64,7 @@ __all__ = [
     "auto_attack",
     "certify",
     "evaluate",
+    "evaluate_radii",
     "export",
     "fast_attack",
     "fit_nonlinear",
@@ -69,6 +72,7 @@ __all__ = [
     "from_tensors",
     "load_data",
     "load_model",
+    "load_run",
     "preset",
     "tradeoff",
     "train_mixing",
@@ -96,6 +100,7 @@ _PLACES = {
     "auto_attack": "attacks.presets:auto_attack",
     "certify": "certification.certify:certify",
     "evaluate": "evaluation.evaluate:evaluate",
+    "evaluate_radii": "evaluation.radii:evaluate_radii",
     "export": "mixing.export:export",
     "fast_attack": "attacks.presets:fast_attack",
     "fit_nonlinear": "tuning.nonlinear:fit_nonlinear",
@@ -103,6 +108,7 @@ _PLACES = {
     "from_tensors": "data.conversion:from_tensors",
     "load_data": "data.datasets:load",
     "load_model": "models.zoo:load",
+    "load_run": "report.load:load_run",
     "preset": "attacks.presets:preset",
     "tradeoff": "evaluation.sweep:tradeoff",
     "train_mixing": "training.mixing.train:train_mixing",

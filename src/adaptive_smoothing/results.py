@@ -63,6 +63,9 @@ def write_rows(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 
 
 def read_rows(path: str | Path) -> dict[str, np.ndarray]:
+    """Return the columns in a .npz file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"expected one row per image in {path}, got no such file: copy the whole run folder")
     with np.load(path, allow_pickle=False) as columns:
         return dict(columns)
 

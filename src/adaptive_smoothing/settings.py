@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -145,6 +146,14 @@ def _import_module(name: str, what: str) -> types.ModuleType:
     except Exception as error:  # the user's module can raise any error
         found = f"{type(error).__name__}: {error}; correct the module"
         raise ImportError(f"expected to import {name} for {what}, got {found}") from error
+
+
+def from_packages(group: str) -> dict[str, EntryPoint]:
+    """Return what installed packages register in a group of entry points of this package, by name.
+
+    Nothing is imported before `load` of an entry point is called.
+    """
+    return {point.name: point for point in entry_points(group=f"adaptive_smoothing.{group}")}
 
 
 def _with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Which stages each preset has for a model, their budgets, and the attacks designed for mixed classifiers."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,14 +8,16 @@ import torch
 from torch import nn
 from toys import CPU, Brightness, Constant, Planes, make_images, make_input, mixed
 
-from adaptive_smoothing.attacks.cascade import CascadeState, run_stage
+from adaptive_smoothing.attacks.cascade import Cascade, CascadeState, Stage, run_stage
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.presets import (
     PRESETS,
     adaptive_attack,
     adaptive_auto_attack,
+    as_preset,
     auto_attack,
     fast_attack,
+    find_preset,
     preset,
 )
 from adaptive_smoothing.attacks.square import Square
@@ -248,3 +251,58 @@ def test_a_saturated_alpha_is_lowered_by_an_attack_on_the_smoothed_surrogate():
         assert fooled(model, stages[f"smooth-{key}"], inputs, 10).all(), key
     surrogate = SmoothedSurrogate()(model)
     torch.testing.assert_close(surrogate.mix(inputs.images).alpha, model.mix(inputs.images).alpha)
+
+
+# --- attacks of one's own and of other packages ---------------------------------------------------------
+
+OTHER_PACKAGE = """
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
+from adaptive_smoothing.attacks.pgd import PGD
+
+def by_hand(model, images, labels):
+    return images
+
+def short_pgd(threat, seed=0):
+    return Cascade("short", threat, (Stage("short-pgd", PGD(threat, steps=2, seed=seed)),))
+"""
+ENTRY_POINTS = """[adaptive_smoothing.attacks]
+by-hand = other_package:by_hand
+short = other_package:short_pgd
+fast = other_package:by_hand
+"""
+
+
+def test_presets_of_other_packages_are_found_by_name(other_package):
+    other_package(ENTRY_POINTS, OTHER_PACKAGE)
+    cascade = preset("short", LINF, seed=3)
+    assert [stage.key for stage in cascade.stages] == ["short-pgd"] and cascade.stages[0].attack.seed == 3
+    (stage,) = preset("by-hand", LINF).stages
+    assert stage.key == "by-hand" and stage.attack.__name__ == "by_hand"
+
+
+def test_a_built_in_preset_is_not_replaced_and_imports_nothing(other_package):
+    other_package(ENTRY_POINTS, OTHER_PACKAGE)
+    assert find_preset("fast") is fast_attack and "other_package" not in sys.modules
+    with pytest.raises(ValueError, match=r"one of fast, .*short.*, got 'shortt': did you mean 'short'?"):
+        find_preset("shortt")
+    assert "other_package" not in sys.modules
+
+
+def test_a_function_becomes_a_cascade():
+    def attack(model, images, labels):
+        return images
+
+    def with_threat(threat):
+        return lambda model, images, labels: (images + threat.eps).clamp(max=1)
+
+    cascade = as_preset("mine:attack", attack)(LINF, seed=1)
+    assert cascade == Cascade("mine:attack", LINF, (Stage("mine:attack", attack),))
+    (stage,) = as_preset("mine", with_threat)(LINF).stages
+    assert torch.equal(stage.attack(None, torch.zeros(1), None), torch.full((1,), LINF.eps))
+
+
+def test_a_preset_that_makes_no_attack_or_another_threat_is_refused():
+    with pytest.raises(TypeError, match="expected an attack in the stage 'mine', got 3"):
+        as_preset("mine", lambda threat: 3)(LINF)
+    with pytest.raises(ValueError, match=r"expected a cascade for Linf\(eps=0.03.*\) from mine, got one for L2"):
+        as_preset("mine", lambda threat: auto_attack(L2(0.5)))(LINF)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,11 @@ from adaptive_smoothing.cli import evaluate as evaluate_file
 from adaptive_smoothing.cli.console import RunProgressBar
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.evaluation import cost
+from adaptive_smoothing.evaluation.radii import RadiusCurve
+from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.report import run_folder, verdicts
+from adaptive_smoothing.report import radii, run_folder, verdicts
+from adaptive_smoothing.report.load import load_run
 from adaptive_smoothing.runs import progress_bar
 from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.runs.progress import Progress
@@ -31,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("package")
 FOLDER = Path("runs/evaluate-compact-standard-fast")
 QUICK = ("--set", "alarms=false")
 FOUR = ("--set", "shard_size=4")
+WRITTEN = ("result.json", "rows.npz", "facts.json", "waterfall.png", "calibration.png")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +54,8 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure takes half a second to draw."""
     monkeypatch.setattr(run_folder, "png", lambda figure: b"")
-    monkeypatch.setattr(verdicts, "waterfall_figure", lambda verdict: None)
+    for module, figure in ((verdicts, "waterfall_figure"), (verdicts, "calibration_figure"), (radii, "radii_figure")):
+        monkeypatch.setattr(module, figure, lambda result: None)
 
 
 def evaluate(*arguments: str, code: int = 0) -> str:
@@ -62,7 +68,7 @@ def evaluate(*arguments: str, code: int = 0) -> str:
 
 def test_a_run_writes_its_files_and_prints_the_waterfall(package: Callable) -> None:
     printed = evaluate(demo.STANDARD, "--threat", "Linf:0.3")
-    assert {path.name for path in FOLDER.iterdir()} == {"result.json", "rows.npz", "facts.json", "waterfall.png"}
+    assert {path.name for path in FOLDER.iterdir()} == {*WRITTEN}
     result = json.loads((FOLDER / "result.json").read_text())
     rows = dict(np.load(FOLDER / "rows.npz"))
     facts = json.loads((FOLDER / "facts.json").read_text())
@@ -108,7 +114,7 @@ def test_an_earlier_result_is_not_lost() -> None:
     evaluate(demo.STANDARD, *QUICK)
     before = (FOLDER / "result.json").read_bytes()
     printed = evaluate(demo.STANDARD, *QUICK, "--threat", "Linf:0.1", code=1)
-    assert "which holds one: choose another --out, or replace it with --overwrite" in printed
+    assert "which holds one with another attack: choose another --out, or replace it with --overwrite" in printed
     assert (FOLDER / "result.json").read_bytes() == before
     evaluate(demo.STANDARD, *QUICK, "--threat", "Linf:0.1", "--overwrite")
     assert json.loads((FOLDER / "result.json").read_text())["settings"]["attack"]["threat"] == "Linf:0.1"
@@ -118,6 +124,12 @@ def test_an_earlier_result_is_not_lost() -> None:
     ("arguments", "sentence"),
     [
         (("--preset", "autoattack"), "expected preset to be one of fast, standard, adaptive"),
+        (("--preset", "standrd"), "got 'standrd': did you mean 'standard'?"),
+        (("--attack", "no_such_module:attack"), "expected a module 'no_such_module' for --attack, got none"),
+        (("--eps", "1/255,x"), "expected --eps such as 2/255,4/255,8/255, got '1/255,x'"),
+        (("--eps", "8/255,8/255"), "expected one or more different radii"),
+        (("--eps", "8"), "did you mean 8/255?"),
+        (("--save-adversarial", "some"), "expected --save-adversarial N or all, got 'some'"),
         (("--threat", "Linf:abc"), "expected a threat such as Linf:8/255 or L2:0.5, got 'Linf:abc'"),
         (("--threat", "Linf:8"), "did you mean 8/255?"),
         (("--threat", "Linf:-0.1"), "expected eps >= 0, got -0.1"),
@@ -198,8 +210,83 @@ def test_attacks_that_do_not_apply_are_named_and_other_files_are_kept(monkeypatc
     monkeypatch.setitem(presets.PRESETS, "fast", more)
     printed = evaluate(demo.STANDARD, *QUICK)
     assert "Attacks that do not apply to this model: transfer from g." in printed
-    assert printed.endswith(f"Written to {FOLDER}: result.json, rows.npz, facts.json, waterfall.png")
+    assert printed.endswith(f"Written to {FOLDER}: {', '.join(WRITTEN)}")
     assert (FOLDER / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_finished_run_is_printed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = evaluate(demo.STANDARD, *QUICK)
+    before = (FOLDER / "result.json").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate_file, "evaluate_radii", None)  # nothing is attacked
+        again = evaluate(demo.STANDARD, *QUICK)
+    tables = slice(first.index("Clean accuracy"), first.index("Alarms were off."))
+    assert first[tables] in again and "This run was finished before, with version" in again
+    assert (FOLDER / "result.json").read_bytes() == before
+    for arguments, reason in (
+        ((demo.STANDARD,), "setting of alarms"),
+        ((demo.ROBUST, *QUICK, "--out", str(FOLDER)), "model"),
+        ((demo.STANDARD, *QUICK, "--images", "8"), "fingerprint"),
+        ((demo.STANDARD, *QUICK, "--eps", "0.1,0.2"), "attack, eps"),
+        ((demo.STANDARD, *QUICK, "--save-adversarial", "2"), "save adversarial"),
+        ((demo.STANDARD, *QUICK, "--check", "binarization"), "binarization"),
+    ):
+        assert f"which holds one with another {reason}: choose another --out" in evaluate(*arguments, code=1)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_several_radii_have_a_folder_each_and_can_be_continued(
+    ctrl_c_at: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (demo.STANDARD, *QUICK, "--eps", "0.1,1/255,0.02", "--threat", "Linf")
+    printed = evaluate(*command, "--out", "undisturbed")
+    result = json.loads(Path("undisturbed/result.json").read_text())
+    assert [row["folder"] for row in result["radii"]] == ["eps-0.003922", "eps-0.02", "eps-0.1"]
+    assert "Accuracy at each radius" in printed and "Linf 1/255" in printed and "Linf 0.02" in printed
+    curve = load_run(Path("undisturbed"))
+    assert isinstance(curve, RadiusCurve) and [row["robust"] for row in result["radii"]] == list(curve.robust)
+    with monkeypatch.context() as patched:
+        ctrl_c_at(8)  # six entries are those of the first radius
+        evaluate(*command, code=130)
+        patched.undo()
+    ctrl_c_at(99)
+    evaluate(*command)
+    for name in ("result.json", "eps-0.1/result.json"):
+        assert (FOLDER / name).read_bytes() == (Path("undisturbed") / name).read_bytes()
+    assert not (FOLDER / "journal").exists()
+    assert "This run was finished before" in evaluate(*command)
+    assert "with another eps" in evaluate(demo.STANDARD, *QUICK, "--eps", "1/255,0.02", code=1)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(("wanted", "count"), [("3", 3), ("all", 9)])
+def test_attacked_images_are_written(wanted: str, count: int, package: Callable) -> None:
+    printed = evaluate(demo.STANDARD, *QUICK, "--save-adversarial", wanted, "--threat", "Linf:0.1")
+    assert "rows.npz, adversarial.npz, facts.json" in printed
+    verdict, clean = load_run(FOLDER), package("builtin").take(count).floats()
+    assert isinstance(verdict, Verdict) and verdict.adversarial is not None and len(verdict.adversarial) == count
+    assert (verdict.adversarial - clean).abs().max() <= 0.1 + 1e-6
+    with torch.no_grad():
+        predictions = zoo.load(demo.STANDARD)(verdict.adversarial).argmax(1)
+    assert verdict.attacked_predictions is not None and torch.equal(predictions, verdict.attacked_predictions[:count])
+    evaluate(demo.STANDARD, *QUICK, "--overwrite")
+    assert not (FOLDER / "adversarial.npz").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_attack_of_ones_own_is_a_function_in_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    Path("own_attacks.py").write_text(
+        "def darker(model, images, labels):\n    return (images - 0.1).clamp(0, 1)\n"
+        "def nothing(model, images, labels):\n    return None\n"
+    )
+    evaluate(demo.STANDARD, *QUICK, "--attack", "own_attacks:darker", "--threat", "Linf:0.1", "--out", "darker")
+    result = json.loads(Path("darker/result.json").read_text())
+    assert [step["attack"] for step in result["waterfall"]] == ["clean", "own_attacks:darker"]
+    assert result["attack"] == "own_attacks:darker at Linf 0.1"
+    printed = evaluate(demo.STANDARD, *QUICK, "--attack", "own_attacks:nothing", code=1)
+    assert "expected attacked images of shape" in printed and "got NoneType" in printed
 
 
 @pytest.mark.usefixtures("no_pictures")

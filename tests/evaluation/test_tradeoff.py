@@ -56,7 +56,7 @@ def test_a_folder_without_a_run_is_refused(large: Tradeoff, tmp_path: Path) -> N
     with pytest.raises(FileNotFoundError, match=r"expected a run folder with result\.json"):
         load_tradeoff(tmp_path)
     del large.rows["label"]
-    (tmp_path / "result.json").write_text("{}")
+    (tmp_path / "result.json").write_text('{"curves": {}}')
     np.savez(tmp_path / "rows.npz", alphas=large.alphas, mix_alphas=large.mix_alphas)
     with pytest.raises(ValueError, match="got files without 'label'"):
         load_tradeoff(tmp_path)

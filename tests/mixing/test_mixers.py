@@ -18,6 +18,7 @@ from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.formula import mix_logits
+from adaptive_smoothing.mixing.mixers import find_mixer
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.architectures import build
@@ -357,3 +358,37 @@ def test_layers_that_return_vectors_can_be_tapped():
     assert network.channels == (16, 12)
     for mixer in (network, FineTunedTail.of(h, "2")):
         assert MixedClassifier(g, h, mixer)(IMAGES).shape == (len(IMAGES), 10)
+
+
+def test_a_mixer_of_another_package_is_stored_and_loaded(other_package, tmp_path):
+    code = """
+import torch
+from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
+
+class Largest(Mixer):
+    kind, title, summary = "largest", "largest logit", "the largest logit of g"
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(float(factor)))
+
+    @property
+    def options(self):
+        return {"factor": 0.0}
+
+    def forward(self, base_outputs):
+        return MixerOutput(self.factor * base_outputs.g.amax(1), base_outputs.h)
+"""
+    other_package("[adaptive_smoothing.mixers]\nlargest = other_package:Largest\n", code)
+    mixed = MixedClassifier(G, H, find_mixer("largest")(2.0))
+    mixed.save_pretrained(tmp_path / "saved")
+    again = MixedClassifier.from_pretrained(tmp_path / "saved", standard=G, robust=H)
+    assert torch.equal(again(IMAGES), mixed(IMAGES)) and again.alpha.factor.item() == 2
+    assert "chosen by the largest logit of g" in (tmp_path / "saved" / "mixture.md").read_text()
+
+
+def test_a_mixer_that_no_package_registers_is_not_stored(tmp_path):
+    with pytest.raises(ValueError, match="expected the kind of the mixer to be one of network, fine-tuned-tail"):
+        find_mixer("largest")
+    with pytest.raises(ValueError, match="expected a number or one of MixingNetwork, FineTunedTail as alpha, got a"):
+        MixedClassifier(G, H, OneScore()).save_pretrained(tmp_path)

@@ -1,9 +1,18 @@
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Audit, Verdict
-from adaptive_smoothing.report.verdicts import audit_sentence, gap_table, waterfall_figure
+from adaptive_smoothing.report.verdicts import (
+    audit_sentence,
+    calibration_figure,
+    calibration_table,
+    gap_table,
+    verdict_tables,
+    waterfall_figure,
+)
 
 INFINITY = float("inf")
 
@@ -59,3 +68,40 @@ def test_a_gap_of_a_few_images_is_not_shown() -> None:
     clean, attacked = gap_table(verdict([ROBUST] * 4 + [0] * 5, [-1.0] * 4 + [1.0] * 5)).rows
     assert clean == ("clean", "100.00 %", "0.000", "0.000", "–", "–")
     assert attacked == ("attacked", "44.44 %", "–", "–", "0.000", "0.000")
+
+
+# --- calibration --------------------------------------------------------------------------------------
+
+
+def calibrated() -> Verdict:
+    """Ten images: seven certain and correct, three certain and incorrect; g is never certain, h always correct."""
+    wrong = torch.arange(10) >= 7
+    plain = verdict([MISCLASSIFIED if each else ROBUST for each in wrong], [1.0 if each else -1.0 for each in wrong])
+    one, zero = torch.ones(10), torch.zeros(10, dtype=torch.long)
+    outputs = {}
+    for version in ("clean", "attacked"):
+        outputs |= {f"{version}_confidence": one, f"{version}_alpha": one}
+        outputs |= {f"{version}_g_prediction": wrong.long(), f"{version}_g_confidence": 0.5 * one}
+        outputs |= {f"{version}_h_prediction": zero, f"{version}_h_confidence": one}
+    return replace(plain, outputs=outputs)
+
+
+def test_the_calibration_table_has_the_errors() -> None:
+    rows = {row[0]: row[1:] for row in calibration_table(calibrated()).rows}
+    assert rows["mixture, clean"] == ("30.00 %", "100.00 %", "70.00 %") == rows["mixture, attacked"]
+    assert rows["g, clean"] == ("20.00 %", "50.00 %", "70.00 %")
+    assert rows["h, attacked"] == ("0.00 %", "100.00 %", "100.00 %")
+    assert len(rows) == 6
+
+
+def test_the_reliability_diagram_has_a_curve_of_each_classifier() -> None:
+    clean, attacked = calibration_figure(calibrated()).axes
+    for axes in (clean, attacked):
+        lines = {line.get_label(): (line.get_xdata()[-1], line.get_ydata()[-1]) for line in axes.get_lines()}
+        assert lines["mixture: error 30.0 %"] == (1, 0.7) and lines["g: error 20.0 %"] == (0.5, 0.7)
+        assert lines["h: error 0.0 %"] == (1, 1) and lines["perfect calibration"] == (1, 1)
+
+
+def test_a_verdict_without_outputs_has_no_calibration() -> None:
+    plain = verdict([ROBUST], [-1.0])
+    assert plain.calibration() == {} and [table.title for table in verdict_tables(plain, {})][-1] == "Confidence gaps"

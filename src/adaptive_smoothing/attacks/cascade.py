@@ -107,6 +107,10 @@ class Cascade:
 
     def __post_init__(self) -> None:
         check_threat(self.threat)
+        for stage in self.stages:
+            if not isinstance(stage.attack, StepAttack) and not callable(stage.attack):
+                hint = "give the stage a function attack(model, images, labels) -> images"
+                raise TypeError(f"expected an attack in the stage {stage.key!r}, got {stage.attack!r}: {hint}")
 
     def for_model(self, model: nn.Module) -> Cascade:
         """Return the cascade with the stages that apply to a model."""
@@ -204,7 +208,7 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
             attack = replace(attack, threat=attack.threat.with_eps(part.threat.eps))
         calls: list[int] = []
         with attacked.register_forward_hook(lambda module, images, logits, calls=calls: calls.append(len(logits))):
-            found.append(attack(attacked, part.images, part.labels))
+            found.append(_check_returned(attack(attacked, part.images, part.labels), part.images))
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
     worst = torch.cat(found)
@@ -217,3 +221,12 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
             stacklevel=1,
         )
     return AttackOutcome(margin > 0, worst, margin, logits, queries)
+
+
+def _check_returned(adversarial: object, images: Tensor) -> Tensor:
+    """Return the images of an attack, or raise an error if it returned anything else than one for each image."""
+    if not isinstance(adversarial, Tensor) or adversarial.shape != images.shape:
+        found = list(adversarial.shape) if isinstance(adversarial, Tensor) else type(adversarial).__name__
+        hint = "the function is called as attack(model, images, labels) and returns images"
+        raise ValueError(f"expected attacked images of shape {list(images.shape)}, got {found}: {hint}")
+    return adversarial.detach()

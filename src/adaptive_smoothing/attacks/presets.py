@@ -5,9 +5,11 @@ The keys of stages are stored in files and seed random numbers, so they never ch
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from adaptive_smoothing.attacks import objectives, views
 from adaptive_smoothing.attacks.apgd import APGD
@@ -16,7 +18,7 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.settings import check_choice, from_packages
 from adaptive_smoothing.threat import Threat, check_threat
 
 # The number of most likely incorrect classes that a targeted attack tries, as in the reference.
@@ -172,7 +174,9 @@ def transfer_stages(threat: Threat, seed: int) -> tuple[Stage, ...]:
     )
 
 
-PRESETS: dict[str, Callable[..., Cascade]] = {
+MakePreset = Callable[..., Cascade]
+
+PRESETS: dict[str, MakePreset] = {
     "fast": fast_attack,
     "standard": auto_attack,
     "adaptive": adaptive_attack,
@@ -189,6 +193,45 @@ PRESETS: dict[str, Callable[..., Cascade]] = {
 
 def preset(name: str, threat: Threat, *, seed: int = 0) -> Cascade:
     """Return the cascade of that name."""
-    check_choice("preset", name, PRESETS)
+    make = find_preset(name)
     check_threat(threat)
-    return PRESETS[name](threat, seed=seed)
+    return make(threat, seed=seed)
+
+
+def find_preset(name: str) -> MakePreset:
+    """Return the function that makes a preset: one of `PRESETS`, or one that another package registers."""
+    if name in PRESETS:
+        return PRESETS[name]
+    others = from_packages("attacks")
+    check_choice("preset", name, [*PRESETS, *others])
+    return as_preset(name, others[name].load())
+
+
+def as_preset(name: str, function: Callable[..., Any]) -> MakePreset:
+    """Return a function from a threat and a seed to a cascade, made of a function of the user.
+
+    Args:
+        name: the name of the cascade, and of its stage.
+        function: `attack(model, images, labels) -> images`. If its first parameter is called `threat`, it is a preset:
+            `make(threat, seed=0)` returns a `Cascade` for that threat, or an attack.
+    """
+
+    def make(threat: Threat, *, seed: int = 0) -> Cascade:
+        accepted = _parameters(function)
+        if accepted[:1] != ["threat"]:
+            return Cascade(name, threat, (Stage(name, function),))
+        made = function(threat, seed=seed) if "seed" in accepted else function(threat)
+        made = made if isinstance(made, Cascade) else Cascade(name, threat, (Stage(name, made),))
+        if made.threat != threat:
+            raise ValueError(f"expected a cascade for {threat} from {name}, got one for {made.threat}: use its threat")
+        return made
+
+    return make
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters of a function; none if Python does not know them."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some functions that are written in C
+        return []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,23 +16,31 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
-from adaptive_smoothing.attacks.presets import PRESETS, preset
+from adaptive_smoothing.attacks.presets import PRESETS, MakePreset, as_preset, find_preset
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
-from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, EvaluationRun
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
-from adaptive_smoothing.evaluation.evaluate import evaluate as evaluate_model
+from adaptive_smoothing.evaluation.radii import RadiusCurve, check_radii, evaluate_radii, journal_of
+from adaptive_smoothing.evaluation.stored import different_settings, load_curve
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
-from adaptive_smoothing.report.verdicts import WRITTEN, sentences, verdict_tables, write_verdict
-from adaptive_smoothing.results import percent
-from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
+from adaptive_smoothing.report.radii import radii_table, write_radii
+from adaptive_smoothing.report.verdicts import sentences, verdict_tables, write_verdict
+from adaptive_smoothing.results import percent, read_json
+from adaptive_smoothing.runs.folder import (
+    FACTS,
+    JOURNAL,
+    environment,
+    is_finished,
+    resumable_folder,
+)
 from adaptive_smoothing.runs.journal import Journal, room_for
-from adaptive_smoothing.settings import changed
-from adaptive_smoothing.threat import parse_threat
+from adaptive_smoothing.settings import changed, import_function
+from adaptive_smoothing.threat import Threat, parse_number, parse_threat
 
 BINARIZATION = "binarization"
 # Images of the binarization test, by type of device; each takes some hundred passes.
@@ -42,13 +53,19 @@ def evaluate(
     ],
     robust: Annotated[str | None, typer.Argument(metavar="H", help="The robust model of a mixture G H.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in a mixture G H.")] = None,
-    name: Annotated[str, typer.Option("--preset", help=f"Attacks: {', '.join(PRESETS)}.")] = "fast",
+    attack: Annotated[
+        str, typer.Option("--attack", "--preset", help=f"{', '.join(PRESETS)}, or your own module:function.")
+    ] = "fast",
     threat: opt.ThreatText = "Linf:8/255",
+    eps: Annotated[str | None, typer.Option(help="Radii in place of that of --threat: 2/255,8/255.")] = None,
     data: opt.Data = "builtin",
     data_root: opt.DataRoot = None,
     download: opt.Download = False,
     split: opt.Split = "test",
     images: opt.Images = None,
+    save_adversarial: Annotated[
+        str | None, typer.Option(metavar="N|all", help="Write the attacked versions of the first N images, or of all.")
+    ] = None,
     out: opt.Out = None,
     overwrite: opt.Overwrite = False,
     device: opt.Devices = "auto",
@@ -61,40 +78,146 @@ def evaluate(
     size: opt.Size = None,
 ) -> None:
     """Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued."""
-    cascade = preset(name, parse_threat(threat), seed=seed)
-    options = changed(EvaluationOptions(), changes)
+    threats = parse_threats(threat, eps)
+    make_cascade = partial(find_attack(attack), seed=seed)
+    options = changed(EvaluationOptions(save_adversarial=parse_count(save_adversarial)), changes)
     for unknown in set(check) - {BINARIZATION}:
         raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
     devices = opt.pick_devices(device)
     loaded = LoadedModel.load(model, robust, alpha, devices[0], opt.own_models(loader, mean, std, size))
     chosen = datasets.load(data, split, root=data_root, download=download, images=images)
     check_classes(loaded.parts, chosen)
-    applicable = cascade.for_model(loaded.model)
-    folder = resumable_folder(out or Path("runs") / f"evaluate-{loaded.short}-{name}", overwrite)
-    console, start = screen(), time.perf_counter()
-    with TimeBar(console) as bar:
-        verdict = evaluate_model(
-            loaded.model,
-            chosen,
-            cascade,
-            device=devices[0],
-            devices=devices,
-            journal=folder / JOURNAL,
-            overwrite=overwrite,
-            progress=RunProgressBar(bar),
-            options=options,
+    run = Run(loaded, chosen, [make_cascade(each) for each in threats], devices, options, check=BINARIZATION in check)
+    folder = out or Path("runs") / f"evaluate-{loaded.short}-{attack.replace(':', '.')}"
+    if overwrite or not is_finished(folder):
+        run.measure(resumable_folder(folder, overwrite), overwrite)
+    else:
+        run.show_stored(folder)
+
+
+def find_attack(text: str) -> MakePreset:
+    """Return the preset of a name, or the attack or preset that `module:function` names."""
+    return as_preset(text, import_function(text, "--attack")) if ":" in text else find_preset(text)
+
+
+def parse_threats(threat: str, eps: str | None) -> list[Threat]:
+    """Return the threat, or one threat for each of several radii in ascending order."""
+    if eps is None:
+        return [parse_threat(threat)]
+    norm = parse_threat(f"{threat.partition(':')[0]}:0")
+    try:
+        radii = [parse_number(part) for part in eps.split(",")]
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected --eps such as 2/255,4/255,8/255, got {eps!r}: separate radii by commas") from error
+    return [norm.with_eps(radius) for radius in check_radii(radii)]
+
+
+def parse_count(text: str | None) -> int:
+    """Return how many attacked images to keep: N, all of them, or none by default."""
+    if text in (None, "all"):
+        return 0 if text is None else sys.maxsize
+    if not str(text).isdigit():
+        raise ValueError(f"expected --save-adversarial N or all, got {text!r}: for example --save-adversarial 100")
+    return int(str(text))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model, its data, the attack at each radius, and options.
+
+    Args:
+        check: run the binarization test as well.
+    """
+
+    loaded: LoadedModel
+    data: ImageData
+    cascades: list[Cascade]
+    devices: list[str]
+    options: EvaluationOptions
+    check: bool
+
+    def measure(self, folder: Path, overwrite: bool) -> None:
+        """Evaluate the model, write the run folder, and print the result."""
+        console, start, loaded, journal = screen(), time.perf_counter(), self.loaded, folder / JOURNAL
+        at_radius = dict(zip(self.radii, self.cascades, strict=True))
+        with TimeBar(console) as bar:
+            curve = evaluate_radii(
+                loaded.model,
+                self.data,
+                lambda threat: at_radius[float(threat.eps)],
+                type(self.cascades[0].threat),
+                self.radii,
+                device=self.devices[0],
+                devices=self.devices,
+                journal=journal,
+                overwrite=overwrite,
+                progress=RunProgressBar(bar),
+                options=self.options,
+            )
+        costs = _costs(loaded, self.data, self.devices[0])
+        facts = {"seconds": round(time.perf_counter() - start, 1), **environment(self.devices[0])}
+        facts |= {"cost": {part: cost.summary() for part, cost in costs.items()}}
+        if self.check:
+            cascade = self.cascades[-1].for_model(loaded.model)
+            facts[BINARIZATION] = _binarization(loaded.model, self.data, cascade, self.devices[0])
+        with room_for(folder):
+            if len(curve.radii) == 1:
+                written = write_verdict(folder, curve.verdicts[0], loaded.facts, facts)
+            else:
+                written = write_radii(folder, curve, loaded.facts, facts)
+        for number in reversed(range(len(self.cascades))):
+            Journal(journal_of(journal, number)).clear()
+        self._show(console, curve, facts)
+        console.print(f"Written to {folder}: {', '.join(written)}", markup=False, soft_wrap=True)
+        print_run(folder)
+
+    def show_stored(self, folder: Path) -> None:
+        """Print the result of the same command, or raise an error if the folder holds that of another one."""
+        stored, facts = load_curve(folder), read_json(folder / FACTS) if (folder / FACTS).is_file() else {}
+        if other := [*self._differences(stored), *[BINARIZATION] * (self.check and BINARIZATION not in facts)]:
+            found = f"{folder}, which holds one with another {', '.join(other)}"
+            hint = "choose another --out, or replace it with --overwrite"
+            raise FileExistsError(f"expected a folder without a run, or with this one, got {found}: {hint}")
+        console, code = screen(), stored.verdicts[0].settings["code"]
+        self._show(console, stored, facts)
+        found = f"This run was finished before, with version {code}: {folder}. --overwrite repeats it."
+        console.print(found, markup=False, soft_wrap=True)
+        print_run(folder)
+
+    @property
+    def radii(self) -> list[float]:
+        return [float(cascade.threat.eps) for cascade in self.cascades]
+
+    def _differences(self, stored: RadiusCurve) -> Iterable[str]:
+        """Yield what is different in a stored run."""
+        run = EvaluationRun(
+            model=self.loaded.model,
+            data=self.data,
+            cascade=self.cascades[0].for_model(self.loaded.model),
+            device=torch.device(self.devices[0]),
+            journal=Journal(),
+            options=self.options,
         )
-    costs = _costs(loaded, chosen, devices[0])
-    facts = {"seconds": round(time.perf_counter() - start, 1), **environment(devices[0])}
-    facts |= {"cost": {part: cost.summary() for part, cost in costs.items()}}
-    if BINARIZATION in check:
-        facts["binarization"] = _binarization(loaded.model, chosen, applicable, devices[0], console)
-    with room_for(folder):
-        write_verdict(folder, verdict, loaded.facts, facts)
-    Journal(folder / JOURNAL).clear()
-    left_out = [key for key in cascade.stage_keys if key not in applicable.stage_keys]
-    _show(console, verdict, costs, left_out, folder)
-    print_run(folder)
+        first = stored.verdicts[0]
+        yield from different_settings(first.settings, run.result_settings)
+        if list(stored.radii[1:]) != self.radii[1:]:
+            yield "eps"
+        if (first.alarms is not None) != self.options.alarms:
+            yield "setting of alarms"
+
+    def _show(self, console: Console, curve: RadiusCurve, facts: dict[str, Any]) -> None:
+        """Print the result at the largest radius, the curve, the alarms, and the stages that were left out."""
+        verdict, cascade = curve.verdicts[-1], self.cascades[-1]
+        costs = {name: Cost(**cost) for name, cost in facts.get("cost", {}).items()}
+        curves = [radii_table(curve)] if len(curve.radii) > 1 else []
+        print_report(console, sentences(verdict), [*curves, *verdict_tables(verdict, costs)])
+        console.print()
+        if BINARIZATION in facts:
+            console.print(_binarization_sentence(facts[BINARIZATION]), markup=False)
+        _show_alarms(console, verdict)
+        applicable = cascade.for_model(self.loaded.model).stage_keys
+        if titles := [stage_title(key) for key in cascade.stage_keys if key not in applicable]:
+            console.print(f"Attacks that do not apply to this model: {'; '.join(titles)}.", markup=False)
 
 
 def _costs(loaded: LoadedModel, data: ImageData, device: str) -> dict[str, Cost]:
@@ -104,34 +227,31 @@ def _costs(loaded: LoadedModel, data: ImageData, device: str) -> dict[str, Cost]
     return {name: measure_cost(model, shape, device) for name, model in models.items()}
 
 
-def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: str, console: Console) -> dict[str, Any]:
-    """Run the binarization test with the attacks of this run, print its outcome, and return it.
+def _binarization(model: nn.Module, data: ImageData, cascade: Cascade, device: str) -> dict[str, Any]:
+    """Run the binarization test with the attacks of this run, and return its outcome.
 
     Attacks on a view of the model, such as transfers, are skipped; if there are no others, PGD-50 is used.
     """
     part = data.take(slice(BINARIZED.get(torch.device(device).type, 64))).to(device)
     has_own = any(stage.source is None for stage in cascade.stages)
     found = binarization_test(model, part.floats(), part.labels, cascade.threat, cascade if has_own else None)
-    outcome, attack = "no image could be tested.", cascade.name if has_own else "PGD-50"
-    if found.attack_success is not None and found.random_success is not None:
+    return {"attack": cascade.name if has_own else "PGD-50", **asdict(found), "passed": found.passed}
+
+
+def _binarization_sentence(found: dict[str, Any]) -> str:
+    """Return the outcome of the binarization test in words."""
+    outcome = "no image could be tested."
+    if found["attack_success"] is not None and found["random_success"] is not None:
         outcome = (
-            f"on {found.images} images {attack} found the planted example in {percent(found.attack_success, 0)}, "
-            f"random points in {percent(found.random_success, 0)}."
+            f"on {found['images']} images {found['attack']} found the planted example in "
+            f"{percent(found['attack_success'], 0)}, random points in {percent(found['random_success'], 0)}."
         )
-    console.print(f"\nBinarization test {'passed' if found.passed else 'FAILED'}: {outcome}", markup=False)
-    return {"attack": attack, **asdict(found), "passed": found.passed}
+    return f"Binarization test {'passed' if found['passed'] else 'FAILED'}: {outcome}"
 
 
-def _show(console: Console, verdict: Verdict, costs: dict[str, Cost], left_out: list[str], folder: Path) -> None:
-    """Print the result, the alarms, the stages that were left out, and the names of the files."""
-    print_report(console, sentences(verdict), verdict_tables(verdict, costs))
-    console.print()
+def _show_alarms(console: Console, verdict: Verdict) -> None:
     for alarm in verdict.alarms or ():
         console.print(f"[yellow]alarm[/] {alarm.name}:", end=" ")
         console.print(f"{alarm.observation}; {alarm.advice}.", markup=False)
     if not verdict.alarms:
         console.print("Alarms were off." if verdict.alarms is None else "No alarm fired.")
-    if left_out:
-        titles = "; ".join(stage_title(key) for key in left_out)
-        console.print(f"Attacks that do not apply to this model: {titles}.", markup=False)
-    console.print(f"Written to {folder}: {', '.join(WRITTEN)}", markup=False, soft_wrap=True)

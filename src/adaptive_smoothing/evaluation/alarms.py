@@ -8,7 +8,7 @@ radius. An alarm is not a proof. A plain network raises none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -82,6 +82,11 @@ class Alarm:
     def summary(self) -> dict[str, str]:
         """Return the entry of `result.json`."""
         return {"name": self.name, "saw": self.observation, "advice": self.advice}
+
+    @classmethod
+    def from_summary(cls, summary: Mapping[str, str]) -> Alarm:
+        """Return the alarm of an entry of `result.json`."""
+        return cls(summary["name"], summary["saw"], summary["advice"])
 
 
 def check_model(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, seed: int = 0) -> list[Alarm]:

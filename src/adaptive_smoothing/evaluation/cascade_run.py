@@ -15,8 +15,9 @@ from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.engine.engine import PROBE_IMAGES, Engine
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.evaluation import alarms
+from adaptive_smoothing.evaluation.outputs import ATTACKED
 from adaptive_smoothing.evaluation.shard import Shard
-from adaptive_smoothing.evaluation.verdict import ROBUST, Audit, Verdict, attack_title
+from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, ROBUST, Audit, Verdict, attack_title
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.models.memory import limited_memory, parse_bytes, with_smaller_batches
@@ -24,6 +25,7 @@ from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
 from adaptive_smoothing.runs.sharded import ShardedRun, check_size
+from adaptive_smoothing.settings import check_at_least
 from adaptive_smoothing.threat import Threat
 
 # Compiling takes a minute on a GPU. From this many images on, the attacks save more than that.
@@ -43,6 +45,7 @@ class EvaluationOptions:
         precise: search for attacks in float32 as well; successes are always confirmed in float32.
         alarms: check for signs of masked gradients.
         memory: the most memory to use on a GPU, such as "6G"; default: all of it, if it is needed.
+        save_adversarial: how many of the attacked images to return, from the first on; len(data) for all.
     """
 
     batch_size: int | None = None
@@ -51,12 +54,14 @@ class EvaluationOptions:
     precise: bool = False
     alarms: bool = True
     memory: str | int | None = None
+    save_adversarial: int = 0
 
     def __post_init__(self) -> None:
         if self.memory is not None:
             parse_bytes(self.memory)
         check_size("batch_size", self.batch_size)
         check_size("shard_size", self.shard_size)
+        check_at_least(0, save_adversarial=self.save_adversarial)
 
 
 DEFAULT_OPTIONS = EvaluationOptions()
@@ -90,18 +95,34 @@ class EvaluationRun(ShardedRun):
         columns = self.columns(progress, devices)
         audit = self._audit(columns, progress) if self.cascade.audit else None
         audited = 0 if audit is None else audit.audited
+        late = self._late_alarms(columns, audited) if self.options.alarms else []
+        found = {name: torch.from_numpy(column) for name, column in columns.items()}
+        adversarial = found.pop(ADVERSARIAL, None)
         return Verdict(
-            **{field: torch.from_numpy(columns[name]) for name, field in Verdict.COLUMNS.items()},
+            **{field: found.pop(name) for name, field in Verdict.COLUMNS.items()},
             attack=attack_title(self.cascade),
             stages=self.cascade.stage_keys if audited else self.cascade.stage_keys[: len(self.cascade.stages)],
-            settings={**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]},
+            settings=self.result_settings,
             audit=audit,
-            alarms=(*early, *self._late_alarms(columns, audited)) if self.options.alarms else None,
+            alarms=(*early, *late) if self.options.alarms else None,
+            outputs=found,
+            adversarial=adversarial,
         )
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"attack": describe(self.cascade), "precise": self.options.precise}
+        saved = {"save adversarial": self._saved} if self._saved else {}
+        return {"attack": describe(self.cascade), "precise": self.options.precise, **saved}
+
+    @property
+    def result_settings(self) -> dict[str, Any]:
+        """The settings in `result.json`: the binding of the journal, and the name of the data."""
+        return {**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]}
+
+    @property
+    def _saved(self) -> int:
+        """How many attacked images are kept."""
+        return min(self.options.save_adversarial, len(self.data))
 
     @cached_property
     def _engine(self) -> Engine:
@@ -117,7 +138,8 @@ class EvaluationRun(ShardedRun):
         return self.batch(slice(0, PROBE_IMAGES)).images
 
     def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
-        shard = Shard(name, self.batch(rows), self._threat(rows), self.cascade.stages, self.journal)
+        keep = max(self._saved - rows.start, 0) if self._saved else None
+        shard = Shard(name, self.batch(rows), self._threat(rows), self.cascade.stages, self.journal, keep=keep)
         return shard.run(self._engine, progress)
 
     def count_correct(self, columns: Columns) -> int:
@@ -152,12 +174,14 @@ class EvaluationRun(ShardedRun):
         def report(stage: str, share: float, images: int, left: int) -> None:
             progress(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
 
-        first = len(self.cascade.stages)
-        shard = Shard("audit", self.batch(chosen), self._threat(chosen), self.cascade.audit, self.journal, first)
+        first, keep = len(self.cascade.stages), int((chosen < self._saved).sum()) if self._saved else None
+        shard = Shard("audit", self.batch(chosen), self._threat(chosen), self.cascade.audit, self.journal, first, keep)
         found = shard.run(self._engine, report)
         worse = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
-        for name in ("fooled_by", "margin", "attacked_prediction", "attacked_gap"):
+        for name in ("fooled_by", "margin", *(name for name in columns if name.startswith(f"{ATTACKED}_"))):
             columns[name][chosen[worse]] = found[name][worse]
+        if ADVERSARIAL in columns:
+            columns[ADVERSARIAL][chosen[:keep][worse[:keep]]] = found[ADVERSARIAL][worse[:keep]]
         columns["queries"][chosen] += found["queries"]
 
     def _model_alarms(self) -> list[alarms.Alarm]:

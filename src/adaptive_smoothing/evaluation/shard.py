@@ -13,7 +13,8 @@ from adaptive_smoothing.attacks.cascade import CascadeState, Stage, run_stage
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.data.batches import Batch
-from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, confidence_gap
+from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN, base_outputs, output_columns
+from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, MISCLASSIFIED, confidence_gap
 from adaptive_smoothing.models.contract import check_labels
 from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.runs.journal import Columns, Journal
@@ -30,6 +31,7 @@ class Shard:
 
     Args:
         first_stage: number of the first stage; the stages of an audit come after those of the cascade.
+        keep: how many of the attacked images to return, from the first on; None for no such column.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Shard:
     stages: tuple[Stage, ...]
     journal: Journal
     first_stage: int = 0
+    keep: int | None = None
 
     def run(self, engine: Engine, progress: ShardProgress) -> Columns:
         """Return the columns of the shard, continuing after the last stage in the journal."""
@@ -59,7 +62,7 @@ class Shard:
                 unfinished = {name: column.cpu().numpy() for name, column in vars(state).items()}
                 self.journal.write(self.name, unfinished | {DONE: np.array(number + 1)})
         self._check_survivors(engine, inputs, state)
-        columns = self._columns(logits, correct, state)
+        columns = self._columns(engine, logits, correct, state)
         self.journal.write(self.name, columns)
         return columns
 
@@ -85,14 +88,15 @@ class Shard:
             state.margin[left], state.logits[left] = margin, logits
             state.fooled_by[left[margin > 0]] = self.first_stage + len(self.stages) - 1
 
-    def _columns(self, logits: Tensor, correct: Tensor, state: CascadeState) -> Columns:
+    def _columns(self, engine: Engine, logits: Tensor, correct: Tensor, state: CascadeState) -> Columns:
         """Return the columns of all images of the shard, whether they were attacked or misclassified from the start."""
 
         def fill(before: Tensor, after: Tensor) -> Tensor:
-            before[correct] = after
-            return before
+            filled = before.clone()
+            filled[correct] = after
+            return filled
 
-        labels, attacked = self.batch.labels, fill(logits.clone(), state.logits)
+        labels, attacked = self.batch.labels, fill(logits, state.logits)
         columns = {
             "index": self.batch.index,
             "label": labels,
@@ -104,4 +108,11 @@ class Shard:
             "clean_gap": confidence_gap(logits.float().softmax(1)),
             "attacked_gap": confidence_gap(attacked.float().softmax(1)),
         }
+        clean_bases = attacked_bases = base_outputs(engine.model, self.batch.images)
+        if len(correct):
+            found = base_outputs(engine.model, state.worst)
+            attacked_bases = {name: fill(column, found[name]) for name, column in clean_bases.items()}
+        columns |= output_columns(logits, clean_bases, CLEAN) | output_columns(attacked, attacked_bases, ATTACKED)
+        if self.keep is not None:
+            columns[ADVERSARIAL] = fill(self.batch.images, state.worst)[: self.keep]
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}

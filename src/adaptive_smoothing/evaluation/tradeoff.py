@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from adaptive_smoothing.evaluation.verdict import GapStatistics, gap_statistics
-from adaptive_smoothing.results import intervals, read_json, read_rows, write_json, write_rows
-from adaptive_smoothing.runs.folder import RESULT, ROWS
+from adaptive_smoothing.results import intervals, read_rows, write_json, write_rows
+from adaptive_smoothing.runs.folder import RESULT, ROWS, read_result, with_schema
 
 CURVES = ("clean", "std", "rob", "mix", "worst")
 # Default alphas of the curves, and those at which the mixture is attacked end to end.
@@ -86,12 +86,12 @@ def save_tradeoff(folder: str | Path, tradeoff: Tradeoff, facts: dict[str, Any])
         columns |= _compact(name, column)
     write_rows(Path(folder) / ROWS, columns)
     # Written last, so that a folder with a result always has its rows.
-    write_json(Path(folder) / RESULT, {**tradeoff.summary(), "facts": facts})
+    write_json(Path(folder) / RESULT, with_schema("tradeoff", {**tradeoff.summary(), "facts": facts}))
 
 
 def load_tradeoff(folder: str | Path) -> Tradeoff:
     """Return the trade-off that `save_tradeoff` wrote; gaps are stored in half precision."""
-    result, columns = read_json(_existing(folder, RESULT)), read_rows(_existing(folder, ROWS))
+    result, columns = read_result(folder, "tradeoff"), read_rows(Path(folder) / ROWS)
     try:
         alphas, mix_alphas = columns.pop("alphas"), columns.pop("mix_alphas")
         images = len(columns["label"])
@@ -105,16 +105,7 @@ def load_tradeoff(folder: str | Path) -> Tradeoff:
 
 def load_facts(folder: str | Path) -> dict[str, Any]:
     """Return the facts about the run of a stored trade-off."""
-    return read_json(_existing(folder, RESULT)).get("facts", {})
-
-
-def _existing(folder: str | Path, name: str) -> Path:
-    """Return the path of a file of a run folder, or raise an error if there is no such file."""
-    path = Path(folder) / name
-    if not path.is_file():
-        hint = "`adaptive-smoothing sweep` writes one"
-        raise FileNotFoundError(f"expected a run folder with {RESULT} and {ROWS}, found no {path}: {hint}")
-    return path
+    return read_result(folder, "tradeoff").get("facts", {})
 
 
 def _compact(name: str, column: np.ndarray) -> dict[str, np.ndarray]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from adaptive_smoothing.evaluation.alarms import Alarm
+from adaptive_smoothing.evaluation.calibration import Calibration
+from adaptive_smoothing.evaluation.outputs import ATTACKED, BASES, CLEAN
 from adaptive_smoothing.results import interval, percent_with_interval
 from adaptive_smoothing.threat import Threat
 
 # In `fooled_by`: misclassified without an attack, and not fooled by any attack.
 MISCLASSIFIED, ROBUST = -2, -1
+# The column of a shard with attacked images.
+ADVERSARIAL = "adversarial"
 # Accuracy, and the mean and median gap of correct and of incorrect predictions; None if there are no such predictions.
 GapStatistics = dict[str, float | None]
 
@@ -118,6 +123,9 @@ class Verdict(Evaluation):
         queries: number of times the attacks ran the model on each image.
         stages: keys of the stages, those of the audit included if there was one.
         alarms: None if the checks were off.
+        outputs: further columns by name (`docs/files.md`): probabilities, confidences, and the alpha of a mixture.
+            Empty for a run that was stored without them.
+        adversarial: the worst versions of the first images that were found; None if they were not saved.
     """
 
     # The columns of `rows.npz`, and the fields that hold them.
@@ -138,6 +146,8 @@ class Verdict(Evaluation):
     settings: dict[str, Any]
     audit: Audit | None = None
     alarms: tuple[Alarm, ...] | None = None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    adversarial: Tensor | None = None
 
     @property
     def robust_correct(self) -> Tensor:
@@ -159,18 +169,42 @@ class Verdict(Evaluation):
         parts = {"clean": (self.clean_correct, self.clean_gap), "attacked": (self.robust_correct, self.attacked_gap)}
         return {name: gap_statistics(correct.numpy(), gap.double().numpy()) for name, (correct, gap) in parts.items()}
 
+    def calibration(self) -> dict[str, dict[str, Calibration]]:
+        """Return the calibration of the model, or of mixture, g and h, clean and attacked; empty without outputs."""
+        return {version: self._calibration(version) for version in (CLEAN, ATTACKED)} if self.outputs else {}
+
+    def _calibration(self, version: str) -> dict[str, Calibration]:
+        is_mixture = f"{version}_alpha" in self.outputs
+        own = self.clean_predictions if version == CLEAN else self.attacked_predictions
+        predictions = {"mixture" if is_mixture else "model": own}
+        confidences = dict.fromkeys(predictions, self.outputs[f"{version}_confidence"])
+        for base in BASES if is_mixture else ():
+            predictions[base] = self.outputs[f"{version}_{base}_prediction"]
+            confidences[base] = self.outputs[f"{version}_{base}_confidence"]
+        return {
+            name: Calibration.measure(confidences[name].numpy(), (found == self.labels).numpy())
+            for name, found in predictions.items()
+            if found is not None
+        }
+
     def rows(self) -> dict[str, np.ndarray]:
         """Return the columns of `rows.npz`: one entry per image in each."""
-        return {column: getattr(self, name).numpy() for column, name in self.COLUMNS.items()}
+        columns = {column: getattr(self, name) for column, name in self.COLUMNS.items()}
+        return {name: column.numpy() for name, column in {**columns, **self.outputs}.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return the content of `result.json`, which is the same for every run with the same settings."""
+        calibration = self.calibration().items()
         return {
+            "attack": self.attack,
             "images": len(self.labels),
             "clean": {"accuracy": self.clean, "interval": self.clean_interval},
             "robust": {"accuracy": self.robust, "interval": self.interval},
             "waterfall": [{"attack": name, "took": fooled, "left": left} for name, fooled, left in self.waterfall],
             "gaps": self.gaps(),
+            "calibration": {
+                version: {name: each.summary() for name, each in found.items()} for version, found in calibration
+            },
             "queries": int(self.queries.sum()),
             "audit": None if self.audit is None else self.audit.summary(),
             "alarms": None if self.alarms is None else [alarm.summary() for alarm in self.alarms],
@@ -213,6 +247,11 @@ class Audit:
         if not self.random or not self.unseen:
             return float(self.unseen > 0)
         return interval(self.random_fooled, self.random, confidence=0.90)[1]
+
+    @classmethod
+    def from_summary(cls, summary: Mapping[str, Any]) -> Audit:
+        """Return the audit whose summary is in a `result.json`."""
+        return cls(**{each.name: summary[each.name.replace("fooled", "fell")] for each in fields(cls)})
 
     def summary(self) -> dict[str, int | float]:
         """Return the figures for `result.json`, where "fell" means "fooled"."""

@@ -14,7 +14,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing import hub, pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.stored_base import base_facts
-from adaptive_smoothing.models import third_party, zoo
+from adaptive_smoothing.models import third_party, zoo, zoo_index
 from adaptive_smoothing.models.fit import class_names
 from adaptive_smoothing.models.identity import Identity
 from adaptive_smoothing.models.third_party import parse_preprocessing
@@ -58,7 +58,7 @@ class OwnModels:
     def _needs_loader(self, name: str) -> bool:
         """Return whether a loader is given and nothing else has a model of this name."""
         stored_file = Path(name).suffix in zoo.WEIGHT_FILES and Path(name).with_suffix(".json").is_file()
-        known = third_party.split(name) or stored_file or name in zoo.names()
+        known = third_party.split(name) or stored_file or name in zoo.names() or name in zoo_index.models()
         return self.loader is not None and not known
 
     def _load(self, name: str, device: str) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.mixing.mixers import MIXERS
+from adaptive_smoothing.mixing.mixers import find_mixer
 from adaptive_smoothing.models import cards
 
 
@@ -61,7 +61,7 @@ def _base_line(description: Mapping[str, Any]) -> str:
 def _alpha_line(alpha: float | Mapping[str, Any], low: float, high: float) -> str:
     if not isinstance(alpha, Mapping):
         return f"{alpha:g}"
-    mixer = MIXERS[alpha["kind"]].summary
+    mixer = find_mixer(alpha["kind"]).summary
     return f"chosen by {mixer}" if low < high else f"{low:g}, with {mixer}"
 
 

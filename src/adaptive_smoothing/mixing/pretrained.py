@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing import mixture_card
 from adaptive_smoothing.mixing.base_classifiers import Mixer
-from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS
+from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS, find_mixer, is_storable
 from adaptive_smoothing.mixing.stored_base import BaseLoader, Given, describe_base
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.construction import Builder
@@ -154,9 +154,8 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
         return alpha.item()
-    known = tuple(MIXERS.values())
-    if not isinstance(alpha, known):
-        expected = f"a number or one of {', '.join(mixer.__name__ for mixer in known)}"
+    if not is_storable(alpha):
+        expected = f"a number or one of {', '.join(mixer.__name__ for mixer in MIXERS.values())}"
         hint = "save its weights yourself, and mix again"
         raise ValueError(f"expected {expected} as alpha, got a {type(alpha).__name__}: {hint}")
     sha256, _ = write_weights(alpha, folder / WEIGHTS)
@@ -166,8 +165,7 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str
 def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folder: Path) -> float | Mixer:
     if not isinstance(description, dict):
         return float(description)
-    check_choice("the kind of the mixer", description["kind"], MIXERS)
-    mixer = MIXERS[description["kind"]].restore(robust, _tuples(description["options"]))
+    mixer = find_mixer(description["kind"]).restore(robust, _tuples(description["options"]))
     mixer.load_state_dict(read_weights(folder / WEIGHTS, description["sha256"]))
     return freeze(mixer)
 

@@ -56,8 +56,16 @@ def fp32_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 def fp32_logits_chunked(model: nn.Module, images: Tensor) -> Tensor:
     """Return `fp32_logits` of any number of images, computed in chunks."""
-    size = max(1, min(CHUNK, PIXELS // images[0].numel())) if len(images) else CHUNK
-    return with_smaller_batches(lambda size: torch.cat([fp32_logits(model, part) for part in images.split(size)]), size)
+
+    def logits(size: int) -> Tensor:
+        return torch.cat([fp32_logits(model, part) for part in images.split(size)])
+
+    return with_smaller_batches(logits, chunk_size(images))
+
+
+def chunk_size(images: Tensor) -> int:
+    """Return the number of images for one pass without gradients."""
+    return max(1, min(CHUNK, PIXELS // images[0].numel())) if len(images) else CHUNK
 
 
 class NotFiniteError(ValueError):

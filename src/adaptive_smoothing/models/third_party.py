@@ -67,7 +67,10 @@ def untrained(library: str, text: str, config: Mapping[str, Any] | None = None) 
     """
     if config is not None:
         transformers = _import("transformers", "hf")
-        return transformers.AutoModelForImageClassification.from_config(transformers.AutoConfig.for_model(**config))
+        # A configuration may name code of a repository, which is not run because a file names it.
+        plain = {key: value for key, value in config.items() if key != "auto_map"}
+        found = transformers.AutoConfig.for_model(**plain)
+        return transformers.AutoModelForImageClassification.from_config(found, trust_remote_code=False)
     name, options = SOURCES[library].parse(text)
     return SOURCES[library].network(name, options, False)[0]
 

@@ -17,8 +17,8 @@ from adaptive_smoothing.report.figures import Panel, png, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.results import percent, read_json, read_rows, write_bytes, write_json
-from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS
+from adaptive_smoothing.results import percent, read_rows, write_bytes, write_json
+from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS, read_result, with_schema
 
 FIGURE = "certified.png"
 WRITTEN = (RESULT, ROWS, FACTS, FIGURE)
@@ -29,12 +29,12 @@ FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
 def write_certificates(folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]) -> None:
     """Write the files of the run folder."""
     result, figure = {**certificates.summary(), "models": models}, side_by_side([certified_panel(certificates)])
-    write_result(folder, result, certificates.rows, {FIGURE: figure}, facts)
+    write_result(folder, "certification", result, certificates.rows, {FIGURE: figure}, facts)
 
 
 def read_certificates(folder: Path) -> Certificates:
     """Return the certificates that `write_certificates` wrote."""
-    return Certificates(read_rows(folder / ROWS), read_json(folder / RESULT)["settings"])
+    return Certificates(read_rows(folder / ROWS), read_result(folder, "certification")["settings"])
 
 
 def certified_sentences(certificates: Certificates) -> list[str]:
@@ -131,7 +131,7 @@ def write_frontier(folder: Path, frontier: Frontier) -> None:
     members = {name: member.summary() for name, member in frontier.members.items()}
     write_bytes(folder / FRONTIER_FIGURE, png(side_by_side([frontier_panel(frontier)])))
     found = {"clean accuracy": frontier.clean_accuracy, "radii": at, "best": best.tolist(), "whose": names}
-    write_json(folder / FRONTIER, {**found, "members": members})
+    write_json(folder / FRONTIER, with_schema("frontier", {**found, "members": members}))
 
 
 def frontier_panel(frontier: Frontier, style: Style = LIGHT, *, title: str = "", estimates: bool = False) -> Panel:

@@ -9,28 +9,35 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from adaptive_smoothing.attacks.cascade import stage_title
+from adaptive_smoothing.evaluation.calibration import BINS, Calibration
 from adaptive_smoothing.evaluation.cost import Cost
+from adaptive_smoothing.evaluation.outputs import CLEAN
+from adaptive_smoothing.evaluation.stored import ADVERSARIAL_FILE, save_adversarial
 from adaptive_smoothing.evaluation.verdict import Audit, Verdict
-from adaptive_smoothing.report.figures import Panel, side_by_side
+from adaptive_smoothing.report.figures import Panel, legend_below, percent_axes, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT
 from adaptive_smoothing.report.tables import Table, gap_statistics_table
 from adaptive_smoothing.results import percent, percent_with_interval
 from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS
 
-WATERFALL = "waterfall.png"
-WRITTEN = (RESULT, ROWS, FACTS, WATERFALL)
+WATERFALL, CALIBRATION = "waterfall.png", "calibration.png"
 # Bins of the histogram of leads.
-BINS = 40
+LEAD_BINS = 40
+# Bins of a reliability diagram with fewer images are not drawn.
+FEW_IMAGES = 5
 
 
-def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write the files of the run folder."""
-    result, figure = {**verdict.summary(), "models": models}, waterfall_figure(verdict)
-    write_result(folder, result, verdict.rows(), {WATERFALL: figure}, facts)
+def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> list[str]:
+    """Write the files of the run folder, and return their names."""
+    figures = {WATERFALL: waterfall_figure(verdict), CALIBRATION: calibration_figure(verdict)}
+    save_adversarial(folder, verdict)
+    write_result(folder, "evaluation", {**verdict.summary(), "models": models}, verdict.rows(), figures, facts)
+    saved = [] if verdict.adversarial is None else [ADVERSARIAL_FILE]
+    return [RESULT, ROWS, *saved, FACTS, *figures]
 
 
 def sentences(verdict: Verdict) -> list[str]:
@@ -61,7 +68,8 @@ def audit_sentence(audit: Audit, images: int) -> str:
 
 def verdict_tables(verdict: Verdict, costs: dict[str, Cost]) -> list[Table]:
     """Return all tables of an evaluation."""
-    return [waterfall_table(verdict), gap_table(verdict), cost_table(costs)]
+    calibration = [calibration_table(verdict)] if verdict.outputs else []
+    return [waterfall_table(verdict), gap_table(verdict), *calibration, *([cost_table(costs)] if costs else [])]
 
 
 def waterfall_table(verdict: Verdict) -> Table:
@@ -79,6 +87,20 @@ def gap_table(verdict: Verdict) -> Table:
         "the preset margin and PGD do not stop."
     )
     return gap_statistics_table(verdict.gaps(), len(verdict.labels), note, digits=2)
+
+
+def calibration_table(verdict: Verdict) -> Table:
+    """Return the expected calibration error, the mean confidence and the accuracy, clean and attacked."""
+    rows = tuple(
+        (f"{name}, {version}", *(percent(each.summary()[key], 2) for key in ("error", "confidence", "accuracy")))
+        for version, parts in verdict.calibration().items()
+        for name, each in parts.items()
+    )
+    note = (
+        f"Calibration error: the mean over {BINS} bins of the distance between confidence and accuracy, weighted by "
+        "their images. Attacked: on the worst version of each image."
+    )
+    return Table("Calibration", ("", "calibration error", "mean confidence", "accuracy"), rows, note)
 
 
 def cost_table(costs: dict[str, Cost]) -> Table:
@@ -149,8 +171,33 @@ def lead_panel(verdict: Verdict) -> Panel:
     return draw
 
 
+def calibration_figure(verdict: Verdict) -> Figure:
+    """Return the reliability diagrams of the model, or of the mixture, g and h: clean (left) and attacked (right)."""
+    return side_by_side([reliability_panel(*each) for each in verdict.calibration().items()])
+
+
+def reliability_panel(version: str, parts: dict[str, Calibration]) -> Panel:
+    """Return a panel with the accuracy as a function of the confidence. A larger marker has more images."""
+    colours = {"model": LIGHT.clean, "mixture": LIGHT.mix, "g": LIGHT.std, "h": LIGHT.rob}
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=LIGHT.faint, linewidth=1, linestyle=":", label="perfect calibration")
+        for name, each in reversed(parts.items()):  # g and h first, so that they do not cover the mixture
+            shown, colour = each.images >= FEW_IMAGES, colours[name]
+            at, sizes = (each.confidence[shown], each.accuracy[shown]), 150 * each.images[shown] / each.images.sum()
+            axes.plot(*at, color=colour, marker="o", markersize=4, label=f"{name}: error {percent(each.error)}")
+            axes.scatter(*at, s=sizes, color=colour, alpha=0.7)
+        axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02), ylabel="accuracy")
+        axes.set_xlabel(f"confidence; bins of {FEW_IMAGES} or more images")
+        axes.set_title("Clean images" if version == CLEAN else "Worst version found of each image")
+        percent_axes(axes, PercentFormatter(1, decimals=0))
+        legend_below(axes)
+
+    return draw
+
+
 def _bins(values: np.ndarray) -> list[float]:
     """Return the edges of about forty bins over all values, one of them at zero."""
     low, high = values.min(initial=0.0), values.max(initial=0.0)
-    width = max((high - low) / BINS, 1e-3)
+    width = max((high - low) / LEAD_BINS, 1e-3)
     return [width * edge for edge in range(math.floor(low / width), math.ceil(high / width) + 2)]

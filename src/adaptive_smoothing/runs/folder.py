@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,48 @@ from typing import Any
 import numpy as np
 import torch
 
+from adaptive_smoothing.results import read_json
 from adaptive_smoothing.runs.journal import BINDING
 from adaptive_smoothing.version import code_version
 
 RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 # What differs between two equal runs, so it is not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"
+# The version of the form of all files of a run folder; docs/files.md describes each version. Older files have none.
+SCHEMA = 1
+# The kinds of runs, with a key that only the results of this kind have: older files do not name their kind.
+KINDS = {"evaluation": "waterfall", "radii": "radii", "certification": "certified", "tradeoff": "curves"}
 
 
 def has_result(folder: str | Path) -> bool:
     """Return whether a folder has the two files of a stored run."""
     return all((Path(folder) / name).is_file() for name in (RESULT, ROWS))
+
+
+def is_finished(folder: str | Path) -> bool:
+    """Return whether a folder holds the result of a run whose journal has been removed."""
+    return (Path(folder) / RESULT).is_file() and not (Path(folder) / JOURNAL / BINDING).is_file()
+
+
+def with_schema(kind: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a result file: its schema, its kind, and the result."""
+    return {"schema": SCHEMA, "kind": kind, **result}
+
+
+def read_result(folder: str | Path, kind: str | None = None) -> dict[str, Any]:
+    """Return the content of `result.json`, or raise an error for a newer schema or another kind than the given one."""
+    path = Path(folder) / RESULT
+    if not path.is_file():
+        hint = "`adaptive-smoothing evaluate`, `certify` and `sweep` write one"
+        raise FileNotFoundError(f"expected a run folder with {RESULT} and {ROWS}, found no {path}: {hint}")
+    result = read_json(path)
+    if (schema := result.setdefault("schema", 0)) not in range(SCHEMA + 1):
+        hint = "it was written by a newer version; update adaptive-smoothing"
+        raise ValueError(f"expected files of schema {SCHEMA} or less in {folder}, got schema {schema!r}: {hint}")
+    found = result.setdefault("kind", next((name for name, key in KINDS.items() if key in result), "unknown"))
+    if kind is not None and found != kind:
+        raise ValueError(f"expected the {kind} of a model in {folder}, got a run of kind {found}: name another folder")
+    return result
 
 
 def make_folder(folder: Path, *, overwrite: bool) -> Path:

@@ -1,0 +1,37 @@
+"""`load_run`: the result in a run folder of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.evaluation.radii import RadiusCurve
+from adaptive_smoothing.evaluation.stored import load_radii, load_verdict
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff, load_tradeoff
+from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.report.certified import read_certificates
+from adaptive_smoothing.runs.folder import read_result
+
+Run = Verdict | RadiusCurve | Certificates | Tradeoff
+
+READERS: dict[str, Callable[[Path], Run]] = {
+    "evaluation": load_verdict,
+    "radii": load_radii,
+    "certification": read_certificates,
+    "tradeoff": load_tradeoff,
+}
+
+
+def load_run(folder: str | Path) -> Run:
+    """Return what a run folder holds.
+
+    The result of `evaluate` is a `Verdict`, for several radii a `RadiusCurve`; that of `certify` is `Certificates`;
+    that of `sweep` and `demo` is a `Tradeoff`.
+    """
+    folder = Path(folder)
+    kind = read_result(folder)["kind"]
+    if kind not in READERS:
+        hint = "docs/files.md names the readers of other files"
+        raise ValueError(f"expected a run of kind {', '.join(READERS)} in {folder}, got {kind}: {hint}")
+    return READERS[kind](folder)
