@@ -8,13 +8,6 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "bad_inputs.py"
 PAGE = Path(__file__).parents[1] / "docs" / "bad-inputs.md"
-# Answers that another change makes good.
-PENDING = {
-    'ads.load_model("compact-standard", device="cuda")',
-    'ads.load_model("compact-standard", device="gpu")',
-    'ads.load_model("robustbench:Carmon2019Unlabeled")  # without network',
-    'ads.MixedClassifier(g, h, 0.5).save_pretrained("text.txt")',
-}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +25,7 @@ def test_every_bad_input_is_answered_with_an_error_of_this_package(bad_inputs, m
     found = bad_inputs.answers()
     assert len(found) >= 60
     failures = {each.typed: f"{each.failure}: {each.text}" for each in found if each.failure}
-    assert not {typed: text for typed, text in failures.items() if typed not in PENDING}
+    assert not failures
 
 
 def test_the_page_has_every_bad_input(bad_inputs):

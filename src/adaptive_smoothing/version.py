@@ -1,13 +1,16 @@
-"""The version of the package, and of the code that computes results."""
+"""The version of the package, and of the code that computes results; the folder of its cache. Imports nothing heavy."""
 
 import ast
 import hashlib
+import os
+import sys
 from functools import cache
 from pathlib import Path
 
 VERSION = "0.1.0"
 # Packages that only print, plot or parse: a change of them changes no result.
 WITHOUT_RESULTS = ("cli", "report")
+CACHE_VARIABLE = "ADAPTIVE_SMOOTHING_CACHE"
 
 
 @cache
@@ -37,3 +40,16 @@ def _without_docstrings(source: str) -> str:
 
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache: $ADAPTIVE_SMOOTHING_CACHE, or the one that the platform has for caches."""
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named).expanduser()
+    platform = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    if Path(platform).is_absolute():
+        return Path(platform) / "adaptive_smoothing"
+    try:
+        return Path.home() / ".cache" / "adaptive_smoothing"
+    except RuntimeError as error:
+        raise OSError(f"expected a home folder for the cache, got none: set {CACHE_VARIABLE}") from error

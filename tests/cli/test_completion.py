@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from adaptive_smoothing.cli.completion import CACHE_VARIABLE, options_only
+from adaptive_smoothing.cli.completion import options_only
 from adaptive_smoothing.cli.main import VERBS, find, load
+from adaptive_smoothing.version import CACHE_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ import pytest
 from adaptive_smoothing.models import download
 from adaptive_smoothing.models.download import DownloadError
 from adaptive_smoothing.models.zoo_index import ZooEntry, ZooFile
+from adaptive_smoothing.version import CACHE_VARIABLE, cache_folder
 
 CONTENT = random.Random(0).randbytes(300_000)
 FILE = ZooFile("mixed/weights.safetensors", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -90,7 +91,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(download, "PAUSES", (0.01, 0.02, 0.03))
     return tmp_path / "cache" / "zoo"
 
@@ -272,36 +273,36 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
 
 
 def test_the_folder_of_the_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv(download.CACHE_VARIABLE, "~/my-cache")
+    monkeypatch.setenv(CACHE_VARIABLE, "~/my-cache")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    assert download.cache_folder() == tmp_path / "my-cache"
-    monkeypatch.delenv(download.CACHE_VARIABLE)
+    assert cache_folder() == tmp_path / "my-cache"
+    monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert download.cache_folder() == tmp_path / "xdg" / "adaptive-smoothing"
+    assert cache_folder() == tmp_path / "xdg" / "adaptive_smoothing"
     for unusable in ("relative", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert download.cache_folder() == tmp_path / ".cache" / "adaptive-smoothing"
+        assert cache_folder() == tmp_path / ".cache" / "adaptive_smoothing"
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert download.cache_folder() == tmp_path / "local" / "adaptive-smoothing"
+    assert cache_folder() == tmp_path / "local" / "adaptive_smoothing"
 
 
 def test_no_home_folder(monkeypatch):
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv(download.CACHE_VARIABLE)
+    monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
     with pytest.raises(DownloadError, match="got none: set ADAPTIVE_SMOOTHING_CACHE"):
-        download.cache_folder()
+        cache_folder()
 
 
 def test_a_cache_that_cannot_be_written(server, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(
         DownloadError, match=r"the cache cannot be written \(.*Not a directory.*set ADAPTIVE_SMOOTHING_CACHE"
     ):

@@ -172,7 +172,8 @@ def test_a_network_of_hugging_face_is_built_again_from_its_configuration(monkeyp
     """Nothing is downloaded, and code that a configuration refers to is not used."""
     asked = {}
 
-    def from_config(config: dict[str, object]) -> nn.Module:
+    def from_config(config: dict[str, object], trust_remote_code: bool) -> nn.Module:
+        assert not trust_remote_code
         asked.update(config)
         return nn.Linear(2, 3)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from adaptive_smoothing.models import zoo, zoo_index
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.identity import Identity
 
 CARD = {"arch": "wide_resnet", "options": {"depth": 10, "width": 1, "num_classes": 5}, "clean": 0.9}
 
@@ -243,7 +244,7 @@ def test_a_model_of_the_zoo_is_fetched_once(tmp_path, publish, images, monkeypat
     assert zoo.names()["tiny"].path == cache / "tiny.safetensors"
     assert sorted(path.name for path in cache.iterdir()) == ["tiny.json", "tiny.safetensors"]
     shutil.rmtree(published)
-    assert torch.equal(zoo.load("tiny")(images), loaded(images)) and zoo.is_as_stored(loaded)
+    assert torch.equal(zoo.load("tiny")(images), loaded(images)) and zoo.is_as_stored(loaded, Identity.of(loaded))
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_again(tmp_path, publish, images):

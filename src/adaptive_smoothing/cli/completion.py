@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
@@ -17,9 +16,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from adaptive_smoothing.version import VERSION
-
-CACHE_VARIABLE = "ADAPTIVE_SMOOTHING_CACHE"
+from adaptive_smoothing.version import VERSION, cache_folder
 
 # The name of a parameter, whether it is an argument, its spellings, its type as a word or its choices, and its help.
 Described = dict[str, Any]
@@ -27,7 +24,7 @@ Described = dict[str, Any]
 
 def options_only(verb: str, find: Callable[[str], Callable[..., None]]) -> Callable[..., None]:
     """Return a function that does nothing, with the parameters of a verb; `find` imports the verb if need be."""
-    folder = Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/adaptive-smoothing").expanduser() / "completion"
+    folder = cache_folder() / "completion"
     path, code = folder / f"{verb}.json", _code()
     with suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(path.read_text())

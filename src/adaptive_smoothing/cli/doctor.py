@@ -21,7 +21,7 @@ from adaptive_smoothing.cli.options import devices, pick_device
 from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data.datasets import data_folder
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.version import VERSION
+from adaptive_smoothing.version import CACHE_VARIABLE, VERSION, cache_folder
 
 # Optional packages with the extra that installs them, and what needs them.
 OPTIONAL = {
@@ -69,6 +69,7 @@ def checks() -> Iterator[Check]:
     yield _arithmetic()
     yield _models()
     yield _zoo()
+    yield _folder("cache", cache_folder(), f"set {CACHE_VARIABLE} to a folder that you may write to")
     yield _folder("data folder", data_folder(), "set ADAPTIVE_SMOOTHING_DATA, or pass --data-root")
     yield _folder("output folder", Path("runs").resolve(), "pass --out with a folder that you may write to")
     for package, (extra, purpose) in OPTIONAL.items():

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import screen
+from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.mixing.export import FORMATS, Exported, Shape
 from adaptive_smoothing.mixing.export import export as export_model
 from adaptive_smoothing.mixing.loading import LoadedModel
@@ -33,6 +34,10 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     device: opt.Device = "cpu",
     changes: Annotated[list[str], opt.set_option(Publication, "venue=arXiv")] = [],  # noqa: B006
+    loader: opt.Loader = None,
+    mean: opt.Mean = None,
+    std: opt.Std = None,
+    size: opt.Size = None,
 ) -> None:
     """Write a model as ONNX or .pt2 with alpha as an input, or an evaluation as an entry of RobustBench."""
     format = format or next((name for name, suffix in SUFFIXES.items() if out.suffix == suffix), None)
@@ -48,7 +53,8 @@ def export(
         return
     if changes:
         raise ValueError(f"expected --set with --format {ROBUSTBENCH} only, got it with {format}: leave it out")
-    loaded = LoadedModel.load(model, robust, alpha, opt.pick_device(device))
+    own = opt.own_models(loader, mean, std, size)
+    loaded = LoadedModel.load(model, robust, alpha, opt.pick_device(device), own)
     written = export_model(loaded.model, out, shape=_shape(shape), format=format, name=loaded.short)
     _show(written, console)
 
@@ -72,6 +78,7 @@ def _show(written: Exported, console: Console) -> None:
         console.print(f"The input {name} moves it between g and h; default {default:g}.")
     checked = "onnxruntime" if written.format == "onnx" else "torch.export"
     console.print(f"Compared with PyTorch in {checked}: the largest difference is {written.difference:.1g}.")
+    print_result({"path": str(written.path), "difference": written.difference, **facts})
 
 
 def _write_entry(run: Path, out: Path, publication: Publication, console: Console) -> None:
@@ -80,3 +87,4 @@ def _write_entry(run: Path, out: Path, publication: Publication, console: Consol
     console.print(f"Written to {out}, which belongs in {place} of RobustBench.", markup=False, soft_wrap=True)
     if empty := missing(info):
         console.print(f"Add {', '.join(empty)} with --set, for example --set {empty[0]}=...", markup=False)
+    print_result(info)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
@@ -103,12 +104,18 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     # Batch systems send SIGTERM before they kill a process. It ends a run like Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    warnings.showwarning = _show_warning
     try:
         app(standalone_mode=True)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         # Messages contain [0, 1] and shapes, which rich would read as markup.
         _errors().print(f"[red]error[/]: {escape(str(error))}")
         sys.exit(1)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
+    """Print a warning as one sentence on stderr. Where it was raised does not help a user of the command line."""
+    _errors().print(f"[yellow]warning[/]: {escape(str(message))}", soft_wrap=True)
 
 
 def _errors() -> Console:

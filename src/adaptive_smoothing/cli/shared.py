@@ -1,4 +1,7 @@
-"""Options of every verb: `--json` and `--quiet`. `print_result` prints the result of a verb if `--json` was given."""
+"""Options of every verb: `--json`, `--quiet` and `--memory`.
+
+`print_result` prints the result of a verb if `--json` was given.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,16 @@ def shared_options(
     quiet: Annotated[
         bool, typer.Option("--quiet", rich_help_panel=PANEL, help="Print errors only, and the result of --json.")
     ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", rich_help_panel=PANEL, help="Most memory to use on a GPU: 6G, ..."),
+    ] = None,
 ) -> Iterator[None]:
     """Run a verb with the options that every verb has; to add one, add a parameter."""
+    if memory is not None:
+        from adaptive_smoothing.models.memory import limit_memory  # imports torch
+
+        limit_memory(memory)
     stream = _result_stream.set(sys.stdout if as_json else None)
     try:
         with _standard_output(as_json, quiet):

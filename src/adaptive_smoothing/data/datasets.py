@@ -25,6 +25,7 @@ from adaptive_smoothing.data.photographs import Size
 from adaptive_smoothing.data.sources import Builtin, NpzFile, Source, SplitArrays
 from adaptive_smoothing.noise import keyed_seed
 from adaptive_smoothing.settings import check_at_least, suggestion
+from adaptive_smoothing.version import cache_folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +154,7 @@ def load(
             question mark: size, resize, crop and classes; for Hugging Face also config, split, image, label, revision.
         split: `train`, `val` or `test`. If the official data has no `val`, a tenth of `train` is held out for it, the
             same images on every machine. Images without splits are available as `test` or `all` only.
-        root: folder of the named data sets; by default $ADAPTIVE_SMOOTHING_DATA, else ~/.cache/adaptive_smoothing.
+        root: folder of the named data sets; by default $ADAPTIVE_SMOOTHING_DATA, else the cache.
         download: download a named data set that is missing.
         images: read this many images only: the first, or evenly spaced ones of image files, which are sorted by class.
         resize, crop: for photographs: the length of the shorter edge after resizing, and the size of the centre that is
@@ -182,7 +183,8 @@ def load(
 
 def data_folder() -> Path:
     """Return the default folder of the named data sets."""
-    return Path(os.environ.get("ADAPTIVE_SMOOTHING_DATA") or "~/.cache/adaptive_smoothing").expanduser()
+    named = os.environ.get("ADAPTIVE_SMOOTHING_DATA")
+    return Path(named).expanduser() if named else cache_folder()
 
 
 def _evenly_spaced(wanted: int, count: int) -> np.ndarray:

@@ -53,7 +53,7 @@ class EvaluationOptions:
     compiled: bool | None = None
     precise: bool = False
     alarms: bool = True
-    memory: str | int | None = None
+    memory: str | None = None
     save_adversarial: int = 0
 
     def __post_init__(self) -> None:

@@ -98,6 +98,7 @@ def evaluate(
         options: batch sizes, precision and alarms.
     """
     attack = adapted(_find_attack(attack, threat), model)
+    _check_plain(attack)
     _check_threat(attack, threat)
     for_cascades = devices or journal is not None or overwrite
     if for_cascades and not isinstance(attack, Cascade):
@@ -138,7 +139,6 @@ def _find_attack(attack: str | Cascade | PlainAttack | None, threat: Threat | No
         if attack is make_preset:
             example = f"evaluate(model, data, {name!r}, threat)"
             raise TypeError(f"expected an attack, got the function that makes one: pass its name, {example}")
-    _check_plain(attack)
     return attack
 
 

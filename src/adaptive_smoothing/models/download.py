@@ -23,11 +23,11 @@ from urllib.parse import quote, urlsplit
 from adaptive_smoothing.models.weight_files import file_sha256
 from adaptive_smoothing.models.zoo_index import ZooEntry, ZooFile
 from adaptive_smoothing.results import atomic
+from adaptive_smoothing.version import CACHE_VARIABLE, cache_folder
 
 # Where the zoo is published. The variable replaces it.
 ZOO_URL: str | None = None
 URL_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO_URL"
-CACHE_VARIABLE = "ADAPTIVE_SMOOTHING_CACHE"
 SCHEMES = ("https", "http", "file", "hf")
 # Seconds without an answer, and seconds to wait before each further attempt.
 TIMEOUT, PAUSES = 30.0, (1.0, 2.0, 4.0)
@@ -44,19 +44,6 @@ class DownloadError(OSError):
 
 class WrongContentError(DownloadError):
     """A file was fetched completely, and is not the one in the index."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of the cache: $ADAPTIVE_SMOOTHING_CACHE, or the one that the platform has for caches."""
-    if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named).expanduser()
-    platform = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
-    if Path(platform).is_absolute():
-        return Path(platform) / "adaptive-smoothing"
-    try:
-        return Path.home() / ".cache" / "adaptive-smoothing"
-    except RuntimeError as error:
-        raise DownloadError(f"expected a home folder for the cache, got none: set {CACHE_VARIABLE}") from error
 
 
 def zoo_cache() -> Path:
