@@ -43,7 +43,7 @@ def test_a_damaged_or_old_file_is_replaced(content: str, cache: Path) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("ev", ["evaluate"]), ("models --", ["--json", "--quiet", "--help"]), ("mix --mode a", ["adaptive"])],
+    [("ev", ["evaluate"]), ("models --", ["--json", "--quiet", "--memory", "--help"]), ("mix --mode a", ["adaptive"])],
 )
 def test_a_shell_is_offered_verbs_options_and_values(typed: str, offered: list[str], cache: Path) -> None:
     for verb in ("models", "mix"):

@@ -296,7 +296,7 @@ def test_no_home_folder(monkeypatch):
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
-    with pytest.raises(DownloadError, match="got none: set ADAPTIVE_SMOOTHING_CACHE"):
+    with pytest.raises(OSError, match="got none: set ADAPTIVE_SMOOTHING_CACHE"):
         cache_folder()
 
 
