@@ -161,7 +161,7 @@ def test_models_of_other_libraries_with_resizing(tmp_path):
     mixed = MixedClassifier(g, H, 0.8, standard_scale=1.5)
     written = mixed.export(tmp_path / "resized.onnx", shape=(3, 24, 24))
     assert written.difference < 1e-4 and written.facts["classes"] == 5
-    assert export(h, tmp_path / "native.pt2").facts["shape"] == [3, 40, 40]
+    assert export(g, tmp_path / "native.pt2").facts["shape"] == [3, 40, 40]
 
 
 @pytest.mark.parametrize(

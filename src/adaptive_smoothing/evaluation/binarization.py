@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import AttackInput
@@ -195,6 +194,8 @@ def _widest_gap(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
     The normal is minus the point of the convex hull of all differences that is nearest to the origin. Non-negative
     least squares finds it: weights whose sum is near 1 and whose weighted sum of differences is small.
     """
+    from scipy.optimize import nnls  # takes a second to import
+
     differences = (low[:, None] - high[None]).reshape(-1, low.shape[1])
     if (scale := np.abs(differences).max()) == 0:
         return None
