@@ -231,3 +231,26 @@ def test_evaluate_gives_each_image_its_radius(linear, device):
     model, options = copy.deepcopy(linear).to(device), EvaluationOptions(batch_size=10)
     result = evaluate(model, data, PGD(Linf(radius), steps=20, stop_when_fooled=True), options=options)
     assert torch.equal(result.robust_correct, torch.arange(64) % 4 == 3)
+
+
+@pytest.mark.parametrize("random_start", [False, True])
+def test_smaller_batches_give_the_same_images_if_memory_runs_out(linear, random_start):
+    """Each image has its own radius and step size, and the random start of its position in the whole batch."""
+    x, y = labelled(linear)
+    sizes = []
+
+    class Small(nn.Module):
+        def forward(self, images):
+            sizes.append(len(images))
+            if len(images) > 20:
+                raise torch.OutOfMemoryError("too large")
+            return linear(images)
+
+    attack = PGD(
+        Linf(torch.linspace(0.01, 0.05, 64)),
+        steps=3,
+        step_size=torch.linspace(0.005, 0.02, 64),
+        random_start=random_start,
+    )
+    assert torch.equal(attack(Small().eval(), x, y), attack(linear, x, y))
+    assert sizes[:2] == [64, 32] and max(sizes[2:]) == 16

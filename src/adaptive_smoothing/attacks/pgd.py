@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from adaptive_smoothing.attacks.objectives import Model, Objective, cross_entropy, logit_margin, loss_and_gradient
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels
 from adaptive_smoothing.models.inference import NotFiniteError
+from adaptive_smoothing.models.memory import with_smaller_batches
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, check_threat, column, per_image, selected
 
@@ -57,10 +58,25 @@ class PGD:
         check_eval(model)
         check_images(images)
         check_labels(labels, images, getattr(model, "num_classes", None))
+        start = self._start(images)
+
+        def in_batches(size: int) -> Tensor:
+            parts = [slice(first, first + size) for first in range(0, max(1, len(images)), size)]
+            return torch.cat([self.take(rows)._worst(model, images[rows], labels[rows], start[rows]) for rows in parts])
+
+        return with_smaller_batches(in_batches, max(1, len(images)))
+
+    def _worst(self, model: nn.Module, images: Tensor, labels: Tensor, start: Tensor) -> Tensor:
+        """Return the iterates with the widest margins. Images do not depend on each other."""
         worst = _WorstIterates(images, labels, self.stop_when_fooled)
-        self.last_iterate(model, images, labels, observe=worst.observe)
+        self._ascend(model, images, labels, start, worst.observe)
         worst.check(self.threat)
         return worst.images
+
+    def _ascend(
+        self, model: Model, images: Tensor, labels: Tensor, start: Tensor, observe: Observer | None = None
+    ) -> Tensor:
+        return ascend(self.objective, model, images, labels, self.threat, self.steps, start, self.step_size, observe)
 
     def last_iterate(
         self,
@@ -68,11 +84,9 @@ class PGD:
         images: Tensor,
         labels: Tensor,
         noise: torch.Generator | None = None,
-        observe: Observer | None = None,
     ) -> Tensor:
         """Return the last iterates, for adversarial training: nothing is checked, nothing waits for the device."""
-        start = self._start(images, noise)
-        return ascend(self.objective, model, images, labels, self.threat, self.steps, start, self.step_size, observe)
+        return self._ascend(model, images, labels, self._start(images, noise))
 
     def take(self, which: Tensor | slice) -> PGD:
         """Return the attack for a selection of the images, with their radii and step sizes."""

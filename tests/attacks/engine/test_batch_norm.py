@@ -7,6 +7,7 @@ from torch import nn
 
 from adaptive_smoothing.attacks.engine.batch_norm import FusedBatchNorm, activations_after_norms, has_kernels
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.inference import full_precision
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not has_kernels(torch.device("cuda")), reason="GPU"))]
 
@@ -57,8 +58,9 @@ def images_on(device, count=3, size=8):
 
 def logits_and_gradient(model, images):
     images = images.clone().requires_grad_()
-    logits = model(images)
-    return logits.detach(), torch.autograd.grad(logits.square().sum(), images)[0]
+    with full_precision():  # TF32 would enlarge differences in the last bit
+        logits = model(images)
+        return logits.detach(), torch.autograd.grad(logits.square().sum(), images)[0]
 
 
 def fused(model, images):
