@@ -92,7 +92,8 @@ def test_the_worst_iterate_is_kept():
 def test_the_default_step_size_is_that_of_the_paper(linear):
     iterates = []
     observe = lambda active, iterate, loss, logits: iterates.append(iterate)  # noqa: E731
-    PGD(Linf(8 / 255), steps=20).last_iterate(linear, *labelled(linear), observe=observe)
+    images, labels = labelled(linear)
+    ascend(cross_entropy, linear, images, labels, Linf(8 / 255), steps=20, start=images, observe=observe)
     assert len(iterates) == 21
     moved = (iterates[1] - iterates[0]).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 0.0027), rtol=0, atol=1e-6)
