@@ -2,12 +2,13 @@
 
     python benchmarks/attacks.py resnet18-robust --images 1000 --out benchmarks/results/attacks-h.json
     python benchmarks/attacks.py resnet18-standard resnet18-robust --alpha 0.8 ...
+    python benchmarks/attacks.py wrn-16-4 --weights wrn-16-4.safetensors ...      # a model of foreign_models.py
     python benchmarks/attacks.py small-robust --images 16 --device cpu
 
 For each attack: seconds, forward and backward passes per image, robust accuracy, and the number of images that only
-this attack fooled. The reference runs with its own defaults (batches of 250), with frozen weights, and with all images
-in one batch. An attack of less than a few seconds is repeated, and the median time is reported. On a GPU ours runs at
-least twice: the `first` seconds contain the compilation. The reference compiles nothing.
+this attack fooled. Each attack runs in a new process: its first run is cold, and the median of the others is warm. Ours
+runs with default settings, alarms included, and compiled. The reference runs with its own defaults (batches of 250),
+with frozen weights, and with all images in one batch. If its first run takes more than a minute, it is not repeated.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import argparse
 import logging
 import statistics
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import foreign_models
 import torch
 from clock import clocked
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.batches import batches
@@ -38,8 +42,38 @@ from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.threat import Linf
 
 EPS = 8 / 255
-# An attack is repeated until this many seconds are measured.
-ENOUGH = 6.0
+# An attack is repeated until this many seconds are measured, and not at all if its first run takes longer than `LONG`.
+ENOUGH, LONG = 6.0, 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and images, which each process loads for itself.
+
+    Args:
+        names: MODEL, or G and H.
+        weights: the file of a model of foreign_models.py.
+    """
+
+    names: tuple[str, ...]
+    alpha: float | None
+    weights: str | None
+    images: int
+    data: str
+    data_root: str | None
+    split: str
+    device: str
+
+    def load_data(self) -> ImageData:
+        return datasets.load(self.data, self.split, root=self.data_root).take(self.images)
+
+    def load_model(self) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the model and facts about it."""
+        if self.weights is not None:
+            name = self.names[0]
+            return foreign_models.load(name, self.weights, self.device), {"model": {"name": name}}
+        loaded = LoadedModel.load(self.names[0], (*self.names, None)[1], self.alpha, self.device)
+        return loaded.model, loaded.facts
 
 
 class Counting(nn.Module):
@@ -62,45 +96,44 @@ class Counting(nn.Module):
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """Repeat `work` until enough seconds are measured. Return the last result, the median time and the repetitions."""
-    seconds: list[float] = []
+    """Run `work` cold and then until enough seconds are measured. Return the last result and the seconds."""
+    result, cold = clocked(work)
+    seconds: list[float] = [cold] if cold > LONG else []
     while sum(seconds) < ENOUGH:
         result, took = clocked(work)
         seconds.append(took)
-    return result, {"seconds": statistics.median(seconds), "rounds": len(seconds)}
+    return result, {"cold": cold, "seconds": statistics.median(seconds), "rounds": len(seconds)}
 
 
-def ours(name: str, model: nn.Module, data: ImageData, device: torch.device) -> dict[str, Any]:
-    """Run one of our presets. All rounds share an engine, which keeps the compiled model."""
-    cascade, compiled = preset(name, Linf(EPS)).for_model(model), device.type == "cuda"
-    engine = Engine(model, device, compiled=compiled)
+def ours(case: Case, name: str, compiled: bool | None) -> dict[str, Any]:
+    """Run one of our presets, as `evaluate` does."""
+    (model, _), data, device = case.load_model(), case.load_data(), torch.device(case.device)
+    runs: list[EvaluationRun] = []
 
     def work() -> Verdict:
-        engine.passes.forward = engine.passes.backward = 0
         run = EvaluationRun(
             model=model,
             data=data,
-            cascade=cascade,
+            cascade=preset(name, Linf(EPS)).for_model(model),
             device=device,
             journal=Journal(),
-            options=EvaluationOptions(alarms=False),
-            engine=engine,
+            options=EvaluationOptions(compiled=compiled),
         )
+        runs[:] = [run]
         return run.run()
 
-    first = {"first": clocked(work)[1]} if compiled else {}
     verdict, row = timed(work)
-    row |= first | {"forwards": engine.passes.forward, "backwards": engine.passes.backward}
+    passes = runs[0]._engine.passes
+    row |= {"forwards": passes.forward, "backwards": passes.backward}
     return row | {"robust": verdict.index[verdict.robust_correct].tolist()}
 
 
-def reference(
-    model: nn.Module, data: ImageData, device: torch.device, *, freeze: bool, batch_size: int
-) -> dict[str, Any]:
+def reference(case: Case, freeze: bool, batch_size: int | None) -> dict[str, Any]:
     """Run the reference AutoAttack."""
     from pyautoattack import AutoAttack
 
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    (model, _), data, device = case.load_model(), case.load_data(), torch.device(case.device)
     batch = next(iter(batches(data, len(data), device=device)))
     model.requires_grad_(not freeze)
     counting = Counting(model)
@@ -108,7 +141,7 @@ def reference(
     def work() -> tuple[Tensor, Tensor]:
         counting.forward_images = counting.backward_images = 0
         attack = AutoAttack(counting, norm="Linf", eps=EPS, version="standard", seed=0, device=device)
-        return attack.run_standard_evaluation(batch.images, batch.labels, batch_size=batch_size)
+        return attack.run_standard_evaluation(batch.images, batch.labels, batch_size=batch_size or len(data))
 
     (images, _), row = timed(work)
     model.requires_grad_(False)
@@ -117,18 +150,23 @@ def reference(
     return row | {"robust": batch.index[robust].tolist()}
 
 
-def attacks(
-    model: nn.Module, data: ImageData, device: torch.device, wanted: list[str]
-) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return functions that run the wanted attacks, by name; all of them if none is named."""
-    everything = {
-        "fast": lambda: ours("fast", model, data, device),
-        "standard": lambda: ours("standard", model, data, device),
-        "reference, frozen, one batch": lambda: reference(model, data, device, freeze=True, batch_size=len(data)),
-        "reference, frozen": lambda: reference(model, data, device, freeze=True, batch_size=250),
-        "reference": lambda: reference(model, data, device, freeze=False, batch_size=250),
-    }
-    return {name: run for name, run in everything.items() if not wanted or name in wanted}
+# The functions that run the attacks, with their arguments after the case.
+ATTACKS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = {
+    "fast": (ours, ("fast", None)),
+    "standard": (ours, ("standard", None)),
+    "fast, compiled": (ours, ("fast", True)),
+    "standard, compiled": (ours, ("standard", True)),
+    "reference, frozen, one batch": (reference, (True, None)),
+    "reference, frozen": (reference, (True, 250)),
+    "reference": (reference, (False, 250)),
+}
+
+
+def in_new_process(name: str, case: Case) -> dict[str, Any]:
+    """Run an attack in a process that has computed nothing before."""
+    function, arguments = ATTACKS[name]
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, case, *arguments).result()
 
 
 def compared(runs: dict[str, dict[str, Any]], images: int) -> dict[str, dict[str, Any]]:
@@ -144,6 +182,7 @@ def compared(runs: dict[str, dict[str, Any]], images: int) -> dict[str, dict[str
             row["only ours broke"] = len(robust[theirs] - robust[name])
             row["only theirs broke"] = len(robust[name] - robust[theirs])
             row["times as fast"] = runs[theirs]["seconds"] / row["seconds"]
+            row["times as fast, cold"] = runs[theirs]["cold"] / row["cold"]
         rows[name] = row
     return rows
 
@@ -158,26 +197,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help="MODEL, or G H with --alpha")
     parser.add_argument("--alpha", type=float)
+    parser.add_argument("--weights", help="the file of a model of foreign_models.py")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--data", default="builtin")
     parser.add_argument("--data-root")
     parser.add_argument("--split", default="test")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", nargs="*", default=[], help="names of the attacks to run; default all")
+    parser.add_argument("--only", nargs="*", default=[], choices=ATTACKS, help="attacks to run; default all")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    device = torch.device(args.device)
-    loaded = LoadedModel.load(args.models[0], args.models[1] if len(args.models) > 1 else None, args.alpha, args.device)
-    data = datasets.load(args.data, args.split, root=args.data_root).take(args.images)
-    facts = {"models": loaded.facts, "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
+    case = Case(
+        tuple(args.models), args.alpha, args.weights, args.images, args.data, args.data_root, args.split, args.device
+    )
+    data = case.load_data()
+    facts = {"models": case.load_model()[1], "data": data.name, "fingerprint": data.fingerprint(), "images": len(data)}
     runs: dict[str, dict[str, Any]] = {}
-    for name, run in attacks(loaded.model, data, device, args.only).items():
+    for name in args.only or ATTACKS:
         print(name, "...", flush=True)
-        runs[name] = run()
+        runs[name] = in_new_process(name, case)
         print(f"  {runs[name]['seconds']:.1f} s, {len(runs[name]['robust'])} of {len(data)} are robust", flush=True)
         # Written after each attack, in case the next one fails.
         if args.out:
-            write_json(args.out, {"rows": compared(runs, len(data)), "facts": {**facts, **environment(device)}})
+            write_json(args.out, {"rows": compared(runs, len(data)), "facts": {**facts, **environment(args.device)}})
     show(compared(runs, len(data)))
 
 

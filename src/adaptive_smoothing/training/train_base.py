@@ -62,6 +62,8 @@ def train_base(
     else:
         write_json(options.folder / "recipe.json", asdict(recipe))
         model = trainer.run()
+        if trainer.compiled:
+            torch.compiler.reset()  # its CUDA graphs would keep their memory
         card = trainer.card() | {"resumed": resumed}
         zoo.save(model, options.folder, recipe.name, card)
     held_out = {"val": val}
