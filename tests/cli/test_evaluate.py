@@ -286,7 +286,7 @@ def test_an_attack_of_ones_own_is_a_function_in_the_working_folder(monkeypatch: 
     assert [step["attack"] for step in result["waterfall"]] == ["clean", "own_attacks:darker"]
     assert result["attack"] == "own_attacks:darker at Linf 0.1"
     printed = evaluate(demo.STANDARD, *QUICK, "--attack", "own_attacks:nothing", code=1)
-    assert "expected attacked images of shape" in printed and "got NoneType" in printed
+    assert "the attack returned something else than images" in printed and "got NoneType" in printed
 
 
 @pytest.mark.usefixtures("no_pictures")
