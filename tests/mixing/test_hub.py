@@ -168,6 +168,10 @@ def test_names_that_are_not_repositories(name):
         {"name": "weights.pt"},
         {"name": "..\\weights"},
         {"name": "timm:resnet18?checkpoint=/home/you/weights.pt"},
+        {"name": "timm:resnet18?%63heckpoint=/home/you/weights.pt"},
+        {"name": "timm:local-dir:/home/you/model"},
+        {"name": "hf:/home/you/model"},
+        {"name": "hf:../model"},
         {"held": "../standard.safetensors"},
         {"held": "standard.pt"},
         {"transform": "hardmax", "options": {}, "of": {"name": "robustbench:Carmon2019Unlabeled"}},
@@ -182,7 +186,7 @@ def test_a_repository_cannot_name_pickles_or_files_of_this_machine(server, mixed
     assert hub.fetch("org/m", passed=["standard"]).is_dir()
 
 
-@pytest.mark.parametrize("name", ["resnet18-robust", "timm:resnet18", "torchvision:resnet18", "hf:org/name"])
+@pytest.mark.parametrize("name", ["resnet18-robust", "timm:resnet18?num_classes=7", "torchvision:vgg11", "hf:org/name"])
 def test_names_that_a_repository_may_have(name):
     hub.check_base("org/m", "standard", {"name": name})
 

@@ -134,9 +134,11 @@ def _torchvision(name: str, options: Mapping[str, str], pretrained: bool) -> tup
 
 def _hf(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
     transformers, revision = _import("transformers", "hf"), options["revision"]
-    # Only safetensors: a pickled checkpoint from a hub can run code.
-    model = transformers.AutoModelForImageClassification.from_pretrained(name, revision=revision, use_safetensors=True)
-    processor = transformers.AutoImageProcessor.from_pretrained(name, revision=revision)
+    # Only safetensors: a pickled checkpoint from a hub can run code. By default transformers asks whether to run code
+    # of the repository; the answer is no.
+    given = {"revision": revision, "trust_remote_code": False}
+    model = transformers.AutoModelForImageClassification.from_pretrained(name, use_safetensors=True, **given)
+    processor = transformers.AutoImageProcessor.from_pretrained(name, **given)
     normalises = getattr(processor, "do_normalize", True)
     mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
     return model, {"mean": mean, "std": std, "size": _hf_size(processor)}
