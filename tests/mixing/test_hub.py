@@ -154,7 +154,8 @@ def test_a_command_takes_the_name_of_a_repository(server, mixed, images):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18-mixed", "runs/a/b", "/runs/a", "../a", "./a", "a/", "a/b c", Path("org/name"), "hf:org/name"]
+    "name",
+    ["resnet18-mixed", "runs/a/b", "/runs/a", "../a", "./a", "a/", "a/b c", "a/b.pt", Path("org/name"), "hf:org/name"],
 )
 def test_names_that_are_not_repositories(name):
     assert not hub.is_repository(name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.mixing import pretrained
-from adaptive_smoothing.models import third_party
+from adaptive_smoothing.models import third_party, zoo
 from adaptive_smoothing.models.download import first_line
 
 CARD = "README.md"
@@ -27,8 +27,9 @@ ACCURACIES = {"clean": "Clean accuracy", "adaptive": "Accuracy under the attacks
 
 
 def is_repository(name: Path | str) -> bool:
-    """Return whether a name can be that of a repository, `org/name`, and not that of a folder of this machine."""
-    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
+    """Return whether a name can be that of a repository, `org/name`, and not that of a file or a folder here."""
+    is_file = Path(name).suffix in zoo.WEIGHT_FILES or Path(name).exists()
+    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not is_file
 
 
 def push(
