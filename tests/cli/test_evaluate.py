@@ -227,7 +227,7 @@ def test_a_finished_run_is_printed_again(monkeypatch: pytest.MonkeyPatch) -> Non
     for arguments, reason in (
         ((demo.STANDARD,), "setting of alarms"),
         ((demo.ROBUST, *QUICK, "--out", str(FOLDER)), "model"),
-        ((demo.STANDARD, *QUICK, "--images", "8"), "fingerprint"),
+        ((demo.STANDARD, *QUICK, "--images", "8"), "set of images"),
         ((demo.STANDARD, *QUICK, "--eps", "0.1,0.2"), "attack, eps"),
         ((demo.STANDARD, *QUICK, "--save-adversarial", "2"), "save adversarial"),
         ((demo.STANDARD, *QUICK, "--check", "binarization"), "binarization"),
