@@ -245,7 +245,7 @@ def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(third_party.importlib, "import_module", fail)
-    with pytest.raises(ImportError, match="nms does not exist: it was built for another torch; reinstall both"):
+    with pytest.raises(ImportError, match="nms does not exist: a compiled package was built for another torch"):
         zoo.load("timm:resnet18")
 
 
