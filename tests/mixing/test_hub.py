@@ -140,6 +140,17 @@ def test_a_module_of_the_user_is_passed_again(server, mixed, images):
     assert torch.equal(loaded(images), MixedClassifier(own, mixed.robust, 0.5)(images))
 
 
+def test_the_weights_of_a_module_of_the_user_are_uploaded_with_how_to_build_it(server, mixed, images):
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+    own = MixedClassifier(make().eval(), mixed.robust, 0.5)
+    own.push_to_hub("org/m", token="hf_right", builders={"standard": make})
+    with pytest.raises(ValueError, match="which is not imported because a file names it"):
+        MixedClassifier.from_pretrained("org/m")
+    assert torch.equal(MixedClassifier.from_pretrained("org/m", standard=make)(images), own(images))
+
+
 def test_a_local_folder_comes_first(server, mixed, images):
     mixed.save_pretrained("org/m")
     server.repositories["org/m"] = {"main": {}}
