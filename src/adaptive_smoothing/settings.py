@@ -87,6 +87,14 @@ def parse_query(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]
     return name, given
 
 
+def parse_size(name: str, text: str) -> int | tuple[int, int]:
+    """Return a size in pixels: `224`, or `224x192` as (height, width)."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.strip().isdecimal() and int(side) > 0 for side in sides):
+        raise ValueError(f"expected {name} as 224, or as 224x192 for height and width, got {text!r}")
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Raise an error if a setting has none of the values to choose from."""
     if value not in choices:
@@ -219,7 +227,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:  # a number may be written as a fraction, such as the radius "8/255"
             return parse_number(value)
-        except (ValueError, ZeroDivisionError) as error:
+        except ValueError as error:
             raise SettingsError(f'{where}: expected a number such as 0.2 or "8/255", got {value!r}') from error
     origin = typing.get_origin(hint) or hint
     # To Python a bool is an int.

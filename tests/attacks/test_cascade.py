@@ -109,9 +109,44 @@ def test_a_plain_attack_that_leaves_the_ball_fools_nothing_and_gives_a_warning()
     model = Planes(classes=2)
     inputs = make_input(model, make_images(20), Linf(0.01))
     stage = Stage("plain", lambda model, images, labels: images + 0.0105)
-    with pytest.warns(UserWarning, match="left the Linf ball on 20 of 20 images, and went as far as 0.0105"):
+    with pytest.warns(UserWarning, match="left the Linf ball or .* on 20 of 20 images, and went as far as 0.0105"):
         state = run_one(model, stage, inputs)
     assert (state.fooled_by < 0).all()
+
+
+def test_a_plain_attack_that_leaves_the_range_of_images_fools_nothing_there():
+    """An attack without clamp: at 0 it leaves [0, 1], elsewhere it is inside the ball and counts."""
+    model, images = Planes(classes=2), make_images(20)
+    images[:5, 0, 0, 0] = 0.0
+    inputs = make_input(model, images, Linf(0.1))
+    step = PGD(inputs.threat, steps=10)
+
+    def attack(model, images, labels):
+        found = step(model, images, labels)
+        found[images[:, 0, 0, 0] == 0, 0, 0, 0] = -0.1
+        return found
+
+    with pytest.warns(UserWarning, match=r"left the Linf ball or \[0, 1\] on 5 of 20 images"):
+        state = run_one(model, Stage("plain", attack), inputs)
+    inside = run_one(model, Stage("plain", step), inputs)
+    assert (state.fooled_by[:5] < 0).all() and (inside.fooled_by[:5] == 0).any()
+    assert torch.equal(state.fooled_by[5:], inside.fooled_by[5:]) and (state.fooled_by[5:] == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (lambda model, images, labels: images * torch.nan, "expected finite images from the attack"),
+        (lambda model, images, labels: images.double(), "torch.float64"),
+        (lambda model, images, labels: (images, labels), "got 2 objects: return the images only"),
+        (lambda model, images, labels: (model.train(), images)[1], "expected a model in eval mode"),
+    ],
+)
+def test_what_a_plain_attack_returns_is_checked(attack, message):
+    model = nn.Sequential(Planes(classes=2), nn.Dropout(0.5)).eval()
+    inputs = make_input(model, make_images(6), Linf(0.01))
+    with pytest.raises((TypeError, ValueError), match=message):
+        run_one(model, Stage("plain", attack), inputs)
 
 
 def test_a_plain_attack_gets_smaller_batches_if_memory_runs_out_and_frozen_weights():

@@ -1,6 +1,8 @@
 """`doctor`: facts about the installation, and what to do about problems."""
 
 import json
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +10,10 @@ import pytest
 import torch
 
 from adaptive_smoothing.cli import doctor
-from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models import download, zoo
 from adaptive_smoothing.version import VERSION
+
+OPTIONAL = doctor.OPTIONAL
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +59,24 @@ def test_damaged_weights_and_a_wrong_zoo_are_problems(tmp_path: Path, monkeypatc
     monkeypatch.setattr(zoo, "load", damaged)
     assert checks()["package models"].state == "problem"
     monkeypatch.setenv(zoo.ZOO_VARIABLE, str(tmp_path))
-    assert doctor._zoo().state == "problem" and zoo.ZOO_VARIABLE in doctor._zoo().advice
+    found = checks()["zoo"]
+    assert found.state == "problem" and zoo.ZOO_VARIABLE in found.advice
+
+
+def test_the_address_of_the_zoo_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "zoo_folder", lambda: None)
+    monkeypatch.setenv(download.URL_VARIABLE, "ftp://example.org/zoo")
+    found = checks()["zoo"]
+    assert found.state == "problem" and "ftp://example.org/zoo" in found.found
+    monkeypatch.setenv(download.URL_VARIABLE, "https://example.org/zoo")
+    assert checks()["zoo"].found == "fetched from https://example.org/zoo"
+
+
+def test_every_optional_package_has_an_extra_that_installs_it() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for package, (extra, _) in OPTIONAL.items():
+        assert any(re.match(rf"{package}\b", line.replace("-", "_")) for line in extras[extra]), package
 
 
 def test_a_package_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_a_finished_run_is_printed_again(monkeypatch: pytest.MonkeyPatch) -> Non
     for arguments, reason in (
         ((demo.STANDARD,), "setting of alarms"),
         ((demo.ROBUST, *QUICK, "--out", str(FOLDER)), "model"),
-        ((demo.STANDARD, *QUICK, "--images", "8"), "fingerprint"),
+        ((demo.STANDARD, *QUICK, "--images", "8"), "set of images"),
         ((demo.STANDARD, *QUICK, "--eps", "0.1,0.2"), "attack, eps"),
         ((demo.STANDARD, *QUICK, "--save-adversarial", "2"), "save adversarial"),
         ((demo.STANDARD, *QUICK, "--check", "binarization"), "binarization"),
@@ -286,7 +286,7 @@ def test_an_attack_of_ones_own_is_a_function_in_the_working_folder(monkeypatch: 
     assert [step["attack"] for step in result["waterfall"]] == ["clean", "own_attacks:darker"]
     assert result["attack"] == "own_attacks:darker at Linf 0.1"
     printed = evaluate(demo.STANDARD, *QUICK, "--attack", "own_attacks:nothing", code=1)
-    assert "expected attacked images of shape" in printed and "got NoneType" in printed
+    assert "the attack returned something else than images" in printed and "got NoneType" in printed
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -1,6 +1,7 @@
 import io
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -89,6 +90,19 @@ def test_ctrl_c_in_training_offers_to_resume_from_a_checkpoint_only(
     monkeypatch.setattr(main_file, "import_module", lambda name: SimpleNamespace(train=train))
     assert run_main("train") == 130
     assert printed in capsys.readouterr().err
+
+
+def test_warnings_are_sentences_and_deprecations_are_left_out(
+    run_main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def models() -> None:
+        for category in (UserWarning, DeprecationWarning, FutureWarning):
+            warnings.showwarning(category(f"a {category.__name__}"), category, "file.py", 1)
+
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
+    monkeypatch.setattr(main_file, "import_module", lambda name: SimpleNamespace(models=models))
+    assert run_main("models") == 0
+    assert capsys.readouterr().err == "warning: a UserWarning\n"
 
 
 def test_a_terminal_without_greek(run_main: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,12 @@ def test_a_function_without_a_model_is_refused(mixed, data):
         evaluate(mixed, data, lambda images, labels: images)
 
 
+@pytest.mark.parametrize("threat", [Linf, Linf(EPS)])
+def test_a_threat_in_the_place_of_an_attack_is_explained(mixed, data, threat):
+    with pytest.raises(TypeError, match=r"got .*Linf.*, which is a threat: name the attacks first"):
+        evaluate(mixed, data, threat)
+
+
 class Holder:
     """An attack with a model attribute that is still given the model at each call."""
 
@@ -115,6 +121,7 @@ class Bound(Holder):
 
 def test_other_attacks_are_left_unchanged(mixed):
     holder = Holder(Linear(0))
-    for attack in (holder, None, print, nn.Identity(), lambda model, images, labels: images):
+    functions = (print, lambda model, images, labels: images, lambda model, images, labels=None: images)
+    for attack in (holder, None, nn.Identity(), Linf, *functions):
         assert adapted(attack, mixed) is attack
     assert adapted(Bound(mixed), mixed).of.model is mixed

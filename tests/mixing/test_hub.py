@@ -140,6 +140,17 @@ def test_a_module_of_the_user_is_passed_again(server, mixed, images):
     assert torch.equal(loaded(images), MixedClassifier(own, mixed.robust, 0.5)(images))
 
 
+def test_the_weights_of_a_module_of_the_user_are_uploaded_with_how_to_build_it(server, mixed, images):
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+    own = MixedClassifier(make().eval(), mixed.robust, 0.5)
+    own.push_to_hub("org/m", token="hf_right", builders={"standard": make})
+    with pytest.raises(ValueError, match="which is not imported because a file names it"):
+        MixedClassifier.from_pretrained("org/m")
+    assert torch.equal(MixedClassifier.from_pretrained("org/m", standard=make)(images), own(images))
+
+
 def test_a_local_folder_comes_first(server, mixed, images):
     mixed.save_pretrained("org/m")
     server.repositories["org/m"] = {"main": {}}
@@ -154,7 +165,8 @@ def test_a_command_takes_the_name_of_a_repository(server, mixed, images):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18-mixed", "runs/a/b", "/runs/a", "../a", "./a", "a/", "a/b c", Path("org/name"), "hf:org/name"]
+    "name",
+    ["resnet18-mixed", "runs/a/b", "/runs/a", "../a", "./a", "a/", "a/b c", "a/b.pt", Path("org/name"), "hf:org/name"],
 )
 def test_names_that_are_not_repositories(name):
     assert not hub.is_repository(name)
@@ -168,6 +180,10 @@ def test_names_that_are_not_repositories(name):
         {"name": "weights.pt"},
         {"name": "..\\weights"},
         {"name": "timm:resnet18?checkpoint=/home/you/weights.pt"},
+        {"name": "timm:resnet18?%63heckpoint=/home/you/weights.pt"},
+        {"name": "timm:local-dir:/home/you/model"},
+        {"name": "hf:/home/you/model"},
+        {"name": "hf:../model"},
         {"held": "../standard.safetensors"},
         {"held": "standard.pt"},
         {"transform": "hardmax", "options": {}, "of": {"name": "robustbench:Carmon2019Unlabeled"}},
@@ -182,7 +198,7 @@ def test_a_repository_cannot_name_pickles_or_files_of_this_machine(server, mixed
     assert hub.fetch("org/m", passed=["standard"]).is_dir()
 
 
-@pytest.mark.parametrize("name", ["resnet18-robust", "timm:resnet18", "torchvision:resnet18", "hf:org/name"])
+@pytest.mark.parametrize("name", ["resnet18-robust", "timm:resnet18?num_classes=7", "torchvision:vgg11", "hf:org/name"])
 def test_names_that_a_repository_may_have(name):
     hub.check_base("org/m", "standard", {"name": name})
 

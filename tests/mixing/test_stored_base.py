@@ -187,6 +187,17 @@ def test_held_modules_can_be_given_as_modules(tmp_path, mixed):
     assert torch.equal(loaded(IMAGES), mixed(IMAGES))
 
 
+def test_a_folder_cannot_name_weights_elsewhere(tmp_path, mixed):
+    mixed.save_pretrained(tmp_path / "a", hold=True, builders={"standard": make_network, "robust": make_network})
+    (tmp_path / "a" / "standard.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    file = tmp_path / "a" / pretrained.FILE
+    text = file.read_text()
+    for name in ("../elsewhere.safetensors", str(tmp_path / "elsewhere.safetensors")):
+        file.write_text(text.replace("standard.safetensors", name))
+        with pytest.raises(ValueError, match="a folder may not name other files of this machine"):
+            MixedClassifier.from_pretrained(tmp_path / "a", standard=make_network, robust=make_network)
+
+
 @pytest.mark.parametrize(
     "cast", [lambda model: model.double(), lambda model: model.to(memory_format=torch.channels_last)]
 )

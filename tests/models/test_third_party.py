@@ -145,7 +145,7 @@ def fake_transformers(size: object, **processor: object) -> SimpleNamespace:
     settings = SimpleNamespace(image_mean=[0.5] * 3, image_std=[0.5] * 3, size=size, **processor)
     return SimpleNamespace(
         AutoModelForImageClassification=SimpleNamespace(from_pretrained=from_pretrained),
-        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda *_, **__: settings),
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda *_, revision, trust_remote_code: settings),
         asked=asked,
     )
 
@@ -163,7 +163,8 @@ def test_hugging_face(monkeypatch, size, more):
     fake = fake_transformers(size, **more)
     monkeypatch.setitem(sys.modules, "transformers", fake)
     model = zoo.load("hf:owner/name?revision=abc")
-    assert fake.asked == {"name": "owner/name", "revision": "abc", "use_safetensors": True}
+    safe = {"use_safetensors": True, "trust_remote_code": False}
+    assert fake.asked == {"name": "owner/name", "revision": "abc", **safe}
     images = torch.rand(2, 3, 12, 12)
     assert torch.allclose(model(images), model.model((images - 0.5) / 0.5).logits, atol=1e-6)
 
@@ -244,7 +245,7 @@ def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(third_party.importlib, "import_module", fail)
-    with pytest.raises(ImportError, match="nms does not exist: it was built for another torch; reinstall both"):
+    with pytest.raises(ImportError, match="nms does not exist: a compiled package was built for another torch"):
         zoo.load("timm:resnet18")
 
 

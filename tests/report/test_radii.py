@@ -37,7 +37,9 @@ def test_radii_are_written_as_people_write_them() -> None:
 
 
 def test_what_is_written_is_read(curve: RadiusCurve, tmp_path: Path) -> None:
+    (tmp_path / "rows.npz").touch()  # of an earlier run at one radius
     written = write_radii(tmp_path, curve, {}, {})
+    assert not (tmp_path / "rows.npz").exists()
     assert written == ["result.json", "facts.json", "radii.png", "eps-0.003/", "eps-0.01/"]
     again = load_run(tmp_path)
     assert isinstance(again, RadiusCurve) and again.radii == curve.radii and again.robust == curve.robust

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.report.robustbench import Publication, folder_of, missing, model_info, read_evaluation
+from adaptive_smoothing.report.robustbench import Publication, folder_of, missing, model_info, write_model_info
 from adaptive_smoothing.results import read_json
+from adaptive_smoothing.runs.folder import read_result
 
 RUNS = Path(__file__).parents[2] / "results" / "verdicts"
 # The keys of model_info/cifar10/Linf/*.json in RobustBench.
@@ -18,7 +19,7 @@ KEYS = {
 
 
 def test_the_entry_of_a_run_of_autoattack() -> None:
-    result = read_evaluation(RUNS / "h-standard")
+    result = read_result(RUNS / "h-standard")
     info = model_info(result, Publication(venue="arXiv", additional_data=False))
     assert set(info) <= KEYS
     assert info["dataset"] == "cifar10" and info["eps"] == "8/255" and info["number_forward_passes"] == 1
@@ -30,7 +31,7 @@ def test_the_entry_of_a_run_of_autoattack() -> None:
 
 
 def test_a_mixture_has_two_passes_and_other_attacks_are_external() -> None:
-    info = model_info(read_evaluation(RUNS / "ours-adaptive"), Publication(architecture="ResNet-18 + ResNet-18"))
+    info = model_info(read_result(RUNS / "ours-adaptive"), Publication(architecture="ResNet-18 + ResNet-18"))
     assert info["number_forward_passes"] == 2 and info["architecture"] == "ResNet-18 + ResNet-18"
     assert "autoattack_acc" not in info and float(info["external"]) > 0
     assert "preset adaptive" in info["footnote"]
@@ -43,8 +44,11 @@ def test_a_radius_that_is_not_a_multiple_of_one_byte() -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected the folder of an evaluation.*evaluate MODEL"):
-        read_evaluation(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"expected a run folder with result.json"):
+        write_model_info(tmp_path, tmp_path / "a.json", Publication())
+    with pytest.raises(ValueError, match=r"expected the evaluation of a model in .*, got a run of kind certification"):
+        write_model_info(Path(__file__).parent / "stored" / "certification", tmp_path / "a.json", Publication())
+    assert not list(tmp_path.iterdir())
 
 
 def benchmark(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, batch_size: int = 2) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.objectives import logit_margin
+from adaptive_smoothing.models.contract import SLACK, check_image_form
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.threat import Threat
 
@@ -84,3 +85,30 @@ def inside_ball(adversarial: Tensor, images: Tensor, threat: Threat) -> Tensor:
     """Return whether each perturbation has norm at most eps, up to rounding."""
     eps = torch.as_tensor(threat.eps, device=images.device)
     return threat.distance(adversarial, images) <= eps * (1 + NORM_ROUNDING) + PIXEL_ROUNDING
+
+
+def inside_threat(adversarial: Tensor, images: Tensor, threat: Threat) -> Tensor:
+    """Return whether each attacked image is in the ball around its image and in [0, 1], up to rounding."""
+    in_box = ((adversarial >= -SLACK) & (adversarial <= 1 + SLACK)).flatten(1).all(1)
+    return in_box & inside_ball(adversarial, images, threat)
+
+
+def check_returned(adversarial: object, images: Tensor) -> Tensor:
+    """Return what an attack of any library returned, or raise an error unless it is one finite image for each image."""
+    if isinstance(adversarial, tuple | list) and any(isinstance(part, Tensor) for part in adversarial):
+        hint = "return the images only, for example with lambda model, x, y: attack(model, x, y)[0]"
+        raise TypeError(f"expected one tensor of images from the attack, got {len(adversarial)} objects: {hint}")
+    try:
+        check_image_form(adversarial)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"the attack returned something else than images: {error}") from error
+    assert isinstance(adversarial, Tensor)
+    form, wanted = ((tuple(each.shape), each.dtype, each.device) for each in (adversarial, images))
+    if form != wanted:
+        expected, found = (f"shape {shape}, {dtype}, on {device}" for shape, dtype, device in (wanted, form))
+        hint = "return one image for each image, in the same order and form"
+        raise ValueError(f"expected attacked images of {expected}, got {found}: {hint}")
+    if not (finite := adversarial.isfinite().flatten(1).all(1)).all():
+        found = f"NaN or infinite values in {int((~finite).sum())} of {len(finite)}"
+        raise ValueError(f"expected finite images from the attack, got {found}: look for a division by zero in it")
+    return adversarial.detach()

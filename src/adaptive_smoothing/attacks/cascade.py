@@ -13,14 +13,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.attack_input import AttackInput, AttackOutcome, confirm
+from adaptive_smoothing.attacks.attack_input import (
+    AttackInput,
+    AttackOutcome,
+    check_returned,
+    confirm,
+    inside_threat,
+)
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.engine.jobs import AttackProgress, run_attack
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.attacks.views import MakeView, Predicate
-from adaptive_smoothing.threat import Threat, check_threat
+from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.threat import Threat, check_threat, column
 
 # The interface of attack libraries: attack(model, images, labels) returns adversarial images.
 PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -208,25 +215,25 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
             attack = replace(attack, threat=attack.threat.with_eps(part.threat.eps))
         calls: list[int] = []
         with attacked.register_forward_hook(lambda module, images, logits, calls=calls: calls.append(len(logits))):
-            found.append(_check_returned(attack(attacked, part.images, part.labels), part.images))
+            found.append(check_returned(attack(attacked, part.images, part.labels), part.images))
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
+    check_eval(engine.model)  # an attack may have left it in train mode
     worst = torch.cat(found)
+    inside = inside_threat(worst, inputs.images, inputs.threat)
+    if not inside.all():  # images that do not count would make the model look robust
+        _warn_outside(worst, inputs, ~inside)
+        worst = worst.where(column(inside, worst), inputs.images)
     margin, logits = confirm(engine.model, worst, inputs.images, inputs.labels, inputs.threat)
-    if (outside := margin.isneginf()).any():  # images that do not count would make the model look robust
-        farthest = inputs.threat.distance(worst, inputs.images)[outside].max().item()
-        warnings.warn(
-            f"an attack left the {inputs.threat.norm} ball on {int(outside.sum())} of {len(inputs)} images, and went "
-            f"as far as {farthest:.4g}: they count as not fooled; give the attack the eps of the evaluation",
-            stacklevel=1,
-        )
+    margin = margin.where(inside, -torch.inf)
     return AttackOutcome(margin > 0, worst, margin, logits, queries)
 
 
-def _check_returned(adversarial: object, images: Tensor) -> Tensor:
-    """Return the images of an attack, or raise an error if it returned anything else than one for each image."""
-    if not isinstance(adversarial, Tensor) or adversarial.shape != images.shape:
-        found = list(adversarial.shape) if isinstance(adversarial, Tensor) else type(adversarial).__name__
-        hint = "the function is called as attack(model, images, labels) and returns images"
-        raise ValueError(f"expected attacked images of shape {list(images.shape)}, got {found}: {hint}")
-    return adversarial.detach()
+def _warn_outside(worst: Tensor, inputs: AttackInput, outside: Tensor) -> None:
+    farthest = inputs.threat.distance(worst, inputs.images)[outside].max().item()
+    hint = "give the attack the eps of the evaluation, and clamp its images to [0, 1]"
+    warnings.warn(
+        f"an attack left the {inputs.threat.norm} ball or [0, 1] on {int(outside.sum())} of {len(inputs)} images, and "
+        f"went as far as {farthest:.4g}: they count as not fooled; {hint}",
+        stacklevel=1,
+    )

@@ -20,7 +20,8 @@ from adaptive_smoothing.cli.console import screen
 from adaptive_smoothing.cli.options import devices, pick_device
 from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data.datasets import data_folder
-from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models import download, zoo
+from adaptive_smoothing.models.cards import read_manifest
 from adaptive_smoothing.version import CACHE_VARIABLE, VERSION, cache_folder
 
 # Optional packages with the extra that installs them, and what needs them.
@@ -28,8 +29,10 @@ OPTIONAL = {
     "timm": ("timm", "models named timm:NAME"),
     "torchvision": ("torchvision", "models named torchvision:NAME"),
     "transformers": ("hf", "models named hf:NAME"),
-    "huggingface_hub": ("hf", "models named hf:NAME, and the hub"),
     "robustbench": ("robustbench", "models named robustbench:NAME"),
+    "datasets": ("datasets", "data named hf:NAME"),
+    "onnxscript": ("export", "ONNX files"),
+    "onnxruntime": ("export", "ONNX files"),
     "tensorboard": ("train", "curves of a training"),
 }
 # Gibibytes of memory below which the default batches may not fit, and of disk below which a run may not.
@@ -117,7 +120,7 @@ def _arithmetic() -> Check:
 
 def _models() -> Check:
     """Load the models of the package, which compares their sha256 with the manifest."""
-    names = [name for name, card in zoo.names().items() if zoo.is_builtin(card.path)]
+    names = sorted(read_manifest(zoo.BUILTIN))
     try:
         for name in names:
             zoo.load(name)
@@ -128,13 +131,13 @@ def _models() -> Check:
 
 def _zoo() -> Check:
     try:
-        folder = zoo.zoo_folder()
-    except FileNotFoundError as error:
-        return Check("zoo", str(error), "problem", f"correct or unset {zoo.ZOO_VARIABLE}")
-    if folder is None:
-        hint = f"for its models, set {zoo.ZOO_VARIABLE} to the zoo/ folder of a checkout"
+        folder, url = zoo.zoo_folder(), download.zoo_url()
+    except (FileNotFoundError, ValueError) as error:
+        return Check("zoo", str(error), "problem", f"correct or unset {zoo.ZOO_VARIABLE} and {download.URL_VARIABLE}")
+    if folder is None and url is None:
+        hint = f"for its models, set {zoo.ZOO_VARIABLE} to the zoo/ folder of a checkout, or {download.URL_VARIABLE}"
         return Check("zoo", "not on this machine", "note", hint)
-    return Check("zoo", str(folder))
+    return Check("zoo", str(folder or f"fetched from {url}"))
 
 
 def _folder(name: str, folder: Path, advice: str) -> Check:

@@ -107,7 +107,7 @@ def parse_threats(threat: str, eps: str | None) -> list[Threat]:
     norm = parse_threat(f"{threat.partition(':')[0]}:0")
     try:
         radii = [parse_number(part) for part in eps.split(",")]
-    except (ValueError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise ValueError(f"expected --eps such as 2/255,4/255,8/255, got {eps!r}: separate radii by commas") from error
     return [norm.with_eps(radius) for radius in check_radii(radii)]
 

@@ -15,7 +15,8 @@ from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.mixing.export import FORMATS, Exported, Shape
 from adaptive_smoothing.mixing.export import export as export_model
 from adaptive_smoothing.mixing.loading import LoadedModel
-from adaptive_smoothing.report.robustbench import Publication, folder_of, missing, read_evaluation, write_model_info
+from adaptive_smoothing.report.robustbench import Publication, folder_of, missing, write_model_info
+from adaptive_smoothing.runs.folder import read_result
 from adaptive_smoothing.settings import changed, check_choice
 
 ROBUSTBENCH = "robustbench"
@@ -83,7 +84,7 @@ def _show(written: Exported, console: Console) -> None:
 
 def _write_entry(run: Path, out: Path, publication: Publication, console: Console) -> None:
     info = write_model_info(run, out, publication)
-    place = folder_of(read_evaluation(run))
+    place = folder_of(read_result(run))
     console.print(f"Written to {out}, which belongs in {place} of RobustBench.", markup=False, soft_wrap=True)
     if empty := missing(info):
         console.print(f"Add {', '.join(empty)} with --set, for example --set {empty[0]}=...", markup=False)

@@ -114,7 +114,12 @@ def main() -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
-    """Print a warning as one sentence on stderr. Where it was raised does not help a user of the command line."""
+    """Print a warning as one sentence on stderr. Where it was raised does not help a user of the command line.
+
+    What a library says to programmers who use it does not help either.
+    """
+    if issubclass(category, DeprecationWarning | FutureWarning):
+        return
     _errors().print(f"[yellow]warning[/]: {escape(str(message))}", soft_wrap=True)
 
 

@@ -31,7 +31,8 @@ def shared_options(
         typer.Option("--json", rich_help_panel=PANEL, help="Print the result as one JSON object, the rest on stderr."),
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", rich_help_panel=PANEL, help="Print errors only, and the result of --json.")
+        bool,
+        typer.Option("--quiet", rich_help_panel=PANEL, help="Print errors, warnings and the result of --json only."),
     ] = False,
     memory: Annotated[
         str | None,

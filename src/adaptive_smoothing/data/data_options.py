@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.data.photographs import Framing, Size
-from adaptive_smoothing.settings import parse_query
+from adaptive_smoothing.settings import parse_query, parse_size
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,8 @@ def split_name(name_or_path: str | Path, given: DataOptions) -> tuple[str, DataO
     for key in texts:
         if getattr(given, key) is not None:
             raise ValueError(f"expected {key} once, got it in {text!r} and as an argument: leave one out")
-    values: dict[str, Any] = {key: _size(key, value) if key in SIZES else value for key, value in texts.items()}
+    values: dict[str, Any] = {key: parse_size(key, value) if key in SIZES else value for key, value in texts.items()}
     return name, replace(given, **values)
-
-
-def _size(key: str, text: str) -> Size:
-    """Return `224` or `224x320` as a number or as (height, width)."""
-    sides = text.lower().split("x")
-    if not all(side.isdecimal() for side in sides) or len(sides) > 2:
-        raise ValueError(f"expected {key} as pixels, such as 224 or HEIGHTxWIDTH, got {text!r}")
-    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
 def class_list(classes: Sequence[str] | str | Path, folder: Path) -> tuple[str, ...]:

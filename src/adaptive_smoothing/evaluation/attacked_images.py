@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.attack_input import inside_ball
+from adaptive_smoothing.attacks.attack_input import check_returned, inside_threat
 from adaptive_smoothing.attacks.cascade import PlainAttack
 from adaptive_smoothing.evaluation.verdict import threat_title
-from adaptive_smoothing.models.contract import SLACK, check_eval, check_image_form, check_image_values
+from adaptive_smoothing.models.contract import check_eval, check_image_values
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.threat import NORMS, Threat
 
@@ -64,36 +64,14 @@ def attack_images(
     threat, an image that leaves [0, 1] is an error.
     """
     # A copy, because the attack may change its arguments in place.
-    adversarial = _check_form(attack(model, images.clone(), labels.clone()), images)
+    adversarial = check_returned(attack(model, images.clone(), labels.clone()), images)
     check_eval(model)
     outside = torch.zeros_like(labels, dtype=torch.bool)
     if threat is not None:
-        in_box = ((adversarial >= -SLACK) & (adversarial <= 1 + SLACK)).flatten(1).all(1)
-        outside = ~(in_box & inside_ball(adversarial, images, threat))
+        outside = ~inside_threat(adversarial, images, threat)
     distances = {norm: kind(0.0).distance(adversarial, images) for norm, kind in NORMS.items()}
     counted = torch.where(outside.view(-1, 1, 1, 1), images, adversarial)
     return AttackedImages(_predictions(model, counted).where(~outside, labels), outside, distances)
-
-
-def _check_form(adversarial: object, images: Tensor) -> Tensor:
-    """Return the images of an attack, or raise an error if they are not finite or of another form than its input."""
-    if isinstance(adversarial, tuple | list) and any(isinstance(part, Tensor) for part in adversarial):
-        hint = "return the images only, for example with lambda model, x, y: attack(model, x, y)[0]"
-        raise TypeError(f"expected one tensor of images from the attack, got {len(adversarial)} objects: {hint}")
-    try:
-        check_image_form(adversarial)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"the attack returned something else than images: {error}") from error
-    assert isinstance(adversarial, Tensor)
-    form, wanted = ((tuple(each.shape), each.dtype, each.device) for each in (adversarial, images))
-    if form != wanted:
-        expected, found = (f"shape {shape}, {dtype}, on {device}" for shape, dtype, device in (wanted, form))
-        hint = "return one image for each image, in the same order and form"
-        raise ValueError(f"expected attacked images of {expected}, got {found}: {hint}")
-    if not (finite := adversarial.isfinite().flatten(1).all(1)).all():
-        found = f"NaN or infinite values in {int((~finite).sum())} of {len(finite)}"
-        raise ValueError(f"expected finite images from the attack, got {found}: look for a division by zero in it")
-    return adversarial.detach()
 
 
 def _predictions(model: nn.Module, adversarial: Tensor) -> Tensor:
@@ -109,9 +87,6 @@ def _predictions(model: nn.Module, adversarial: Tensor) -> Tensor:
 def check_share_outside(outside: int, attacked: int, threat: Threat | None) -> None:
     """Raise an error if most attacked images are outside the threat model."""
     if threat is not None and outside > MOST * attacked:
-        expected, found = (
-            f"attacked images within {threat_title(threat)} and [0, 1]",
-            f"{outside} of {attacked} outside",
-        )
+        expected = f"attacked images within {threat_title(threat)} and [0, 1]"
         hint = "project them with threat.project(adversarial, images), or pass the threat that the attack uses"
-        raise ValueError(f"expected {expected}, got {found}: {hint}")
+        raise ValueError(f"expected {expected}, got {outside} of {attacked} outside: {hint}")

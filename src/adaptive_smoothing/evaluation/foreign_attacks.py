@@ -62,7 +62,11 @@ def _call(attack: object) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
         return _run_autoattack
     if hasattr(attack, "generate") and hasattr(attack, "estimator"):
         return _generate
-    if callable(attack) and 0 < _required_arguments(attack) < 3:
+    if isinstance(attack, type) or not callable(attack):
+        return None
+    required, accepted = _argument_counts(attack)
+    # In the style of torchattacks, an attack has its model. A function whose labels have a default is given the model.
+    if 0 < required < 3 and (hasattr(attack, "model") or accepted < 3):
         return lambda attack, images, labels: attack(images, labels)
     return None
 
@@ -76,13 +80,15 @@ def _generate(attack: Any, images: Tensor, labels: Tensor) -> Tensor:
     return torch.from_numpy(attack.generate(x=images.cpu().numpy(), y=labels.cpu().numpy()))
 
 
-def _required_arguments(attack: Callable[..., Any]) -> int:
+def _argument_counts(attack: Callable[..., Any]) -> tuple[int, int]:
+    """Return how many positional arguments an attack needs, and how many it has names for; zeros if unknown."""
     try:
         arguments = inspect.signature(attack).parameters.values()
     except (TypeError, ValueError):  # built in
-        return 0
+        return 0, 0
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(argument.kind in kinds and argument.default is argument.empty for argument in arguments)
+    named = [argument for argument in arguments if argument.kind in kinds]
+    return sum(argument.default is argument.empty for argument in named), len(named)
 
 
 def _title(attack: object) -> str:

@@ -76,7 +76,8 @@ def different_settings(stored: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     Versions and the size of shards do not count: the stored result is still that of the same command.
     """
     names = [name for name in {**now, **stored} if name not in ("code", "torch", "shard size")]
-    return [name for name in names if stored.get(name) != now.get(name)]
+    different = [name for name in names if stored.get(name) != now.get(name)]
+    return ["set of images" if name == "fingerprint" else name for name in different]
 
 
 def _old_title(attack: Mapping[str, Any]) -> str:

@@ -179,6 +179,7 @@ class MixedClassifier(BaseClassifiers):
         repository: str,
         *,
         hold: bool = True,
+        builders: Mapping[str, Builder] | None = None,
         card: Mapping[str, Any] | None = None,
         license: str | None = None,
         private: bool | None = None,
@@ -188,14 +189,15 @@ class MixedClassifier(BaseClassifiers):
         """Upload the mixture to a repository of the Hugging Face hub, `org/name`, and return its address.
 
         Args:
-            hold, card: see `save_pretrained`.
+            hold, builders, card: see `save_pretrained`.
             license: the licence of the weights, such as "mit", for the card.
             private: whether a new repository is private.
             token: of the hub, with the right to write; by default that of `hf auth login`.
             revision: a branch, which is created if needed.
         """
         with TemporaryDirectory() as place:
-            folder = self.save_pretrained(Path(place) / Path(repository).name, hold=hold, card=card)
+            name = Path(repository).name
+            folder = self.save_pretrained(Path(place) / name, hold=hold, builders=builders, card=card)
             return hub.push(folder, repository, license=license, private=private, token=token, revision=revision)
 
     def export(

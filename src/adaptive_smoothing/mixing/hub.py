@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.models import third_party, zoo
 from adaptive_smoothing.models.download import first_line
 
 CARD = "README.md"
@@ -20,16 +21,15 @@ FETCHED = ("*.json", "*.safetensors")
 # Libraries whose models a repository may name: they load safetensors, or tensors alone.
 LIBRARIES = ("timm", "torchvision", "hf")
 TAGS = ["adversarial-robustness", "mixture-of-classifiers", "pytorch"]
-# A name in the zoo has no dot or slash. The option `checkpoint` names a file of this machine.
-SAFE_NAME = re.compile(rf"[\w-]+|({'|'.join(LIBRARIES)}):(?!.*checkpoint=).+")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # The figures of a card that are accuracies, with their names on the hub.
 ACCURACIES = {"clean": "Clean accuracy", "adaptive": "Accuracy under the attacks of the preset adaptive"}
 
 
 def is_repository(name: Path | str) -> bool:
-    """Return whether a name can be that of a repository, `org/name`, and not that of a folder of this machine."""
-    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
+    """Return whether a name can be that of a repository, `org/name`, and not that of a file or a folder here."""
+    is_file = Path(name).suffix in zoo.WEIGHT_FILES or Path(name).exists()
+    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not is_file
 
 
 def push(
@@ -96,9 +96,19 @@ def check_base(repository: str, role: str, description: Mapping[str, Any]) -> No
     if "held" in base and not re.fullmatch(r"[\w.-]+\.safetensors", str(base["held"])):
         expected = f"the {role} classifier of {repository} as safetensors in the repository"
         raise ValueError(f"expected {expected}, got {base['held']!r}: {hint}")
-    if "name" in base and not SAFE_NAME.fullmatch(str(base["name"])):
+    if "name" in base and not _is_safe_name(str(base["name"])):
         expected = f"a model of the package, of the zoo, or of {', '.join(LIBRARIES)}"
         raise ValueError(f"expected {expected} as the {role} classifier of {repository}, got {base['name']!r}: {hint}")
+
+
+def _is_safe_name(name: str) -> bool:
+    """Return whether a name is of the zoo or of a library, and neither it nor its options name a file or a folder."""
+    if (found := third_party.split(name)) is None:
+        return re.fullmatch(r"[\w-]+", name) is not None  # a name in the zoo has no dot or slash
+    library, text = found
+    model, options = third_party.SOURCES[library].parse(text)
+    is_local = model.startswith(("local-dir:", "/", ".", "~")) or "\\" in model or bool(options.get("checkpoint"))
+    return library in LIBRARIES and not is_local
 
 
 def header(description: Mapping[str, Any], name: str, license: str | None) -> str:

@@ -110,6 +110,9 @@ class BaseLoader:
     def _built(self, role: str, description: Mapping[str, Any], function: Callable[..., nn.Module] | None) -> nn.Module:
         """Return a model that is built again. Its weights are in the folder, or a function of the user loads them."""
         path = self.folder / description.get("held", description.get("name", role))
+        if "held" in description and path.parent != self.folder:
+            found = f"{description['held']!r}: a folder may not name other files of this machine"
+            raise ValueError(f"expected the {role} classifier in {self.folder}, got {found}")
         if "build" not in description:  # written by an older version: a model with a card
             return zoo.load(path, device=self.device)
         model = construction.construct(description["build"], function, self.allow)

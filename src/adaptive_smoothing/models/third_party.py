@@ -21,7 +21,7 @@ from torch import nn
 
 from adaptive_smoothing.models.weight_files import load_state, read_weights
 from adaptive_smoothing.models.wrap import Channels, Classifier, Preprocessing, wrap
-from adaptive_smoothing.settings import parse_query, suggestion
+from adaptive_smoothing.settings import parse_query, parse_size, suggestion
 from adaptive_smoothing.threat import parse_number
 
 PREPROCESSING = ("mean", "std", "size")
@@ -89,22 +89,15 @@ def parse_preprocessing(given: Mapping[str, str]) -> Preprocessing:
     if "std" in given:
         found["std"] = _numbers("std", given["std"])
     if "size" in given:
-        found["size"] = _size(given["size"])
+        found["size"] = parse_size("size", given["size"])
     return found
 
 
 def _numbers(name: str, text: str) -> Channels:
     try:
         return [parse_number(part) for part in text.split(",")]
-    except (ValueError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise ValueError(f"expected {name} as 0.5, or as 0.485,0.456,0.406 for three channels, got {text!r}") from error
-
-
-def _size(text: str) -> int | tuple[int, int]:
-    sides = text.lower().replace("x", ",").split(",")
-    if not (len(sides) <= 2 and all(side.strip().isdecimal() and int(side) > 0 for side in sides)):
-        raise ValueError(f"expected size as 224, or as 224x192 for height and width, got {text!r}")
-    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
 def _timm(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
@@ -134,9 +127,11 @@ def _torchvision(name: str, options: Mapping[str, str], pretrained: bool) -> tup
 
 def _hf(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
     transformers, revision = _import("transformers", "hf"), options["revision"]
-    # Only safetensors: a pickled checkpoint from a hub can run code.
-    model = transformers.AutoModelForImageClassification.from_pretrained(name, revision=revision, use_safetensors=True)
-    processor = transformers.AutoImageProcessor.from_pretrained(name, revision=revision)
+    # Only safetensors: a pickled checkpoint from a hub can run code. By default transformers asks whether to run code
+    # of the repository; the answer is no.
+    given = {"revision": revision, "trust_remote_code": False}
+    model = transformers.AutoModelForImageClassification.from_pretrained(name, use_safetensors=True, **given)
+    processor = transformers.AutoImageProcessor.from_pretrained(name, **given)
     normalises = getattr(processor, "do_normalize", True)
     mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
     return model, {"mean": mean, "std": std, "size": _hf_size(processor)}
@@ -219,5 +214,5 @@ def _import(module: str, extra: str) -> Any:
     except (ImportError, RuntimeError) as error:
         hint = f"run pip install 'adaptive-smoothing[{extra}]'"
         if isinstance(error, RuntimeError):
-            hint = "it was built for another torch; reinstall both"
+            hint = "a compiled package was built for another torch; install torch and torchvision together again"
         raise ImportError(f"expected {module} for this model, got {error}: {hint}") from error

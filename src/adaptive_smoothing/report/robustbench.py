@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.results import read_json, write_json
-from adaptive_smoothing.runs.folder import RESULT
+from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.folder import read_result
 from adaptive_smoothing.threat import parse_threat
 
 # The preset whose result RobustBench calls autoattack_acc.
@@ -39,19 +39,9 @@ class Publication:
 
 def write_model_info(run: Path | str, path: Path | str, publication: Publication) -> dict[str, Any]:
     """Write the entry of a stored evaluation, which is returned."""
-    info = model_info(read_evaluation(run), publication)
+    info = model_info(read_result(run, "evaluation"), publication)
     write_json(path, info)
     return info
-
-
-def read_evaluation(run: Path | str) -> dict[str, Any]:
-    """Return the result in the folder of an evaluation, or raise an error for anything else."""
-    path = Path(run) / RESULT
-    result = read_json(path) if path.is_file() else {}
-    if not {"clean", "robust", "models", "settings"} <= result.keys():
-        hint = "run adaptive-smoothing evaluate MODEL --preset standard"
-        raise ValueError(f"expected the folder of an evaluation, with {RESULT}, got {str(run)!r}: {hint}")
-    return result
 
 
 def model_info(result: dict[str, Any], publication: Publication) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def write_result(
     """
     if rows:
         write_rows(folder / ROWS, rows)
+    else:  # those of an earlier run in the folder
+        (folder / ROWS).unlink(missing_ok=True)
     for name, figure in figures.items():
         write_bytes(folder / name, png(figure))
     write_json(folder / FACTS, facts)
