@@ -158,6 +158,8 @@ class Loop(ABC):
             self.monitor.show(self.total_steps, self.step) as advance,
             checkpoints.delayed_interrupts() as signals,
         ):
+            if self.step and self.step % self.steps_per_epoch == 0 and self.sums.any():
+                self._finish_epoch()  # of an epoch whose last step was interrupted
             while not self.finished:
                 self._epoch(signals, advance)
                 if signals:
@@ -182,9 +184,11 @@ class Loop(ABC):
             if signals:
                 break
         self._check_finite(epoch)
-        self.seconds += time.perf_counter() - began
-        if self.step % self.steps_per_epoch == 0:
-            self._finish_epoch(epoch, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        # A validation takes long, so after a signal it is left to the run that continues.
+        if self.step % self.steps_per_epoch == 0 and not signals:
+            self._finish_epoch(seconds)
 
     def _check_finite(self, epoch: int) -> None:
         """Check the loss of the epoch, and the weights: a bad last step shows in the weights only."""
@@ -196,12 +200,14 @@ class Loop(ABC):
             hint = "lower optimizer.lr or set optimizer.gradient_clip in the recipe"
             raise DivergedError(f"{found}; {kept}: {hint}")
 
-    def _finish_epoch(self, epoch: int, seconds: float) -> None:
+    def _finish_epoch(self, seconds: float | None = None) -> None:
         """Log the epoch, with a validation if it is due, and write a checkpoint if the last one is old enough."""
+        epoch = self.step // self.steps_per_epoch - 1
         loss, accuracy = (self.sums / self.steps_per_epoch).tolist()
         self.sums.zero_()
-        row = {"epoch": epoch + 1, "step": self.step, "lr": self.optimizer.param_groups[0]["lr"]}
-        row |= {"loss": loss, "accuracy": accuracy, "seconds": round(seconds, 3)}
+        lr = self.recipe.optimizer.lr * self.recipe.lr_factor(self.step - 1, self.total_steps)
+        row = {"epoch": epoch + 1, "step": self.step, "lr": lr, "loss": loss, "accuracy": accuracy}
+        row |= {} if seconds is None else {"seconds": round(seconds, 3)}
         if (epoch + 1) % self.recipe.evaluate_every == 0 and not self.finished:
             row |= self.validate()
         self.monitor.log(row)
