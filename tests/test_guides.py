@@ -25,7 +25,8 @@ ANIMALS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 PHOTOS = {"train": 16, "val": 6, "test": 1}  # per class
 # What makes the guide on models of your own small. The networks become thin ones as well.
 SMALLER = {
-    "224": "32",
+    "=224": "=32",
+    "--size 224": "--size 32",
     'weights="DEFAULT"': "weights=None",
     "epochs=20": "epochs=12",
     "epochs=40": "epochs=1",
@@ -34,7 +35,8 @@ SMALLER = {
     # Such radii fool every image in the first attack.
     "Linf:4/255": "Linf:64/255",
     "Linf(4 / 255)": "Linf(64 / 255)",
-    "--eps 1/255,4/255": "--eps 32/255,64/255",
+    "--eps 1/255,4/255": "--eps 32/255,64/255 --set alarms=false",
+    "--save-adversarial 100": "--save-adversarial 100 --set alarms=false",
     " --memory 6G": "",  # needs a GPU
 }
 
