@@ -64,7 +64,7 @@ def test_a_fixed_alpha_has_the_wanted_clean_accuracy():
     mixed = MixedClassifier.from_pretrained("mine")
     clean = card("mine")["figures"]["val"]["clean"]
     assert clean >= 0.6 and evaluate(mixed, data).clean == pytest.approx(clean) and mixed.standard_scale == 3
-    assert "evaluate mine --preset adaptive" in printed and "was not attacked: --set attacked=100" in printed
+    assert "evaluate mine --attack adaptive" in printed and "was not attacked: --set attacked=100" in printed
 
 
 def test_the_robust_accuracy_is_measured_if_asked(monkeypatch):

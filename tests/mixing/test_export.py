@@ -154,16 +154,6 @@ def test_a_plain_classifier_and_an_alpha_module_have_images_as_their_only_input(
     )
 
 
-def test_models_of_other_libraries_with_resizing(tmp_path):
-    timm, vision = pytest.importorskip("timm"), pytest.importorskip("torchvision.models")
-    bases = [timm.create_model("resnet10t", num_classes=5), vision.resnet18(num_classes=5)]
-    g, h = (wrap(base, mean=(0.5, 0.4, 0.4), std=0.25, size=40, shape=(3, 40, 40)) for base in bases)
-    mixed = MixedClassifier(g, h, 0.8, standard_scale=1.5)
-    written = mixed.export(tmp_path / "resized.onnx", shape=(3, 24, 24))
-    assert written.difference < 1e-4 and written.facts["classes"] == 5
-    assert export(g, tmp_path / "native.pt2").facts["shape"] == [3, 40, 40]
-
-
 @pytest.mark.parametrize(
     ("model", "path", "message"),
     [

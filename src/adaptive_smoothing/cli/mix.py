@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +125,7 @@ def mix(
         card = _card(mode, against, target, pair.val) | environment(where) | made.card
         accuracy = known or _measure_curve(mixed, pair.val, console)
         reached = _store(mixed, accuracy, folder, hold, card, attacked)
-    _print_result(console, f"{reached} {_comparison(pair, curve, attacked)}", folder)
+    _print_result(console, f"{reached} {_comparison(pair, curve, attacked)}", folder, data, loader)
     print_result(read_json(folder / FILE), folder)
 
 
@@ -318,9 +319,11 @@ def _card(mode: Mode, threat: Threat, target: Target, val: ImageData) -> dict[st
     return {"mode": str(mode), "threat": against, "wanted": wanted, "data": val.fingerprint()}
 
 
-def _print_result(console: Console, text: str, folder: Path) -> None:
+def _print_result(console: Console, text: str, folder: Path, data: str, loader: str | None) -> None:
     """Print the result and the command to run next, which is not wrapped so that it can be copied."""
-    attack = f"adaptive-smoothing evaluate {folder} --preset adaptive"
+    given = {"--data": data if data != DATA else None, "--loader": loader}
+    options = "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value)
+    attack = f"adaptive-smoothing evaluate {shlex.quote(str(folder))} --attack adaptive{options}"
     console.print(f"\n{text}\nWritten to {folder}. Next, attack it: {attack}", soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,9 @@ class OwnModels:
             model = self._from_loader(self.loader, name)
             return zoo.placed(model, device, {"name": name, "loader": self.loader}, Identity.of(model))
         if third_party.split(name):
+            for key in self.preprocessing:
+                if re.search(rf"[?&]{key}=", name):
+                    raise ValueError(f"expected {key} once, got --{key} and {key}= in {name}: leave one of them out")
             options = "&".join(f"{key}={value}" for key, value in self.preprocessing.items())
             name += ("&" if "?" in name else "?") + options if options else ""
         return zoo.load(name, device=device)
