@@ -88,7 +88,8 @@ def test_labels_follow_the_classes_of_the_model(animals: Path) -> None:
 def test_one_class_is_announced(tmp_path: Path) -> None:
     write(tmp_path / "ant" / "1.png", 0)
     with pytest.warns(UserWarning, match="has only one class, ant: .*expected one subfolder per class"):
-        load(tmp_path)
+        data = load(tmp_path)
+    assert data.classes == ("ant",) and data.labels.tolist() == [0]
 
 
 def test_options_may_be_part_of_the_name(tmp_path: Path) -> None:

@@ -27,22 +27,28 @@ class Logs(nn.Module):
 
 
 def test_another_number_of_classes_is_noticed(linear):
-    with pytest.warns(UserWarning, match=r"pictures has 3 classes \(ant, bee, cat\), but the model has 4 outputs"):
-        ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]))
-    with pytest.warns(UserWarning, match=r"has 5 classes \(a, b, c, d, ...\), but the model has 4 outputs"):
+    with pytest.warns(
+        UserWarning, match=r"pictures has 3 classes \(ant, bee, cat\), but the model has 4 outputs"
+    ) as seen:
+        found = ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]))
+    assert len(seen) == 1 and len(found.labels) == len(pictures(3))
+    with pytest.warns(UserWarning, match=r"has 5 classes \(a, b, c, d, ...\), but the model has 4 outputs") as seen:
         ads.evaluate(linear, pictures(4, list("abcde")))
+    assert len(seen) == 1
 
 
 def test_a_cascade_notices_it_as_well(linear):
     cascade = ads.preset("fast", ads.Linf(0.001))
     with pytest.warns(UserWarning, match="pictures has 3 classes"):
-        ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]).take(2), cascade)
+        found = ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]).take(2), cascade)
+    assert len(found.labels) == 2 and found.stages
 
 
 def test_images_of_one_class_are_noticed(linear):
     one = pictures(1, ["ant", "bee", "cat", "dog"])
     with pytest.warns(UserWarning, match=r"all 12 images of pictures have the label 0 \(ant\): a constant prediction"):
-        ads.evaluate(linear, one)
+        found = ads.evaluate(linear, one)
+    assert found.labels.tolist() == [0] * 12
 
 
 def test_what_is_legitimate_raises_no_warning(linear):
@@ -72,8 +78,15 @@ def test_clipped_log_probabilities_lose_their_gradient(linear):
     sharp = nn.Sequential(linear, nn.Identity()).eval()
     with torch.no_grad():
         linear.linear.weight.mul_(50)
-    with pytest.warns(UserWarning, match="small probabilities were clipped and have no gradient: return the logits"):
+    with pytest.warns(
+        UserWarning, match="small probabilities were clipped and have no gradient: return the logits"
+    ) as seen:
         ads.evaluate(Logs(sharp, least=-10.0).eval(), pictures(4))
+    assert not any("valid logits" in str(warning.message) for warning in seen)
+    images = pictures(4).floats().requires_grad_()
+    clipped = Logs(sharp, least=-10.0)(images)
+    least = clipped[clipped == -10.0]
+    assert len(least) and not torch.autograd.grad(least.sum(), images)[0].any()
 
 
 def test_tuning_and_certification_notice_it_by_the_declared_classes(linear):
@@ -84,5 +97,6 @@ def test_tuning_and_certification_notice_it_by_the_declared_classes(linear):
         lambda: ads.tradeoff(linear, linear, data, ads.PGD(ads.Linf(0.01), steps=1), mix_alphas=[0.5]),
         lambda: ads.certify(ads.SmoothedClassifier(linear, 0.25), data.take(2), samples=10),
     ):
-        with pytest.warns(UserWarning, match="pictures has 3 classes"):
+        with pytest.warns(UserWarning, match="pictures has 3 classes") as seen:
             call()
+        assert sum("has 3 classes" in str(warning.message) for warning in seen) == 1

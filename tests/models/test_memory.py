@@ -39,9 +39,12 @@ def test_a_limit_without_a_gpu_is_an_error():
         pass
 
 
-def test_no_limit_needs_no_gpu():
+def test_no_limit_needs_no_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: asked.append(limit))
     with limited_memory(None, torch.device("cpu")):
         pass
+    assert not asked
 
 
 def test_the_memory_of_an_image_is_what_its_backward_pass_needs():
