@@ -3,6 +3,7 @@
     python benchmarks/attacks.py resnet18-robust --images 1000 --out benchmarks/results/attacks-h.json
     python benchmarks/attacks.py resnet18-standard resnet18-robust --alpha 0.8 ...
     python benchmarks/attacks.py wrn-16-4 --weights wrn-16-4.safetensors ...      # a model of foreign_models.py
+    python benchmarks/attacks.py timm-resnet18 --weights resnet18-robust ...
     python benchmarks/attacks.py small-robust --images 16 --device cpu
 
 For each attack: seconds, forward and backward passes per image, robust accuracy, and the number of images that only
@@ -52,7 +53,7 @@ class Case:
 
     Args:
         names: MODEL, or G and H.
-        weights: the file of a model of foreign_models.py.
+        weights: of a model of foreign_models.py: a file, or the name of our model.
     """
 
     names: tuple[str, ...]
@@ -197,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", help="MODEL, or G H with --alpha")
     parser.add_argument("--alpha", type=float)
-    parser.add_argument("--weights", help="the file of a model of foreign_models.py")
+    parser.add_argument("--weights", help="the weights of a model of foreign_models.py: a file, or the name of ours")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--data", default="builtin")
     parser.add_argument("--data-root")

@@ -2,12 +2,14 @@
 
     python benchmarks/foreign_models.py wrn-16-4 --data-root DATA --out wrn-16-4.safetensors
 
-trains one of them with PGD adversarial training. `load` returns it as a user would load it, with `ads.wrap`.
+trains one of them with PGD adversarial training. timm's ResNet-18 can also take the weights of `resnet18-robust`, which
+then runs in timm's code. `load` returns a model as a user would load it, with `ads.wrap`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import torch
@@ -60,24 +62,46 @@ class WideResNet(nn.Module):
         return self.fc(F.adaptive_avg_pool2d(out, 1).flatten(1))
 
 
-def timm_resnet18() -> nn.Module:
-    """Return timm's ResNet-18 with the stem that is usual for images of 32 x 32 pixels."""
+def timm_resnet() -> nn.Module:
+    """Return timm's pre-activation ResNet-18 with the stem that is usual for images of 32 x 32 pixels."""
     import timm
 
-    model = timm.create_model("resnet18", num_classes=10)
-    model.conv1, model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    model = timm.create_model("resnetv2_18", num_classes=10, act_layer="silu")
+    model.stem = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
     return model
 
 
-MODELS = {"wrn-16-4": WideResNet, "timm-resnet18": timm_resnet18}
+# What timm calls the parts of our ResNet-18, by regular expression.
+TIMM_NAMES = {
+    r"stage(\d)\.(\d)\.": lambda found: f"stages.{int(found[1]) - 1}.blocks.{found[2]}.",
+    r"norms\.(\d)": lambda found: f"norm{int(found[1]) + 1}",
+    r"convolutions\.(\d)": lambda found: f"conv{int(found[1]) + 1}",
+    "shortcut": "downsample.conv",
+    r"^head": "head.fc",
+}
+
+
+def timm_weights(ours: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of our ResNet-18 for timm's, whose last layer is a convolution."""
+    weights = {}
+    for name, value in ours.items():
+        for pattern, theirs in TIMM_NAMES.items():
+            name = re.sub(pattern, theirs, name)
+        weights[name] = value[:, :, None, None] if name == "head.fc.weight" else value
+    return weights
+
+
+MODELS = {"wrn-16-4": WideResNet, "timm-resnet18": timm_resnet}
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def load(name: str, weights: str | Path | None = None, device: str = "cuda") -> nn.Module:
-    """Return the model as a classifier on a device, with trained weights if their file is given."""
+def load(name: str, weights: str | Path, device: str = "cuda") -> nn.Module:
+    """Return the model as a classifier on a device; its weights are in a file, or for timm's those of our model."""
     model = MODELS[name]()
-    if weights is not None:
+    if Path(weights).suffix == ".safetensors":
         model.load_state_dict(load_file(weights))
+    else:
+        model.load_state_dict(timm_weights(ads.load_model(str(weights)).state_dict()))
     return ads.wrap(model.float().eval(), mean=MEAN, std=STD, shape=(3, 32, 32)).to(device)
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from adaptive_smoothing import version
 from adaptive_smoothing.version import VERSION, code_digest, code_version
 
 CODE = '''"""A module."""
@@ -61,3 +62,22 @@ def test_packages_that_compute_no_result_do_not_count(package):
 
 def test_the_version_has_ten_digits_of_the_digest():
     assert re.fullmatch(re.escape(VERSION) + r"\+[0-9a-f]{10}", code_version())
+
+
+def test_the_digest_is_computed_once_for_the_same_files(tmp_path, monkeypatch):
+    monkeypatch.setenv(version.CACHE_VARIABLE, str(tmp_path / "cache"))
+    compute = code_version.__wrapped__
+    expected = compute()
+    monkeypatch.setattr(version, "code_digest", lambda folder: "0" * 64)
+    assert compute() == expected == code_version()
+    monkeypatch.setattr(version, "file_digest", lambda folder: "other files")
+    assert compute() == f"{VERSION}+0000000000"
+
+
+def test_a_cache_that_cannot_be_read_or_written_does_not_matter(tmp_path, monkeypatch):
+    (tmp_path / "code-digest").write_text("cut off")
+    monkeypatch.setenv(version.CACHE_VARIABLE, str(tmp_path))
+    assert code_version.__wrapped__() == code_version()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(version.CACHE_VARIABLE, str(tmp_path / "file"))
+    assert code_version.__wrapped__() == code_version()

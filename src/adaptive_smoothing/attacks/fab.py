@@ -20,8 +20,10 @@ from adaptive_smoothing.threat import Threat, column
 # The reference's numbers: the largest weight of the clean image, the overshoot beyond the plane, and the share of the
 # perturbation that is kept after a misclassified iterate.
 MAX_CLEAN_WEIGHT, OVERSHOOT, BACKWARD = 0.1, 1.05, 0.9
-# The shortest step to a plane is found by Newton's method on a concave, piecewise linear function of the time.
-NEWTON_STEPS = 12
+# The shortest step to a plane is found by Newton's method on a concave, piecewise linear function of the time. Six
+# steps are exact in Linf. In L2 they are exact for planes up to 90 % of the way to a corner of the box, and end short
+# of planes that are farther away.
+NEWTON_STEPS = 6
 # An infinite time would give NaN for a pace of zero.
 LARGEST_TIME = 1e30
 
@@ -70,11 +72,11 @@ def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor
     downhill = -normal.sign() * column(excess.sign().where(~excess.isnan(), excess), points)
     room = torch.where(downhill > 0, 1 - points, points)
     pace, slope, goal = threat.pace(normal), normal.abs(), excess.abs()
+    # How much each pixel gains in a unit of time, and the most that it can gain before it reaches a face.
+    rate, most = slope * pace, slope * room
     time = torch.zeros_like(goal)
     for _ in range(NEWTON_STEPS):
-        moved = column(time, points) * pace
-        free = moved < room
-        gained = (slope * torch.minimum(moved, room)).sum((1, 2, 3))
-        speed = (slope * pace * free).sum((1, 2, 3))
+        gain = column(time, points) * rate
+        gained, speed = torch.minimum(gain, most).sum((1, 2, 3)), (rate * (gain < most)).sum((1, 2, 3))
         time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
     return downhill * torch.minimum(column(time, points) * pace, room)

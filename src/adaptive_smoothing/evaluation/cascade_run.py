@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.engine.batch_norm import prepare_kernels
 from adaptive_smoothing.attacks.engine.engine import PROBE_IMAGES, Engine
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.evaluation import alarms
@@ -82,6 +84,7 @@ class EvaluationRun(ShardedRun):
 
     def run(self, devices: Sequence[str] = (), progress: RunProgress = ignore_progress) -> Verdict:
         """Check the model for alarms, attack all shards, audit the survivors, and return the verdict."""
+        prepare_kernels(self.device)
         try:
             with limited_memory(self.options.memory, self.device):
                 return self._verdict(devices, progress)
@@ -187,12 +190,17 @@ class EvaluationRun(ShardedRun):
     def _model_alarms(self) -> list[alarms.Alarm]:
         """Return the alarms about the model itself, before any time is spent on attacks."""
 
+        wanted = ALARM_IMAGES.get(self.device.type, 32)
+
         def check(images: int) -> list[alarms.Alarm]:
+            if images < wanted:
+                message = f"memory ran out: alarms are checked on {images} images, not on {wanted}; give more memory"
+                warnings.warn(message, stacklevel=1)
             batch = self.batch(rows := slice(0, images))
             return alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
 
         with frozen(self.model):
-            found = with_smaller_batches(check, ALARM_IMAGES.get(self.device.type, 32))
+            found = with_smaller_batches(check, wanted)
         # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm is raised.
         handled = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]

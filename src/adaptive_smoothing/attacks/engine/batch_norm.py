@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -207,3 +209,17 @@ def has_kernels(device: torch.device) -> bool:
     except ImportError:
         return False
     return True
+
+
+def prepare_kernels(device: torch.device) -> None:
+    """Start loading the compiler of the kernels, which takes a second, in the background."""
+
+    def prepare() -> None:
+        with suppress(Exception):  # the first kernel will raise it again
+            if has_kernels(device):
+                from adaptive_smoothing.attacks.engine import batch_norm_triton
+
+                batch_norm_triton.compile_one()
+
+    if device.type == "cuda":
+        Thread(target=prepare, name="prepare kernels", daemon=True).start()

@@ -84,9 +84,9 @@ class Jobs:
 
     def run(self) -> AttackOutcome:
         """Run all jobs and return the outcome of each image."""
-        jobs = self._next(self.engine.rows(self.image_count * self.attempt_count))
+        jobs = self._next(self._rows(self.image_count * self.attempt_count))
         # Idle rows repeat the first job.
-        job = np.array(jobs + [-1] * (self.engine.rows(len(jobs)) - len(jobs)))
+        job = np.array(jobs + [-1] * (self._rows(len(jobs)) - len(jobs)))
         batch = self._batch(self._begin(np.where(job < 0, jobs[0], job)))
         while (job >= 0).any():
             batch.advance(self.attack.check_every)
@@ -133,14 +133,18 @@ class Jobs:
         }
         return state | self.attack.begin(state, self.inputs.logits.shape[1])
 
+    def _rows(self, jobs: int) -> int:
+        return self.engine.rows(jobs, self.arithmetic, self.inputs.images[0].numel())
+
     def _batch(self, state: State) -> JobBatch:
         return self.engine.batch(self.attack, self.view, self.arithmetic, state)
 
     def _shrink(self, batch: JobBatch, job: np.ndarray) -> tuple[JobBatch, np.ndarray]:
         """Return a smaller batch and its jobs, if enough rows are idle."""
         running = np.flatnonzero(job >= 0)
-        rows = self.engine.rows(len(running))
-        if not len(running) or rows == len(job):
+        rows = self._rows(len(running))
+        # On a GPU another size must be recorded, which takes as long as several steps.
+        if not len(running) or rows > (len(job) // 2 if batch.cuda else len(job) - 1):
             return batch, job
         kept = np.concatenate([running, np.repeat(running[:1], rows - len(running))])
         which, job = self._on_device(kept), job[kept]
