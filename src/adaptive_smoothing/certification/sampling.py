@@ -19,7 +19,7 @@ from adaptive_smoothing.certification import rounding
 from adaptive_smoothing.certification.bounds import PROBABILITIES, VOTES
 from adaptive_smoothing.certification.radius import check_sigma
 from adaptive_smoothing.models.contract import check_logit_form, check_two_classes, trusted_images
-from adaptive_smoothing.models.inference import float32_as
+from adaptive_smoothing.models.inference import compiled_for_any_size, float32_as
 from adaptive_smoothing.models.memory import with_smaller_batches
 from adaptive_smoothing.noise import generator, to_device
 
@@ -52,7 +52,7 @@ class Sampler:
 
     @cached_property
     def _network(self) -> Callable[[Tensor], Tensor]:
-        return torch.compile(self.base, dynamic=True) if self.compiled else self.base
+        return compiled_for_any_size(self.base) if self.compiled else self.base
 
     @property
     def values(self) -> np.ndarray:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes
 from adaptive_smoothing.models.memory import with_smaller_batches
+
+Result = TypeVar("Result")
 
 # The largest number of images in one pass, and of pixel values.
 CHUNK, PIXELS = 512, 2048 * 3 * 32 * 32
@@ -66,6 +69,13 @@ def fp32_logits_chunked(model: nn.Module, images: Tensor) -> Tensor:
 def chunk_size(images: Tensor) -> int:
     """Return the number of images for one pass without gradients."""
     return max(1, min(CHUNK, PIXELS // images[0].numel())) if len(images) else CHUNK
+
+
+def compiled_for_any_size(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function that is compiled once, for batches of any size."""
+    # torch warns of every bound of a size that it cannot compute, in hundreds of lines.
+    logging.getLogger("torch.utils._sympy.interp").setLevel(logging.ERROR)
+    return torch.compile(function, dynamic=True)
 
 
 class NotFiniteError(ValueError):

@@ -19,7 +19,7 @@ from adaptive_smoothing.attacks.engine.batch_norm import FusedBatchNorm, Plan, a
 from adaptive_smoothing.attacks.engine.float16 import HAS_FLOAT16, Float16Convolutions, with_scaled_gradients
 from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.models.contract import trusted_images
-from adaptive_smoothing.models.inference import float32_as
+from adaptive_smoothing.models.inference import compiled_for_any_size, float32_as
 
 # The largest error of a margin, as a share of the spread of the logits. If the error on the first images is larger, the
 # arithmetic is not used. bfloat16 has 8 bits; float16 has 11, but a CPU also computes sums in it. Robust networks have
@@ -82,7 +82,7 @@ class FastModel:
         self.device, self.arithmetic = device, arithmetic or fast_arithmetics(device)[0]
         # Both `__call__` and `mix` of a mixture use its `mix`, so that one function is compiled.
         function: Callable[[Tensor], Tensor | MixedOutput] = model.mix if isinstance(model, MixedClassifier) else model
-        self.function = torch.compile(function, dynamic=True) if compiled else function
+        self.function = compiled_for_any_size(function) if compiled else function
         self.fuses = not compiled and self.arithmetic != FULL_PRECISION and has_kernels(device)
         self._plan: Plan | None = None
 

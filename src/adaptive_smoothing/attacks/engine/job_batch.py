@@ -16,6 +16,7 @@ from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithm
 from adaptive_smoothing.attacks.engine.recorder import Recorder
 from adaptive_smoothing.attacks.objectives import Model, Objective, loss_and_gradient
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
+from adaptive_smoothing.models.inference import compiled_for_any_size
 
 ALL_ROWS = slice(None)
 
@@ -58,8 +59,8 @@ class JobBatch:
         self.query: Callable[[State], Tensor] = self.attack.query
         self.update: Callable[[State, Tensor, Answer], State] = self.attack.update
         if self.compiled:
-            self.query = torch.compile(self.query, dynamic=True)
-            self.update = torch.compile(self.update, dynamic=True)
+            self.query = compiled_for_any_size(self.query)
+            self.update = compiled_for_any_size(self.update)
         self.gradient = self.attack.current_objective(self.state) is not None
         self.graph: torch.cuda.CUDAGraph | None = None
 
