@@ -63,6 +63,15 @@ def _contest(row: dict[str, float]) -> tuple[str, ...]:
     return (*shown, percent(row["robust accuracy"]), *broke)
 
 
+def memory() -> Table:
+    """Return the GPU memory that public functions reserve (benchmarks/memory.py)."""
+    result = read_json(BENCHMARKS / "memory.json")
+    sizes = ("before", "peak", "after")
+    rows = [(row["call"], f"{row['seconds']:.1f}", *(f"{row[size]:.2f}" for size in sizes)) for row in result["rows"]]
+    title = f"GPU memory that is reserved, in GiB: {' and '.join(result['models'])} on {result['device']}"
+    return Table(title, ("call", "seconds", *sizes), tuple(rows))
+
+
 def _subject(models: dict[str, Any]) -> str:
     if "model" in models:
         return models["model"]["name"]

@@ -35,6 +35,7 @@ KINDS = (
     base_tables.held,
     base_tables.gaps,
     attack_tables.attacks,
+    attack_tables.memory,
     attack_tables.verdicts,
     attack_tables.margins,
     attack_tables.consistency,
