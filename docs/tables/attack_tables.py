@@ -27,6 +27,10 @@ OBJECTIVES = {
 }
 
 
+# Reserved memory of a GPU before a call, at its peak and after it.
+MEMORY_SIZES = ("before", "peak", "after")
+
+
 def attacks(*runs: str) -> Table:
     """Compare our attacks with the reference AutoAttack (benchmarks/attacks.py)."""
     measured = {run: read_json(BENCHMARKS / f"attacks-{run}.json") for run in runs}
@@ -66,10 +70,20 @@ def _contest(row: dict[str, float]) -> tuple[str, ...]:
 def memory() -> Table:
     """Return the GPU memory that public functions reserve (benchmarks/memory.py)."""
     result = read_json(BENCHMARKS / "memory.json")
-    sizes = ("before", "peak", "after")
-    rows = [(row["call"], f"{row['seconds']:.1f}", *(f"{row[size]:.2f}" for size in sizes)) for row in result["rows"]]
-    title = f"GPU memory that is reserved, in GiB: {' and '.join(result['models'])} on {result['device']}"
-    return Table(title, ("call", "seconds", *sizes), tuple(rows))
+    rows = [
+        (row["call"], f"{row['seconds']:.1f}", *(f"{row[size]:.2f}" for size in MEMORY_SIZES), *_verdict(row))
+        for row in result["rows"]
+    ]
+    title = f"{' and '.join(result['models'])} on one {result['device']}"
+    return Table(
+        title, ("call", "seconds", *(f"{size}, GiB" for size in MEMORY_SIZES), "robust, %", "alarms"), tuple(rows)
+    )
+
+
+def _verdict(row: dict[str, Any]) -> tuple[str, str]:
+    if "robust" not in row:
+        return "", ""
+    return percent(row["robust"]), ", ".join(row["alarms"]) or "none"
 
 
 def _subject(models: dict[str, Any]) -> str:
