@@ -63,16 +63,17 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
         hint = "choose another --out, or replace it with --overwrite"
         raise FileExistsError(f"expected a folder without a run, got {folder}, which holds one: {hint}")
     check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     # Nobody should take the old result for that of the new run while it is unfinished.
     (folder / RESULT).unlink(missing_ok=True)
     return folder
 
 
 def check_writable(folder: Path) -> None:
-    """Make a folder if it is missing, and raise an error if it cannot be written to."""
+    """Raise an error if a folder cannot be written to, or is missing and cannot be made. It is not made here."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         hint = "choose another --out"
         raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error

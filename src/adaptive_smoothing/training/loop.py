@@ -153,7 +153,7 @@ class Loop(ABC):
 
     def run(self) -> nn.Module:
         """Train to the end, or until an interrupt; return the averaged model in evaluation mode."""
-        self.monitor.rewind(self.step)
+        self.monitor.begin(self.step)
         with (
             self.monitor.show(self.total_steps, self.step) as advance,
             checkpoints.delayed_interrupts() as signals,
