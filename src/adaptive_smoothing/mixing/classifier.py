@@ -223,7 +223,7 @@ class MixedClassifier(BaseClassifiers):
     ) -> Self:
         """Return a stored mixture: of a folder, of the package or the zoo by name, or of the hub as `org/name`.
 
-        An error explains how a base classifier has changed.
+        If there is a folder `org` here, write `hf://org/name`. An error explains how a base classifier has changed.
 
         Args:
             standard, robust: base classifiers that the folder does not name, such as your own modules. If the folder
@@ -233,9 +233,9 @@ class MixedClassifier(BaseClassifiers):
             token: of the hub, for private repositories; by default that of `hf auth login`.
         """
         given = {"standard": standard, "robust": robust}
-        if hub.is_repository(folder):
+        if repository := hub.find_repository(folder):
             passed = [role for role, model in given.items() if model is not None]
-            folder = hub.fetch(str(folder), passed=passed, revision=revision, token=token)
+            folder = hub.fetch(repository, passed=passed, revision=revision, token=token)
         arguments, card = pretrained.load(folder, given, device, allow)
         mixed = cls(**arguments).to(device)
         mixed.card = card

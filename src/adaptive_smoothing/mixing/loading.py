@@ -56,6 +56,10 @@ class OwnModels:
             hint = "leave it out, because the preprocessing is inside"
             raise ValueError(f"expected {given} with a model of yours or of another library, got {found}: {hint}")
 
+    def repository(self, name: str) -> str | None:
+        """Return the repository of the hub that a name stands for; with a loader, only `hf://org/name` is one."""
+        return hub.find_repository(name) if self.loader is None or name.startswith(hub.SCHEME) else None
+
     def _needs_loader(self, name: str) -> bool:
         """Return whether a loader is given and nothing else has a model of this name."""
         stored_file = Path(name).suffix in zoo.WEIGHT_FILES and Path(name).with_suffix(".json").is_file()
@@ -129,9 +133,10 @@ class LoadedModel:
             expected = "G, H and --alpha for a mixture, or one MODEL alone"
             raise ValueError(f"expected {expected}, got {given}: add or remove one")
         own = own or OwnModels()
-        if robust is None and (hub.is_repository(model) or pretrained.exists(model)):
+        repository = own.repository(model)
+        if robust is None and (repository or pretrained.exists(model)):
             own.check_used([])
-            folder = hub.fetch(model) if hub.is_repository(model) else pretrained.find(model)
+            folder = hub.fetch(repository) if repository else pretrained.find(model)
             mixed = MixedClassifier.from_pretrained(folder, device=device, allow=own.allow)
             description = pretrained.read(folder)
             facts: dict[str, Any] = {role: base_facts(description[role]) for role in pretrained.ROLES}

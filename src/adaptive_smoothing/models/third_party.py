@@ -180,7 +180,8 @@ SOURCES: dict[str, Library] = {
 def split(name: str) -> tuple[str, str] | None:
     """Return the library and the rest of `LIBRARY:NAME?options`, or None for a name of another form."""
     library, colon, text = name.partition(":")
-    return (library, text) if colon and library in SOURCES else None
+    is_address = text.startswith("//")  # hf://org/name is a mixture of the hub
+    return (library, text) if colon and library in SOURCES and not is_address else None
 
 
 def _is_pretrained(options: Mapping[str, str]) -> bool:

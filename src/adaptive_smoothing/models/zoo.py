@@ -180,10 +180,21 @@ def unknown_name(expected: str, name: str) -> str:
     if name in models:
         return f"expected {expected}, got {name!r}, a model: ads.load_model({name!r})"
     library, colon, _ = name.partition(":")
+    if not colon and (Path(name).exists() or Path(name).name != name):
+        return f"expected {expected}, got {name!r}, {_path_problem(Path(name))}"
     hint = suggestion(library, SOURCES if colon else sorted(models | mixture_names()), count=1 if colon else 3)
     place = f"the zoo is {zoo}" if zoo else f"there is no zoo/ here or above, nor in ${ZOO_VARIABLE}"
     source = f"what is not here is fetched from ${download.URL_VARIABLE}, {download.zoo_url() or 'which is not set'}"
     return f"expected {expected}, got {name!r}: {hint} ({place}; {source})"
+
+
+def _path_problem(path: Path) -> str:
+    """Return why a path is not that of a model or a mixture, and what to do."""
+    if path.is_dir():
+        return f"a folder without {MIXTURE}: name a folder that `mix` or save_pretrained has written"
+    if path.exists():
+        return f"a file that does not end in {', '.join(WEIGHT_FILES)}: name a file of weights"
+    return "a path with nothing there: correct it; a mixture of the hub is hf://ORG/NAME"
 
 
 def _cards(folder: Path | None) -> dict[str, Card]:
