@@ -87,3 +87,9 @@ def test_a_package_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.Monk
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
     found = doctor._optional("torchvision", "torchvision", "models")
     assert found.state == "problem" and "torchvision::nms" in found.found
+    needs = {"timm": ["torch", "torchvision>=0.1"], "datasets": ["torchvision; extra == 'vision'", "numpy"]}
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", needs.get)
+    found = doctor._optional("timm", "timm", "models")
+    assert found.state == "problem" and "it needs torchvision, which fails" in found.found
+    assert doctor._optional("datasets", "datasets", "data").state == "ok"
+    assert doctor._optional("onnxscript", "export", "ONNX files").state == "ok"

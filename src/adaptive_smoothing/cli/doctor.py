@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ OPTIONAL = {
     "onnxruntime": ("export", "ONNX files"),
     "tensorboard": ("train", "curves of a training"),
 }
+TORCHVISION = "torchvision"
 # Gibibytes of memory below which the default batches may not fit, and of disk below which a run may not.
 LITTLE_MEMORY, LITTLE_DISK = 4.0, 1.0
 STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -152,15 +154,24 @@ def _folder(name: str, folder: Path, advice: str) -> Check:
 
 
 def _optional(package: str, extra: str, purpose: str) -> Check:
-    """Report the version of an optional package; torchvision is imported, because it may not fit torch."""
-    install = f"for {purpose}, run pip install 'adaptive-smoothing[{extra}]'"
+    """Report the version of an optional package, and whether it fails because torchvision does."""
     try:
         version = importlib.metadata.version(package)
-        if package == "torchvision":
-            importlib.import_module(package)
     except importlib.metadata.PackageNotFoundError:
+        install = f"for {purpose}, run pip install 'adaptive-smoothing[{extra}]'"
         return Check(package, "not installed", "note", install)
+    try:
+        # Only torchvision is compiled for one version of torch. Importing the packages that need it takes long.
+        if package == TORCHVISION or _requires(package, TORCHVISION):
+            importlib.import_module(TORCHVISION)
     except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        return Check(package, f"{version}, cannot be imported ({reason})", "problem", "install it again with torch")
+        reason = str(error).splitlines()[0] if package == TORCHVISION else f"it needs {TORCHVISION}, which fails"
+        advice = "install torch and torchvision together again"
+        return Check(package, f"{version}, cannot be imported ({reason})", "problem", advice)
     return Check(package, version)
+
+
+def _requires(package: str, other: str) -> bool:
+    """Return whether a package always needs another one, by its metadata."""
+    needed = [line for line in importlib.metadata.requires(package) or () if "extra ==" not in line]
+    return any(re.match(rf"{other}\b", line) for line in needed)
