@@ -146,9 +146,8 @@ def _check_arguments(function: Callable[..., Any], name: str, arguments: Sequenc
         except TypeError as error:
             call = f"{name}({', '.join(map(repr, arguments))})"
             hint = "pass a function that accepts these arguments, for example a lambda or functools.partial"
-            raise TypeError(
-                f"expected a function to call as {call}, got one with {signature}: {error}; {hint}"
-            ) from error
+            found = f"one with {signature} ({error})"
+            raise TypeError(f"expected a function to call as {call}, got {found}: {hint}") from error
 
 
 def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Module:
