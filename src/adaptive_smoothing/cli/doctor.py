@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -36,7 +36,10 @@ OPTIONAL = {
     "onnxruntime": ("export", "ONNX files"),
     "tensorboard": ("train", "curves of a training"),
 }
+# The packages whose models import torchvision, if it is installed. It is compiled for one version of torch, and fails
+# with others. To import the packages themselves would take long.
 TORCHVISION = "torchvision"
+IMPORT_TORCHVISION = (TORCHVISION, "timm", "transformers", "robustbench")
 # Gibibytes of memory below which the default batches may not fit, and of disk below which a run may not.
 LITTLE_MEMORY, LITTLE_DISK = 4.0, 1.0
 STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -161,17 +164,10 @@ def _optional(package: str, extra: str, purpose: str) -> Check:
         install = f"for {purpose}, run pip install 'adaptive-smoothing[{extra}]'"
         return Check(package, "not installed", "note", install)
     try:
-        # Only torchvision is compiled for one version of torch. Importing the packages that need it takes long.
-        if package == TORCHVISION or _requires(package, TORCHVISION):
+        if package in IMPORT_TORCHVISION and importlib.util.find_spec(TORCHVISION):
             importlib.import_module(TORCHVISION)
     except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if package == TORCHVISION else f"it needs {TORCHVISION}, which fails"
+        reason = str(error).splitlines()[0] if package == TORCHVISION else f"it imports {TORCHVISION}, which fails"
         advice = "install torch and torchvision together again"
         return Check(package, f"{version}, cannot be imported ({reason})", "problem", advice)
     return Check(package, version)
-
-
-def _requires(package: str, other: str) -> bool:
-    """Return whether a package always needs another one, by its metadata."""
-    needed = [line for line in importlib.metadata.requires(package) or () if "extra ==" not in line]
-    return any(re.match(rf"{other}\b", line) for line in needed)
