@@ -5,7 +5,8 @@ import torch
 
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.attacks.presets import preset
-from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Audit, Verdict
+from adaptive_smoothing.evaluation.audit import Audit
+from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.report.verdicts import (
     audit_sentence,

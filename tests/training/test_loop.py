@@ -12,7 +12,8 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.checkpoints import delayed_interrupts
-from adaptive_smoothing.training.loop import DivergedError, Stopped, TrainingOptions
+from adaptive_smoothing.training.loop import DivergedError
+from adaptive_smoothing.training.options import Stopped, TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer
 

@@ -17,7 +17,7 @@ from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.runs.folder import environment
-from adaptive_smoothing.training.loop import TrainingOptions
+from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.tuning.curves import current_setting
 
 

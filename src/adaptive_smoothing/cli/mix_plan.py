@@ -17,8 +17,8 @@ from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.runs.folder import check_writable
 from adaptive_smoothing.settings import changed
 from adaptive_smoothing.threat import Linf, Threat
-from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
+from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.tuning.tune import STANDARD_SCALE
 
 THREAT, DATA = Linf(8 / 255), "builtin"

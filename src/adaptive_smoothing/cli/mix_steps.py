@@ -14,9 +14,9 @@ from adaptive_smoothing.cli.mix_plan import DATA, MixPlan, Pair
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.runs.progress_bar import clock
-from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
+from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve, at_setting
 from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
 from adaptive_smoothing.tuning.tune import robust_accuracy_under, tune, with_clean_accuracy

@@ -18,6 +18,7 @@ from adaptive_smoothing.mixing.stored_base import base_facts
 from adaptive_smoothing.models import third_party, zoo, zoo_index
 from adaptive_smoothing.models.fit import class_names
 from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.third_party import parse_preprocessing
 from adaptive_smoothing.models.wrap import Classifier, num_classes, wrap
 from adaptive_smoothing.models.zoo import model_facts, short_name
@@ -69,7 +70,7 @@ class OwnModels:
     def _load(self, name: str, device: str) -> nn.Module:
         if self.loader is not None and self._needs_loader(name):
             model = self._from_loader(self.loader, name)
-            return zoo.placed(model, device, {"name": name, "loader": self.loader}, Identity.of(model))
+            return placed(model, device, {"name": name, "loader": self.loader}, Identity.of(model))
         if third_party.split(name):
             for key in self.preprocessing:
                 if re.search(rf"[?&]{key}=", name):
@@ -103,7 +104,7 @@ class OwnModels:
 
 def facts_of(model: nn.Module) -> dict[str, Any]:
     """Return facts about a loaded model for a result file: see `model_facts`; of models from elsewhere a digest."""
-    found, identity = zoo.origin(model) or {"name": type(model).__name__}, zoo.loaded_identity(model)
+    found, identity = origin(model) or {"name": type(model).__name__}, loaded_identity(model)
     facts: dict[str, Any] = {**found} if "loader" in found else model_facts(found["name"])
     return facts | ({"weights": identity.weights} if identity else {})
 

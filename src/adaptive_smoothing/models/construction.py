@@ -23,9 +23,9 @@ from adaptive_smoothing.models import third_party
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.digest import all_tensors
+from adaptive_smoothing.models.origin import Origin, origin
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.models.wrap import Classifier, Resize, first_layers
-from adaptive_smoothing.models.zoo import Origin, origin
 from adaptive_smoothing.settings import import_function
 
 # A function that returns a network, `module:function`, or the name of a network of another library.

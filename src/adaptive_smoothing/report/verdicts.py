@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from adaptive_smoothing.attacks.cascade import stage_title
+from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.calibration import BINS, Calibration
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.outputs import CLEAN
 from adaptive_smoothing.evaluation.stored import ADVERSARIAL_FILE, save_adversarial
-from adaptive_smoothing.evaluation.verdict import Audit, Verdict
+from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import Panel, legend_below, percent_axes, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT
