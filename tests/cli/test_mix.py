@@ -1,23 +1,24 @@
 """`mix`: three modes, each with the accuracy that was asked for."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.attacks.presets import preset
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
+from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.cli import mix_steps
 from adaptive_smoothing.cli.demo import ROBUST, STANDARD
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.mix_options import Mode, choose_mode, split_changes
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.threat import Linf, Threat
 from adaptive_smoothing.tuning.tune import tune
 
 RECIPE = """
@@ -68,11 +69,15 @@ def test_a_fixed_alpha_has_the_wanted_clean_accuracy():
 
 
 def test_the_robust_accuracy_is_measured_if_asked(monkeypatch):
-    monkeypatch.setattr("adaptive_smoothing.tuning.tune.fast_attack", partial(preset, "B"))
+    def short(threat: Threat) -> Cascade:
+        return Cascade("short", threat, (Stage("pgd", PGD(threat, steps=2)),))
+
+    monkeypatch.setattr("adaptive_smoothing.tuning.tune.fast_attack", short)
     printed = mix("--mode", "fixed", "--clean-accuracy", "60", "--set", "attacked=4", "--out", "mine")
-    few, attack = datasets.load("cifar10", "val").take(slice(4)), preset("B", Linf(8 / 255))
+    few, attack = datasets.load("cifar10", "val").take(slice(4)), short(Linf(8 / 255))
     models = MixedClassifier.from_pretrained("mine"), zoo.load(ROBUST)
-    ours, alone = (evaluate(model, few, attack).robust for model in models)
+    options = EvaluationOptions(alarms=False)
+    ours, alone = (evaluate(model, few, attack, options=options).robust for model in models)
     figures = card("mine")["figures"]["val"]
     assert (figures["fast"], figures["attacked"]) == (ours, 4)
     assert f"on 4 images: the mixture {100 * ours:.2f} %, {ROBUST} alone {100 * alone:.2f} %." in printed
