@@ -35,13 +35,14 @@ from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.origin import origin
 from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS, environment
 from adaptive_smoothing.settings import read_toml
 from adaptive_smoothing.threat import parse_threat
-from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import DEFAULT, MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
+from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.tuning.curves import accuracy_curve, current_setting
 from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
 from adaptive_smoothing.tuning.tune import STANDARD_SCALE, tune
@@ -142,7 +143,7 @@ def named(mixture: str) -> tuple[str, str, list[str]]:
 
 
 def described(name: str, model: nn.Module) -> dict[str, Any]:
-    return {key: value for key, value in (zoo.origin(model) or {"name": name}).items() if key in ("name", "sha256")}
+    return {key: value for key, value in (origin(model) or {"name": name}).items() if key in ("name", "sha256")}
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def test_the_page_has_every_bad_input(bad_inputs):
     """The answers themselves depend on the machine, for example on the devices that it has."""
     page = PAGE.read_text(encoding="utf-8")
     tried = [(kind, line) for kind, _, line in bad_inputs._inputs()]
-    lines = [f"adaptive-smoothing {line}" if kind == "command" else line for kind, line in tried]
+    lines = [f"adaptive-smoothing {line}" if kind == "commands" else line for kind, line in tried]
     missing = [line for line in lines if f"| `{bad_inputs._cell(line)}` |" not in page]
     assert not missing, "python benchmarks/bad_inputs.py writes the page"
 

@@ -7,6 +7,7 @@ from adaptive_smoothing.results import (
     atomic,
     difference,
     interval,
+    intervals,
     percent,
     percent_with_interval,
     read_json,
@@ -73,6 +74,18 @@ def test_clopper_pearson_known_values():
     low, high = interval(50, 100)
     assert (low, high) == (pytest.approx(0.3983, abs=1e-4), pytest.approx(0.6017, abs=1e-4))
     assert interval(0, 10) == (0.0, pytest.approx(1 - 0.025 ** (1 / 10)))
+
+
+def test_clopper_pearson_has_the_numbers_of_scipy_stats():
+    from scipy.stats import beta
+
+    for trials in (1, 10, 1000, 10_000):
+        counts = np.unique(np.linspace(0, trials, 101).astype(int))
+        inner = counts[(counts > 0) & (counts < trials)]
+        low, high = intervals(inner, trials, 0.99).T
+        assert np.allclose(low, beta.ppf(0.005, inner, trials - inner + 1), rtol=1e-12, atol=0)
+        assert np.allclose(high, beta.ppf(0.995, inner + 1, trials - inner), rtol=1e-12, atol=0)
+        assert intervals(counts, trials)[0, 0] == 0 and intervals(counts, trials)[-1, 1] == 1
 
 
 def test_shares_in_words():

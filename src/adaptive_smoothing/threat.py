@@ -199,6 +199,12 @@ def parse_threat(text: str) -> Threat:
         raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}: {error}") from error
 
 
+def radius_text(norm: str, radius: float) -> str:
+    """Return a radius as people write it: `8/255` for a whole number of levels in Linf, `0.5` otherwise."""
+    levels = 255 * radius
+    return f"{levels:.0f}/255" if norm == "Linf" and abs(levels - round(levels)) < 1e-6 else f"{radius:.4g}"
+
+
 def parse_number(text: str | float) -> float:
     """Return a text such as `8/255` or `0.031`, or a number, as a float."""
     try:

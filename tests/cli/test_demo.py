@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_first(
     (tmp_path / "file").write_text("mine")
     assert run_main("demo", "--out", "file") == 1
     printed = " ".join(capsys.readouterr().err.split())
-    assert "expected a folder that can be written to, got file (File exists): choose another --out" in printed
+    assert "expected a folder that can be written to, got file (Not a directory): choose another --out" in printed
 
 
 def test_missing_models_are_named(

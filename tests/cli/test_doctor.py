@@ -85,5 +85,12 @@ def test_a_package_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.1")
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
     found = doctor._optional("torchvision", "torchvision", "models")
     assert found.state == "problem" and "torchvision::nms" in found.found
+    for package in ("timm", "transformers", "robustbench"):
+        found = doctor._optional(package, package, "models")
+        assert found.state == "problem" and "it imports torchvision, which fails" in found.found
+    assert doctor._optional("datasets", "datasets", "data").state == "ok"
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert doctor._optional("transformers", "hf", "models").state == "ok"  # without torchvision

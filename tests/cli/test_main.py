@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from adaptive_smoothing.cli import main as main_file
 from adaptive_smoothing.cli.main import VERBS, app, load
-from adaptive_smoothing.training.loop import Stopped
+from adaptive_smoothing.training.options import Stopped
 from adaptive_smoothing.version import VERSION
 
 

@@ -1,23 +1,24 @@
 """`mix`: three modes, each with the accuracy that was asked for."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from adaptive_smoothing.attacks.presets import preset
-from adaptive_smoothing.cli import mix as verb
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
+from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.cli import mix_steps
 from adaptive_smoothing.cli.demo import ROBUST, STANDARD
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.mix_options import Mode, choose_mode, split_changes
 from adaptive_smoothing.data import datasets
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.threat import Linf, Threat
 from adaptive_smoothing.tuning.tune import tune
 
 RECIPE = """
@@ -68,11 +69,15 @@ def test_a_fixed_alpha_has_the_wanted_clean_accuracy():
 
 
 def test_the_robust_accuracy_is_measured_if_asked(monkeypatch):
-    monkeypatch.setattr("adaptive_smoothing.tuning.tune.fast_attack", partial(preset, "B"))
+    def short(threat: Threat) -> Cascade:
+        return Cascade("short", threat, (Stage("pgd", PGD(threat, steps=2)),))
+
+    monkeypatch.setattr("adaptive_smoothing.tuning.tune.fast_attack", short)
     printed = mix("--mode", "fixed", "--clean-accuracy", "60", "--set", "attacked=4", "--out", "mine")
-    few, attack = datasets.load("cifar10", "val").take(slice(4)), preset("B", Linf(8 / 255))
+    few, attack = datasets.load("cifar10", "val").take(slice(4)), short(Linf(8 / 255))
     models = MixedClassifier.from_pretrained("mine"), zoo.load(ROBUST)
-    ours, alone = (evaluate(model, few, attack).robust for model in models)
+    options = EvaluationOptions(alarms=False)
+    ours, alone = (evaluate(model, few, attack, options=options).robust for model in models)
     figures = card("mine")["figures"]["val"]
     assert (figures["fast"], figures["attacked"]) == (ours, 4)
     assert f"on 4 images: the mixture {100 * ours:.2f} %, {ROBUST} alone {100 * alone:.2f} %." in printed
@@ -93,7 +98,7 @@ def test_alpha_is_chosen_for_a_robust_accuracy(monkeypatch):
         asked.update(options, images=len(data))
         return tune(mixed, data, clean_accuracy=0.5)
 
-    monkeypatch.setattr(verb, "tune", tuned)
+    monkeypatch.setattr(mix_steps, "tune", tuned)
     mix("--mode", "fixed", "--robust-accuracy", "40", "--threat", "L2:0.5")
     assert asked["robust_accuracy"] == 0.4 and asked["threat"].norm == "L2" and asked["images"] == 24
 
@@ -106,7 +111,7 @@ def test_scales_are_searched_if_asked(monkeypatch):
         options["log"]("40 % are robust")
         return tune(mixed, data, clean_accuracy=0.5).with_scales(9.0, 2.0)
 
-    monkeypatch.setattr(verb, "tune", tuned)
+    monkeypatch.setattr(mix_steps, "tune", tuned)
     printed = mix("--mode", "fixed", "--clean-accuracy", "60", "--set", "search=true", "--out", "mine")
     assert asked["clean_accuracy"] == 0.6 and asked["threat"].eps == 8 / 255 and "40 % are robust" in printed
     assert MixedClassifier.from_pretrained("mine").robust_scale == 2
@@ -135,7 +140,7 @@ def test_an_adaptive_mixture_is_trained_and_can_be_evaluated():
 
 
 def test_a_nonlinear_mixture_is_stored_with_its_transform(monkeypatch):
-    monkeypatch.setattr(verb, "fit_nonlinear", small_search)
+    monkeypatch.setattr(mix_steps, "fit_nonlinear", small_search)
     mix("--mode", "nonlinear", "--clean-accuracy", "0.5", "--out", "mine")
     mixed = MixedClassifier.from_pretrained("mine")
     assert type(mixed.robust).__name__ == "Nonlinear" and type(mixed.standard).__name__ == "Hardmax"
@@ -145,7 +150,7 @@ def test_a_nonlinear_mixture_is_stored_with_its_transform(monkeypatch):
 def small_search(g, h, val, threat, **options):
     from adaptive_smoothing.tuning.nonlinear import fit_nonlinear
 
-    assert options["attacked"] == verb.FEW  # on a CPU
+    assert options["attacked"] == mix_steps.FEW  # on a CPU
     return fit_nonlinear(g, h, val, threat, **options | {"attacked": 2, "tried": 1})
 
 
@@ -183,9 +188,22 @@ def test_an_interrupted_training_is_found_before_models_are_loaded(monkeypatch):
     assert "got mine: continue with resume=True (--resume)" in error("--mode", "adaptive", "--out", "mine")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--mode fixed --clean-accuracy 100", "this pair can reach"),
+        ("--recipe tiny.toml --set optimizer.batch_size=500 --clean-accuracy 60", "at least 500 training images"),
+        ("--recipe tiny.toml --set mixer.robust_taps=['no'] --clean-accuracy 60", "'no'"),
+    ],
+)
+def test_a_mixture_that_is_not_made_leaves_no_folder(arguments, message):
+    Path("tiny.toml").write_text(RECIPE)
+    assert message in error("--out", "new/mine", *arguments.split()) and not Path("new").exists()
+
+
 def test_models_in_the_wrong_order_are_an_error(monkeypatch):
     swapped = ["mix", ROBUST, STANDARD, "--device", "cpu", "--mode", "fixed"]
-    monkeypatch.setattr(verb, "accuracy_curve", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
+    monkeypatch.setattr(mix_steps, "accuracy_curve", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
     with pytest.raises(ValueError, match=r"a G that is more accurate than H, got .* with 80.00 % .* with 90.00 %"):
         CliRunner().invoke(app, swapped, catch_exceptions=False)
 

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from adaptive_smoothing.data.conversion import from_tensors
-from adaptive_smoothing.data.datasets import ImageData, load, to_floats, validation_positions
+from adaptive_smoothing.data.datasets import ImageData, load, to_floats
+from adaptive_smoothing.data.find_source import validation_positions
 from adaptive_smoothing.data.make_builtin import make
 from adaptive_smoothing.data.sources import from_sheet, to_sheet
 

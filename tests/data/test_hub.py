@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from adaptive_smoothing.data.conversion import from_dataset
-from adaptive_smoothing.data.datasets import load, validation_positions
+from adaptive_smoothing.data.datasets import load
+from adaptive_smoothing.data.find_source import validation_positions
 
 
 def make(hf, count: int, *, image: str = "image", label: str = "label", size: int = 8, seed: int = 0):

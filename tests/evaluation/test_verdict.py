@@ -8,15 +8,9 @@ import torch
 
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.evaluation.alarms import Alarm
-from adaptive_smoothing.evaluation.verdict import (
-    MISCLASSIFIED,
-    ROBUST,
-    Audit,
-    Evaluation,
-    attack_title,
-    confidence_gap,
-    gap_statistics,
-)
+from adaptive_smoothing.evaluation.audit import Audit
+from adaptive_smoothing.evaluation.gaps import confidence_gap, gap_statistics
+from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Evaluation, attack_title
 from adaptive_smoothing.results import interval
 from adaptive_smoothing.threat import L2, Linf
 

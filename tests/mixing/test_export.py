@@ -11,7 +11,8 @@ from torch import nn
 
 import adaptive_smoothing.mixing.export as exporting
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.export import FACTS, export
+from adaptive_smoothing.mixing.export import export
+from adaptive_smoothing.mixing.export_formats import FACTS
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.mixing.network import MixingNetwork

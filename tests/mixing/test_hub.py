@@ -14,7 +14,7 @@ from torch import nn
 
 from adaptive_smoothing.mixing import hub
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.loading import LoadedModel
+from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
@@ -169,7 +169,45 @@ def test_a_command_takes_the_name_of_a_repository(server, mixed, images):
     ["resnet18-mixed", "runs/a/b", "/runs/a", "../a", "./a", "a/", "a/b c", "a/b.pt", Path("org/name"), "hf:org/name"],
 )
 def test_names_that_are_not_repositories(name):
-    assert not hub.is_repository(name)
+    assert hub.find_repository(name) is None
+
+
+def test_a_missing_folder_of_a_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    """Nothing is asked for: there is no server."""
+    monkeypatch.chdir(tmp_path)
+    Path("mixtures").mkdir()
+    for name in ("runs/mine", "mixtures/mine"):
+        expected = f"got '{name}', a path with nothing there: correct it; a mixture of the hub is hf://"
+        with pytest.raises(FileNotFoundError, match=expected):
+            MixedClassifier.from_pretrained(name)
+        with pytest.raises(ValueError, match=expected):
+            LoadedModel.load(name, None, None, "cpu")
+        assert hub.find_repository(f"hf://{name}") == name
+    Path("mixtures/mine").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"got 'mixtures/mine', a folder without mixture.json: name a folder"):
+        MixedClassifier.from_pretrained("mixtures/mine")
+    assert hub.find_repository("org/mine") == "org/mine" and hub.find_repository("hf://mine") is None
+
+
+def test_a_repository_can_be_marked(server, mixed, images):
+    mixed.push_to_hub("org/m", token="hf_right")
+    Path("org").mkdir()
+    assert torch.equal(MixedClassifier.from_pretrained("hf://org/m")(images), mixed(images))
+    loaded = LoadedModel.load("hf://org/m", None, None, "cpu")
+    assert loaded.short == "m" and torch.equal(loaded.model(images), mixed(images))
+    with pytest.raises(ValueError, match=r"got 'hf://org/m': did you mean 'hf'"):
+        zoo.load("hf://org/m")
+
+
+def test_a_loader_gets_the_name_before_the_hub(tmp_path, monkeypatch):
+    Path(tmp_path / "my_loader.py").write_text(
+        "from torch import nn\n\ndef load(name):\n    assert name == 'a/b'\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = OwnModels("my_loader:load")
+    assert LoadedModel.load("a/b", None, None, "cpu", own).facts["model"]["loader"] == "my_loader:load"
+    assert own.repository("hf://a/b") == "a/b"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels, facts_of
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.origin import loaded_identity, origin
 
 CODE = """
 import torch
@@ -44,12 +45,12 @@ def test_a_function_of_the_user_returns_a_network_that_is_wrapped():
     assert model.first[0].size == (16, 16) and model.first[1].mean.flatten().tolist() == pytest.approx([0.4, 0.5, 0.6])
     assert not model.training and model.num_classes == 7
     facts = facts_of(model)
-    assert facts == {"name": "mine", "loader": LOADER, "weights": zoo.loaded_identity(model).weights}
+    assert facts == {"name": "mine", "loader": LOADER, "weights": loaded_identity(model).weights}
 
 
 def test_names_of_the_package_do_not_go_to_the_loader():
     g, h = OwnModels(LOADER, {"size": "16"}).load(["compact-robust", "compact-rob"], "cpu")
-    assert "arch" in zoo.origin(g) and zoo.origin(h)["loader"] == LOADER
+    assert "arch" in origin(g) and origin(h)["loader"] == LOADER
     assert facts_of(g)["sha256"] == zoo.find_card("compact-robust").sha256
 
 
@@ -87,7 +88,7 @@ def test_wrong_options_are_explained(own, name, words):
 def test_options_change_the_preprocessing_of_a_library():
     pytest.importorskip("timm")
     (model,) = OwnModels(None, {"size": "32", "mean": "0.5"}).load(["timm:resnet10t?pretrained=0&num_classes=7"], "cpu")
-    assert model.first[0].size == (32, 32) and zoo.origin(model)["name"].endswith("num_classes=7&size=32&mean=0.5")
+    assert model.first[0].size == (32, 32) and origin(model)["name"].endswith("num_classes=7&size=32&mean=0.5")
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -97,7 +98,7 @@ def test_a_mixture_with_own_models_is_loaded_with_the_same_loader_only(tmp_path,
     mixed.save_pretrained(tmp_path / "mixed", hold=hold)
     loaded = LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", OwnModels(LOADER))
     assert torch.equal(loaded.model(IMAGES), mixed(IMAGES))
-    assert loaded.facts["standard"]["weights"] == zoo.loaded_identity(mixed.standard).weights
+    assert loaded.facts["standard"]["weights"] == loaded_identity(mixed.standard).weights
     assert not {"build", "identity"} & loaded.facts["standard"].keys()
     with pytest.raises(ValueError, match=r"expected --size with a model of yours .* got a stored mixture"):
         LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", own)

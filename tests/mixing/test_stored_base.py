@@ -263,6 +263,10 @@ def other_code() -> nn.Module:
             r"expected a network with model.head.bias of shape \(7,\), got \(5,\): build the same",
         ),
         (lambda: nn.Linear(3, 2), r"model.bias of shape none, got \(2,\)"),
+        (
+            lambda classes: Network(classes),
+            r"function to call as .*\(\), got one with \(classes\) \(missing a required",
+        ),
         (lambda: make_network, "expected a network from .*, got function: return a torch.nn.Module"),
         (other_code, "build the standard classifier again, got one with the same weights but logits that differ"),
     ],

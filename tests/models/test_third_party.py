@@ -192,6 +192,18 @@ def test_a_network_of_hugging_face_is_built_again_from_its_configuration(monkeyp
     assert asked == {"model_type": "resnet", "depths": [1]}
 
 
+def test_a_network_of_hugging_face_without_its_weights(monkeypatch):
+    """`from_pretrained` of the model, which downloads weights, is not there."""
+    given = {"revision": "main", "trust_remote_code": False}
+    fake = fake_transformers(12)
+    fake.AutoConfig = SimpleNamespace(from_pretrained=lambda name, **options: (name, options))
+    fake.AutoModelForImageClassification = SimpleNamespace(
+        from_config=lambda config, trust_remote_code: nn.Linear(2, 3) if config == ("owner/name", given) else None
+    )
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    assert isinstance(third_party.untrained("hf", "owner/name"), nn.Linear)
+
+
 def test_hugging_face_without_a_usable_size(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", fake_transformers({"longest_edge": 9}))
     with pytest.raises(ValueError, match=r"expected an image size .*, got \{'longest_edge': 9\}"):

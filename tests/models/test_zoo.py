@@ -476,7 +476,9 @@ def test_models_import_neither_optional_libraries_nor_the_compiler():
         "for name in ('timm', 'torchvision', 'transformers', 'robustbench', 'pydantic', 'plotly'):\n"
         "    sys.modules[name] = None\n"
         "import adaptive_smoothing.models.contract, adaptive_smoothing.models.features\n"
-        "import adaptive_smoothing.models.smoothed, adaptive_smoothing.models.zoo\n"
+        "import adaptive_smoothing.models.smoothed\n"
+        "from adaptive_smoothing.models import zoo\n"
+        "assert all(zoo.parameters(card) > 1e5 for card in zoo.names().values())\n"
         "sys.exit('torch._dynamo' in sys.modules)\n"
     )
     source = Path(build.__code__.co_filename).parents[2]

@@ -6,7 +6,8 @@ import pytest
 
 from adaptive_smoothing.evaluation.radii import RadiusCurve
 from adaptive_smoothing.report.load import load_run
-from adaptive_smoothing.report.radii import radii_figure, radii_table, radius_title, write_radii
+from adaptive_smoothing.report.radii import radii_figure, radii_table, write_radii
+from adaptive_smoothing.threat import radius_text
 
 
 @pytest.fixture
@@ -32,8 +33,8 @@ def test_the_figure_has_the_clean_accuracy_at_zero_and_radii_in_levels(curve: Ra
 
 
 def test_radii_are_written_as_people_write_them() -> None:
-    assert radius_title("Linf", 8 / 255) == "Linf 8/255" and radius_title("Linf", 0.01) == "Linf 0.01"
-    assert radius_title("L2", 8 / 255) == "L2 0.03137" and radius_title("L2", 0.5) == "L2 0.5"
+    assert radius_text("Linf", 8 / 255) == "8/255" and radius_text("Linf", 0.01) == "0.01"
+    assert radius_text("L2", 8 / 255) == "0.03137" and radius_text("L2", 0.5) == "0.5"
 
 
 def test_what_is_written_is_read(curve: RadiusCurve, tmp_path: Path) -> None:

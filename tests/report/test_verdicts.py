@@ -4,7 +4,10 @@ import numpy as np
 import torch
 
 from adaptive_smoothing.attacks.cascade import stage_title
-from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Audit, Verdict
+from adaptive_smoothing.attacks.presets import preset
+from adaptive_smoothing.evaluation.audit import Audit
+from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
+from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.report.verdicts import (
     audit_sentence,
     calibration_figure,
@@ -12,7 +15,9 @@ from adaptive_smoothing.report.verdicts import (
     gap_table,
     verdict_tables,
     waterfall_figure,
+    waterfall_table,
 )
+from adaptive_smoothing.threat import Linf
 
 INFINITY = float("inf")
 
@@ -62,6 +67,18 @@ def test_the_audit_bounds_the_accuracy_that_was_missed() -> None:
     assert "fooled were 0 of 59 random images, and 2 of the 41 that were closest to being fooled." in words
     assert "at most 5.0 % of the 900 images that were not audited can be fooled. That is 2.23 points" in words
     assert audit_sentence(Audit(3, 0, 0, 3, 0), 100).startswith("No audit: 3 images survived")
+
+
+def test_the_notes_say_whether_fooled_images_are_attacked_as_well() -> None:
+    """The preset margin does that. Older files have another name for it."""
+    plain = verdict([ROBUST, 0], [-1, 1])
+    linf = Linf(8 / 255)
+    margin, fast = ({"attack": describe(preset(name, linf))} for name in ("margin", "fast"))
+    old = {"attack": {"stages": [{"attack": {"to_the_end": True}}]}}
+    for settings, fooled in ((margin, True), (old, True), (fast, False), ({"attack": "mine"}, False), ({}, False)):
+        run = replace(plain, settings=settings)
+        assert ("and on the fooled ones, for the widest margin" in waterfall_table(run).note) == fooled
+        assert ("Most presets stop at the first success" in gap_table(run).note) == (not fooled)
 
 
 def test_a_gap_of_a_few_images_is_not_shown() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from adaptive_smoothing.runs.folder import JOURNAL, RESULT, make_folder, resumable_folder
+from adaptive_smoothing.results import write_json
+from adaptive_smoothing.runs.folder import JOURNAL, RESULT, check_writable, make_folder, resumable_folder
 from adaptive_smoothing.runs.journal import Journal
 
 
@@ -12,6 +13,18 @@ def test_a_finished_run_is_replaced_only_on_request(tmp_path):
     with pytest.raises(FileExistsError, match="which holds one: choose another --out, or replace it with --overwrite"):
         make_folder(folder, overwrite=False)
     assert make_folder(folder, overwrite=True) == folder and not (folder / RESULT).exists()
+
+
+def test_the_folders_of_the_radii_of_an_old_run_are_removed_with_it(tmp_path):
+    """Only those that its result names: other folders may belong to the user."""
+    for name in ("eps-0.01", "eps-0.02", "eps-mine", "other"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    listed = [{"folder": name} for name in ("eps-0.01", "eps-0.02", "../run/other", "other", None)]
+    write_json(tmp_path / "run" / RESULT, {"radii": listed})
+    make_folder(tmp_path / "run", overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["eps-mine", "other"]
+    (tmp_path / "run" / RESULT).write_text("[damaged")
+    assert not list(make_folder(tmp_path / "run", overwrite=True).glob(RESULT))
 
 
 def test_an_unfinished_run_is_continued(tmp_path):
@@ -27,3 +40,11 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"expected a folder that can be written to, got .*file"):
         make_folder(tmp_path / "file", overwrite=False)
+
+
+def test_a_check_makes_no_folder(tmp_path):
+    check_writable(tmp_path / "new" / "one")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"got .*one \(Not a directory\): choose another --out"):
+        check_writable(tmp_path / "file" / "one")

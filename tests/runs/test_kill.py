@@ -10,14 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.report import verdicts
 
 OPTIONS = {"depth": 10, "width": 0.25}
 SHARDS, EACH = 2, 2
+# Both stages attack all images. The second one takes most of a second, so that a signal can come while it runs.
+ATTACKS = """
+from adaptive_smoothing.attacks.apgd import APGD
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
+
+def two_stages(threat, seed=0):
+    first, second = (APGD(threat, steps=steps, widest_margin=True, seed=seed) for steps in (8, 100))
+    return Cascade("two-stages", threat, (Stage("apgd-ce", first), Stage("apgd-again", second)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +47,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels[::3] = (labels[::3] + 1) % 10
     classes = np.array([str(k) for k in range(10)])
     np.savez(folder / "data.npz", images=pixels.permute(0, 2, 3, 1).numpy(), labels=labels.numpy(), classes=classes)
+    (folder / "attacks_to_kill.py").write_text(ATTACKS)
     return folder
 
 
 def command(place: Path, out: str) -> list[str]:
     model, data = str(place / "tiny.safetensors"), str(place / "data.npz")
-    settings = ["--preset", "margin", "--threat", "Linf:0.02", "--device", "cpu"]
+    settings = ["--attack", "attacks_to_kill:two_stages", "--threat", "Linf:0.02", "--device", "cpu"]
     settings += ["--set", "alarms=false", "--set", f"shard_size={EACH}"]
     return ["evaluate", model, "--data", data, *settings, "--out", str(place / out)]
 
@@ -49,7 +61,9 @@ def command(place: Path, out: str) -> list[str]:
 def start(place: Path, out: str) -> subprocess.Popen:
     program = [sys.executable, "-m", "adaptive_smoothing.cli.main", *command(place, out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    return subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=place
+    )
 
 
 def finish(place: Path, out: str) -> str:
@@ -80,8 +94,13 @@ def wait_for(process: subprocess.Popen, folder: Path, writes: int) -> None:
         time.sleep(0.001)
 
 
-def test_a_run_that_is_killed_and_stopped_has_the_result_of_an_undisturbed_one(place: Path) -> None:
+def test_a_run_that_is_killed_and_stopped_has_the_result_of_an_undisturbed_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The binding is written first, then each shard after either stage: both signals come during a second stage."""
+    monkeypatch.chdir(place)  # where the attacks are
+    for figure in ("waterfall_figure", "calibration_figure"):  # take a second each
+        monkeypatch.setattr(verdicts, figure, lambda verdict: Figure())
     killed, whole = place / "killed", place / "whole"
     process = start(place, "killed")
     wait_for(process, killed, writes=2)

@@ -12,7 +12,8 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.checkpoints import delayed_interrupts
-from adaptive_smoothing.training.loop import DivergedError, Stopped, TrainingOptions
+from adaptive_smoothing.training.loop import DivergedError
+from adaptive_smoothing.training.options import Stopped, TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer
 
@@ -163,7 +164,7 @@ def test_an_interrupted_epoch_is_logged_once_and_whole(tmp_path, stop_after):
 def test_an_incomplete_row_of_the_log_is_removed(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 3, "epoch": 1}\n{"step": 6, "ep')
     run = trainer(tmp_path, recipe(epochs=1))
-    run.monitor.rewind(3)
+    run.monitor.begin(3)
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 3, "epoch": 1}\n'
     run.run()
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -35,6 +36,10 @@ OPTIONAL = {
     "onnxruntime": ("export", "ONNX files"),
     "tensorboard": ("train", "curves of a training"),
 }
+# The packages whose models import torchvision, if it is installed. It is compiled for one version of torch, and fails
+# with others. To import the packages themselves would take long.
+TORCHVISION = "torchvision"
+IMPORT_TORCHVISION = (TORCHVISION, "timm", "transformers", "robustbench")
 # Gibibytes of memory below which the default batches may not fit, and of disk below which a run may not.
 LITTLE_MEMORY, LITTLE_DISK = 4.0, 1.0
 STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -152,15 +157,17 @@ def _folder(name: str, folder: Path, advice: str) -> Check:
 
 
 def _optional(package: str, extra: str, purpose: str) -> Check:
-    """Report the version of an optional package; torchvision is imported, because it may not fit torch."""
-    install = f"for {purpose}, run pip install 'adaptive-smoothing[{extra}]'"
+    """Report the version of an optional package, and whether it fails because torchvision does."""
     try:
         version = importlib.metadata.version(package)
-        if package == "torchvision":
-            importlib.import_module(package)
     except importlib.metadata.PackageNotFoundError:
+        install = f"for {purpose}, run pip install 'adaptive-smoothing[{extra}]'"
         return Check(package, "not installed", "note", install)
+    try:
+        if package in IMPORT_TORCHVISION and importlib.util.find_spec(TORCHVISION):
+            importlib.import_module(TORCHVISION)
     except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        return Check(package, f"{version}, cannot be imported ({reason})", "problem", "install it again with torch")
+        reason = str(error).splitlines()[0] if package == TORCHVISION else f"it imports {TORCHVISION}, which fails"
+        advice = "install torch and torchvision together again"
+        return Check(package, f"{version}, cannot be imported ({reason})", "problem", advice)
     return Check(package, version)

@@ -131,7 +131,7 @@ def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
     if verb in ("evaluate", "certify"):
         return "run the same command again to continue"
     if verb in ("train", "mix"):
-        from adaptive_smoothing.training.loop import Stopped
+        from adaptive_smoothing.training.options import Stopped
 
         if isinstance(stop, Stopped):
             return "run the same command with --resume to continue from the last checkpoint"

@@ -9,7 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from adaptive_smoothing.cli.options import as_share
-from adaptive_smoothing.settings import changed
+from adaptive_smoothing.settings import changed, read_toml
+from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.recipe import check_at_least
 
@@ -58,6 +59,49 @@ class Target:
     @property
     def clean_accuracy(self) -> float | None:
         return self.value if self.name == "clean_accuracy" else None
+
+
+@dataclass(frozen=True)
+class MixRequest:
+    """What the options of `mix` ask for, after the checks that need no model and no image.
+
+    Args:
+        reason: why the mode was chosen; empty if it was given.
+        recipe: the file of `--recipe` with the changes of `--set`.
+        changes: the changes of `--set` for a recipe.
+        threat: that of `--threat`.
+    """
+
+    mode: Mode
+    reason: str
+    target: Target
+    options: MixOptions
+    recipe: MixingRecipe | None
+    changes: list[str]
+    threat: Threat | None
+
+
+def read_request(
+    mode: Mode | None,
+    accuracies: tuple[float | None, float | None],
+    alpha: float | None,
+    threat: str | None,
+    recipe: Path | None,
+    changes: list[str],
+    resume: bool,
+    device: str,
+) -> MixRequest:
+    """Return what the options ask for, or raise an error if they do not go together.
+
+    Args:
+        accuracies: the wanted clean accuracy, and the wanted robust accuracy.
+    """
+    options, for_recipe = split_changes(changes)
+    mode, reason = choose_mode(mode, device, alpha, training=bool(recipe or for_recipe or resume))
+    target = read_target(mode, *accuracies, alpha)
+    check_mode(mode, recipe, for_recipe, resume, options, target)
+    named = read_toml(recipe, MixingRecipe, for_recipe) if recipe else None
+    return MixRequest(mode, reason, target, options, named, for_recipe, parse_threat(threat) if threat else None)
 
 
 def read_target(mode: Mode, clean: float | None, robust: float | None, alpha: float | None) -> Target:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from adaptive_smoothing.attacks.cascade import Cascade
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.verdict import Audit, Verdict, attack_title
+from adaptive_smoothing.evaluation.verdict import Verdict, attack_title
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.results import percent_with_interval
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress

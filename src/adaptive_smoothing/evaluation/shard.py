@@ -13,8 +13,9 @@ from adaptive_smoothing.attacks.cascade import CascadeState, Stage, run_stage
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.data.batches import Batch
+from adaptive_smoothing.evaluation.gaps import confidence_gap
 from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN, base_outputs, output_columns
-from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, MISCLASSIFIED, confidence_gap
+from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, MISCLASSIFIED
 from adaptive_smoothing.models.contract import check_labels
 from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.runs.journal import Columns, Journal

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from adaptive_smoothing.evaluation.alarms import Alarm
+from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.radii import RadiusCurve
-from adaptive_smoothing.evaluation.verdict import Audit, Verdict
+from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.results import read_rows, write_rows
 from adaptive_smoothing.runs.folder import ROWS, SCHEMA, read_result
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
+from adaptive_smoothing.evaluation.gaps import confidence_gap
 from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
-from adaptive_smoothing.evaluation.verdict import confidence_gap
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
 from adaptive_smoothing.models.fit import warn_if_unfit

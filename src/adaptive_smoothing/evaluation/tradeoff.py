@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_smoothing.evaluation.verdict import GapStatistics, gap_statistics
+from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
 from adaptive_smoothing.results import intervals, read_rows, write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS, read_result, with_schema
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from adaptive_smoothing.evaluation.alarms import Alarm
+from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.calibration import Calibration
+from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
 from adaptive_smoothing.evaluation.outputs import ATTACKED, BASES, CLEAN
 from adaptive_smoothing.results import interval, percent_with_interval
 from adaptive_smoothing.threat import Threat
@@ -19,8 +21,6 @@ from adaptive_smoothing.threat import Threat
 MISCLASSIFIED, ROBUST = -2, -1
 # The column of a shard with attacked images.
 ADVERSARIAL = "adversarial"
-# Accuracy, and the mean and median gap of correct and of incorrect predictions; None if there are no such predictions.
-GapStatistics = dict[str, float | None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,64 +215,6 @@ class Verdict(Evaluation):
         if self.alarms is None:
             return f"{super().__repr__()}, alarms off"
         return f"{super().__repr__()}, {len(self.alarms) or 'no'} alarm{'s' * (len(self.alarms) != 1)}"
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Result of the full attacks on a sample of the images that survived a shorter cascade.
-
-    Args:
-        random: survivors that were audited because they were drawn at random.
-        closest: survivors that were audited because they were the closest to being fooled.
-    """
-
-    survivors: int
-    random: int
-    random_fooled: int
-    closest: int
-    closest_fooled: int
-
-    @property
-    def audited(self) -> int:
-        return self.random + self.closest
-
-    @property
-    def unseen(self) -> int:
-        """Survivors that were not audited."""
-        return self.survivors - self.audited
-
-    @property
-    def missed_share(self) -> float:
-        """Upper bound on the share of the unseen that the full attacks would fool: Clopper-Pearson, at 95 %."""
-        if not self.random or not self.unseen:
-            return float(self.unseen > 0)
-        return interval(self.random_fooled, self.random, confidence=0.90)[1]
-
-    @classmethod
-    def from_summary(cls, summary: Mapping[str, Any]) -> Audit:
-        """Return the audit whose summary is in a `result.json`."""
-        return cls(**{each.name: summary[each.name.replace("fooled", "fell")] for each in fields(cls)})
-
-    def summary(self) -> dict[str, int | float]:
-        """Return the figures for `result.json`, where "fell" means "fooled"."""
-        counts = {name.replace("fooled", "fell"): count for name, count in asdict(self).items()}
-        return {**counts, "unseen": self.unseen, "missed_share_at_most": self.missed_share}
-
-
-def confidence_gap(probabilities: Tensor) -> Tensor:
-    """Return the largest minus the second-largest probability of each row."""
-    first, second = probabilities.topk(2).values.unbind(1)
-    return first - second
-
-
-def gap_statistics(correct: np.ndarray, gap: np.ndarray) -> GapStatistics:
-    """Return the accuracy and the mean and median gap; means are taken in the precision of `gap`."""
-    found: GapStatistics = {"accuracy": float(correct.mean())}
-    for name, which in (("right", correct), ("wrong", ~correct)):
-        values = gap[which]
-        found[f"{name}_mean"] = float(np.mean(values)) if len(values) else None
-        found[f"{name}_median"] = float(np.median(values)) if len(values) else None
-    return found
 
 
 def attack_title(attack: object) -> str:

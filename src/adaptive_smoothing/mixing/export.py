@@ -10,11 +10,8 @@ A graph is compared with the model before it is written. A .pt2 file is an outpu
 from __future__ import annotations
 
 import copy
-import io
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from adaptive_smoothing.mixing.export_formats import WRITERS, Numbers, Run, require
 from adaptive_smoothing.models.contract import SLACK, check_eval
 from adaptive_smoothing.models.digest import model_digest
 from adaptive_smoothing.models.features import dry_run
@@ -35,8 +33,6 @@ from adaptive_smoothing.version import code_version
 
 # Suffixes of the files, by format.
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
-# Of the facts in a .pt2 file, which is a zip archive.
-FACTS = "adaptive_smoothing.json"
 # The largest difference between graph and model, relative to a logit larger than 1.
 TOLERANCE = 1e-4
 BATCHES = (1, 3, 8)
@@ -44,8 +40,6 @@ BATCHES = (1, 3, 8)
 ALPHAS, SHIFTS = (0.0, 0.5, 1.0), (-2.0, 2.0)
 
 Shape = tuple[int, int, int]
-Numbers = dict[str, Tensor]
-Run = Callable[[Tensor, Numbers], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ def export(
     check_eval(model)
     _check_can_export(model)
     for package in ("onnxscript", "onnxruntime") if format == "onnx" else ():
-        _require(package)
+        require(package)
     # ONNX has no device; a program of torch.export runs on the device it was traced on.
     model = copy.deepcopy(model).cpu() if format == "onnx" and _device(model).type != "cpu" else model
     shape, numbers = shape or _input_shape(model), _numbers(model)
@@ -143,14 +137,6 @@ def _check_can_export(model: nn.Module) -> None:
         raise ValueError(f"{expected}, got a SmoothedClassifier, which runs its base once per draw of noise: {hint}")
 
 
-def _require(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        hint = "run pip install 'adaptive-smoothing[export]'"
-        raise ImportError(f"expected {package} to write and check an ONNX file, got {error}: {hint}") from error
-
-
 def _input_shape(model: nn.Module) -> Shape:
     """Return the shape of images without resizing, or (3, 32, 32) for a model that never resizes."""
     bases = [getattr(model, role) for role in ("standard", "robust") if hasattr(model, role)] or [model]
@@ -197,46 +183,6 @@ def _trace(graph: Graph, images: Tensor, numbers: Numbers) -> torch.export.Expor
         raise ValueError(
             f"expected a model that torch.export can trace, got {type(error).__name__}: {why}; {hint}"
         ) from error
-
-
-def _as_pt2(program: torch.export.ExportedProgram, numbers: Numbers, facts: dict[str, Any]) -> tuple[bytes, Run]:
-    """Return the content of a .pt2 file, and its function."""
-    file, module = io.BytesIO(), program.module()
-    torch.export.save(program, file, extra_files={FACTS: json.dumps(facts, indent=2)})
-    return file.getvalue(), lambda images, numbers: module(images, **numbers)
-
-
-def _as_onnx(program: torch.export.ExportedProgram, numbers: Numbers, facts: dict[str, Any]) -> tuple[bytes, Run]:
-    """Return the content of an ONNX file, and its function in onnxruntime. Its numbers are inputs with a default."""
-    ir, runtime = _require("onnx_ir"), _require("onnxruntime")
-    outputs = ["logits", *["alphas"] * (len(program.graph_signature.user_outputs) > 1)]
-    written = torch.onnx.export(
-        program, (), dynamo=True, input_names=["images", *numbers], output_names=outputs, verbose=False
-    )
-    assert written is not None  # it is for a trace without dynamo only
-    graph = written.model.graph
-    for value in graph.inputs:
-        if value.name in numbers:
-            value.const_value = ir.tensor(numbers[value.name].numpy(), name=value.name)
-            graph.initializers[value.name] = value
-    for value in (*graph.inputs, *graph.outputs):
-        assert value.shape is not None
-        value.shape = ir.Shape(["batch" if isinstance(size, ir.SymbolicDim) else size for size in value.shape])
-    for key, fact in facts.items():
-        written.model.metadata_props[key] = fact if isinstance(fact, str) else json.dumps(fact)
-    content = written.model_proto.SerializeToString()
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3  # it warns of every input with a default
-    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-    def run(images: Tensor, numbers: Numbers) -> dict[str, Tensor]:
-        feeds = {name: value.numpy() for name, value in {"images": images, **numbers}.items()}
-        return {name: torch.from_numpy(value) for name, value in zip(outputs, session.run(outputs, feeds), strict=True)}
-
-    return content, run
-
-
-WRITERS: dict[str, Callable[..., tuple[bytes, Run]]] = {"onnx": _as_onnx, "pt2": _as_pt2}
 
 
 def _compare(graph: Graph, run: Run, model: nn.Module, shape: Shape, numbers: Numbers) -> float:

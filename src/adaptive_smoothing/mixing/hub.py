@@ -22,14 +22,28 @@ FETCHED = ("*.json", "*.safetensors")
 LIBRARIES = ("timm", "torchvision", "hf")
 TAGS = ["adversarial-robustness", "mixture-of-classifiers", "pytorch"]
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Marks the name of a repository that could also be a path.
+SCHEME = "hf://"
+# The folder that commands write to. It may not exist yet where a user types its name.
+RUNS = "runs"
 # The figures of a card that are accuracies, with their names on the hub.
 ACCURACIES = {"clean": "Clean accuracy", "adaptive": "Accuracy under the attacks of the preset adaptive"}
 
 
-def is_repository(name: Path | str) -> bool:
-    """Return whether a name can be that of a repository, `org/name`, and not that of a file or a folder here."""
-    is_file = Path(name).suffix in zoo.WEIGHT_FILES or Path(name).exists()
-    return isinstance(name, str) and REPOSITORY.fullmatch(name) is not None and not is_file
+def find_repository(name: Path | str) -> str | None:
+    """Return the repository `org/name` that a name stands for, or None for a path and for a name without a slash.
+
+    `hf://org/name` is always a repository. `org/name` is a path if there is a folder `org` here, if `org` is the folder
+    that commands write to, or if it ends like a file of weights.
+    """
+    if not isinstance(name, str):
+        return None
+    marked, repository = name.startswith(SCHEME), name.removeprefix(SCHEME)
+    if not REPOSITORY.fullmatch(repository):
+        return None
+    path = Path(repository)
+    is_path = path.parent.exists() or path.parent == Path(RUNS) or path.suffix in zoo.WEIGHT_FILES
+    return repository if marked or not is_path else None
 
 
 def push(

@@ -18,6 +18,7 @@ from adaptive_smoothing.mixing.stored_base import base_facts
 from adaptive_smoothing.models import third_party, zoo, zoo_index
 from adaptive_smoothing.models.fit import class_names
 from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.third_party import parse_preprocessing
 from adaptive_smoothing.models.wrap import Classifier, num_classes, wrap
 from adaptive_smoothing.models.zoo import model_facts, short_name
@@ -56,6 +57,10 @@ class OwnModels:
             hint = "leave it out, because the preprocessing is inside"
             raise ValueError(f"expected {given} with a model of yours or of another library, got {found}: {hint}")
 
+    def repository(self, name: str) -> str | None:
+        """Return the repository of the hub that a name stands for; with a loader, only `hf://org/name` is one."""
+        return hub.find_repository(name) if self.loader is None or name.startswith(hub.SCHEME) else None
+
     def _needs_loader(self, name: str) -> bool:
         """Return whether a loader is given and nothing else has a model of this name."""
         stored_file = Path(name).suffix in zoo.WEIGHT_FILES and Path(name).with_suffix(".json").is_file()
@@ -65,7 +70,7 @@ class OwnModels:
     def _load(self, name: str, device: str) -> nn.Module:
         if self.loader is not None and self._needs_loader(name):
             model = self._from_loader(self.loader, name)
-            return zoo.placed(model, device, {"name": name, "loader": self.loader}, Identity.of(model))
+            return placed(model, device, {"name": name, "loader": self.loader}, Identity.of(model))
         if third_party.split(name):
             for key in self.preprocessing:
                 if re.search(rf"[?&]{key}=", name):
@@ -99,7 +104,7 @@ class OwnModels:
 
 def facts_of(model: nn.Module) -> dict[str, Any]:
     """Return facts about a loaded model for a result file: see `model_facts`; of models from elsewhere a digest."""
-    found, identity = zoo.origin(model) or {"name": type(model).__name__}, zoo.loaded_identity(model)
+    found, identity = origin(model) or {"name": type(model).__name__}, loaded_identity(model)
     facts: dict[str, Any] = {**found} if "loader" in found else model_facts(found["name"])
     return facts | ({"weights": identity.weights} if identity else {})
 
@@ -129,9 +134,10 @@ class LoadedModel:
             expected = "G, H and --alpha for a mixture, or one MODEL alone"
             raise ValueError(f"expected {expected}, got {given}: add or remove one")
         own = own or OwnModels()
-        if robust is None and (hub.is_repository(model) or pretrained.exists(model)):
+        repository = own.repository(model)
+        if robust is None and (repository or pretrained.exists(model)):
             own.check_used([])
-            folder = hub.fetch(model) if hub.is_repository(model) else pretrained.find(model)
+            folder = hub.fetch(repository) if repository else pretrained.find(model)
             mixed = MixedClassifier.from_pretrained(folder, device=device, allow=own.allow)
             description = pretrained.read(folder)
             facts: dict[str, Any] = {role: base_facts(description[role]) for role in pretrained.ROLES}

@@ -40,8 +40,8 @@ from adaptive_smoothing.mixing.stored_base import BaseLoader, Given, describe_ba
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.contract import freeze
+from adaptive_smoothing.models.origin import check_device
 from adaptive_smoothing.models.weight_files import read_weights, write_weights
-from adaptive_smoothing.models.zoo import check_device
 from adaptive_smoothing.results import read_json, write_json, write_text
 from adaptive_smoothing.settings import check_choice
 

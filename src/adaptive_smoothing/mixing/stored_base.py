@@ -19,6 +19,7 @@ from adaptive_smoothing.models import construction, zoo
 from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.digest import all_tensors, weights_digest
 from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.weight_files import read_weights, write_tensors
 
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
@@ -34,7 +35,7 @@ def describe_base(role: str, model: nn.Module, hold_in: Path | None, builder: Bu
     identity = Identity.of(model)
     if hold_in is not None:
         return {**_hold(role, model, hold_in, builder, identity), "identity": identity.to_json()}
-    found = zoo.origin(model)
+    found = origin(model)
     if found is None:
         return {"type": type(model).__name__, "identity": identity.to_json()}
     if not zoo.is_as_stored(model, identity):
@@ -56,7 +57,7 @@ def base_facts(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, identity: Identity) -> dict[str, Any]:
     """Write the weights of a model, after a check that it can be built again with them."""
-    build, tensors, found = construction.describe(model, builder), all_tensors(model), zoo.origin(model)
+    build, tensors, found = construction.describe(model, builder), all_tensors(model), origin(model)
     function = builder if callable(builder) else None
     # The user named these functions in this process.
     allow = [name for name in (builder, found and found.get("loader")) if isinstance(name, str)]
@@ -120,7 +121,7 @@ class BaseLoader:
             construction.set_tensors(model, read_weights(path, description["sha256"]))
         hint = "the function or the library that builds it has changed"
         _check_identity(role, Identity.of(model), description, hint)
-        return zoo.placed(model, self.device, {"name": str(path), "build": description["build"]})
+        return placed(model, self.device, {"name": str(path), "build": description["build"]})
 
     def _named(self, role: str, description: Mapping[str, Any]) -> nn.Module:
         """Return a model that is found by its name."""
@@ -128,7 +129,7 @@ class BaseLoader:
         model, name = zoo.load(description["name"], device=self.device), description["name"]
         if "identity" in description:
             hint = f"{name} now has other weights or settings; find those that the mixture was saved with"
-            _check_identity(role, zoo.loaded_identity(model) or Identity.of(model), description, hint)
+            _check_identity(role, loaded_identity(model) or Identity.of(model), description, hint)
         elif "sha256" not in description:
             found = f"this mixture was stored by an older version, without digests of {name}"
             warnings.warn(f"{found}: its weights and preprocessing are not compared; save it again", stacklevel=6)
@@ -149,7 +150,7 @@ def _check_given(role: str, given: nn.Module, description: Mapping[str, Any]) ->
         # The oldest files have a digest without the buffers that a state_dict leaves out.
         same = description["weights"] in (weights_digest(given), weights_digest(given, persistent_only=True))
     else:
-        expected, found = description.get("sha256"), zoo.origin(given)
+        expected, found = description.get("sha256"), origin(given)
         from_file = found is not None and found.get("sha256") == expected
         same = expected is None or (from_file and zoo.is_as_stored(given, identity))
     if not same:

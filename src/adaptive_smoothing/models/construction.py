@@ -12,7 +12,9 @@ A description is one of these:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,9 +23,9 @@ from adaptive_smoothing.models import third_party
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.digest import all_tensors
+from adaptive_smoothing.models.origin import Origin, origin
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.models.wrap import Classifier, Resize, first_layers
-from adaptive_smoothing.models.zoo import Origin, origin
 from adaptive_smoothing.settings import import_function
 
 # A function that returns a network, `module:function`, or the name of a network of another library.
@@ -135,11 +137,25 @@ def _allowed(name: str, allow: Collection[str]) -> Callable[..., Any]:
     return import_function(name, "the function that builds the network")
 
 
+def _check_arguments(function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> None:
+    """Raise an error if a function cannot be called with these arguments."""
+    with suppress(ValueError):  # a compiled function may have no signature
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            call = f"{name}({', '.join(map(repr, arguments))})"
+            hint = "pass a function that accepts these arguments, for example a lambda or functools.partial"
+            found = f"one with {signature} ({error})"
+            raise TypeError(f"expected a function to call as {call}, got {found}: {hint}") from error
+
+
 def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Module:
     """Return the network that a function of the user builds, without what `ads.wrap` added."""
-    model = function(*description["arguments"])
+    name, arguments = description["function"], description["arguments"]
+    _check_arguments(function, name, arguments)
+    model = function(*arguments)
     if not isinstance(model, nn.Module):
-        name = description["function"]
         raise TypeError(f"expected a network from {name}, got {type(model).__name__}: return a torch.nn.Module")
     while isinstance(model, Classifier):
         model = model.model

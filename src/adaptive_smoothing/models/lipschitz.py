@@ -61,7 +61,8 @@ class ResidualConv(LipschitzLayer):
         self.weight = nn.Parameter(torch.empty(channels, channels, kernel, kernel))
         self.bias = nn.Parameter(torch.zeros(channels))
         self.log_q = nn.Parameter(torch.zeros(channels))
-        nn.init.xavier_normal_(self.weight)
+        if not self.weight.is_meta:
+            nn.init.xavier_normal_(self.weight)
 
     def forward(self, features: Tensor) -> Tensor:
         padding = self.weight.shape[-1] // 2
@@ -97,7 +98,8 @@ class Contraction(LipschitzLayer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
-        nn.init.orthogonal_(self.weight)
+        if not self.weight.is_meta:
+            nn.init.orthogonal_(self.weight)
 
     def forward(self, features: Tensor) -> Tensor:
         weight = self.contracted()

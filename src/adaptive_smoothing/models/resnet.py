@@ -144,9 +144,12 @@ def without_autocast(layer: nn.Module, features: Tensor) -> Tensor:
 
 
 def initialize(model: nn.Module) -> None:
-    """Draw the weights of convolutions (Kaiming) and set the biases of linear layers to zero."""
+    """Draw the weights of convolutions (Kaiming) and set the biases of linear layers to zero.
+
+    Weights on the device `meta` have no values. To draw them would import the compiler of torch, which takes seconds.
+    """
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -32,8 +32,8 @@ class Library:
     """How to get models of a library.
 
     Args:
-        network: returns a network and its preprocessing from its name and options. With `pretrained` false, nothing is
-            downloaded and the weights are random.
+        network: returns a network and its preprocessing from its name and options. With `pretrained` false, the weights
+            are random and none are downloaded; transformers still needs the configuration of the network.
         options: the options of a name, with their defaults.
     """
 
@@ -60,17 +60,15 @@ def load(library: str, text: str) -> Classifier:
 
 
 def untrained(library: str, text: str, config: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return the network of a name with random weights and without preprocessing. Nothing is downloaded.
+    """Return the network of a name with random weights and without preprocessing. No weights are downloaded.
 
     Args:
-        config: the configuration of a network of transformers.
+        config: the configuration of a network of transformers; with it, nothing is downloaded.
     """
     if config is not None:
-        transformers = _import("transformers", "hf")
         # A configuration may name code of a repository, which is not run because a file names it.
         plain = {key: value for key, value in config.items() if key != "auto_map"}
-        found = transformers.AutoConfig.for_model(**plain)
-        return transformers.AutoModelForImageClassification.from_config(found, trust_remote_code=False)
+        return _hf_network(_import("transformers", "hf").AutoConfig.for_model(**plain))
     name, options = SOURCES[library].parse(text)
     return SOURCES[library].network(name, options, False)[0]
 
@@ -130,11 +128,20 @@ def _hf(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Mod
     # Only safetensors: a pickled checkpoint from a hub can run code. By default transformers asks whether to run code
     # of the repository; the answer is no.
     given = {"revision": revision, "trust_remote_code": False}
-    model = transformers.AutoModelForImageClassification.from_pretrained(name, use_safetensors=True, **given)
+    if pretrained:
+        model = transformers.AutoModelForImageClassification.from_pretrained(name, use_safetensors=True, **given)
+    else:
+        model = _hf_network(transformers.AutoConfig.from_pretrained(name, **given))
     processor = transformers.AutoImageProcessor.from_pretrained(name, **given)
     normalises = getattr(processor, "do_normalize", True)
     mean, std = (processor.image_mean, processor.image_std) if normalises else (0.0, 1.0)
     return model, {"mean": mean, "std": std, "size": _hf_size(processor)}
+
+
+def _hf_network(config: Any) -> nn.Module:
+    """Return the network of a configuration of transformers, with random weights."""
+    transformers = _import("transformers", "hf")
+    return transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
 
 
 def _hf_size(processor: Any) -> tuple[int, int]:
@@ -180,7 +187,8 @@ SOURCES: dict[str, Library] = {
 def split(name: str) -> tuple[str, str] | None:
     """Return the library and the rest of `LIBRARY:NAME?options`, or None for a name of another form."""
     library, colon, text = name.partition(":")
-    return (library, text) if colon and library in SOURCES else None
+    is_address = text.startswith("//")  # hf://org/name is a mixture of the hub
+    return (library, text) if colon and library in SOURCES and not is_address else None
 
 
 def _is_pretrained(options: Mapping[str, str]) -> bool:

@@ -11,7 +11,7 @@ import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from adaptive_smoothing.models import download, third_party, zoo_index
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
-from adaptive_smoothing.models.digest import LOADED_IDENTITY
 from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.origin import Origin, check_device, loaded_identity, origin, placed
 from adaptive_smoothing.models.third_party import SOURCES
 from adaptive_smoothing.models.weight_files import compact_weights, file_sha256, load_state, read_weights, write_weights
 from adaptive_smoothing.models.wrap import num_classes
@@ -33,21 +33,6 @@ from adaptive_smoothing.settings import suggestion
 BUILTIN = Path(__file__).parent / "weights"
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
 WEIGHT_FILES = (".safetensors", ".pt", ".pth")
-
-
-class Origin(TypedDict):
-    """Where a model was found: its name and, for a stored model, its architecture, options and sha256.
-
-    `loader` is the `module:function` of the user that returned the model for this name. `build` is the description of a
-    model that was stored with a mixture; see `construction`.
-    """
-
-    name: str
-    arch: NotRequired[str]
-    options: NotRequired[dict[str, Any]]
-    sha256: NotRequired[str]
-    loader: NotRequired[str]
-    build: NotRequired[dict[str, Any]]
 
 
 def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
@@ -72,40 +57,6 @@ def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
     if card.sha256:
         found["sha256"] = card.sha256
     return placed(model, device, found)
-
-
-def placed(model: nn.Module, device: torch.device | str, found: Origin, identity: Identity | None = None) -> nn.Module:
-    """Return a loaded model on a device.
-
-    Args:
-        found: where it was found.
-        identity: its identity if it is from elsewhere and its name determines its weights; see `is_as_stored`.
-    """
-    model.to(device)._origin = found  # type: ignore[assignment]
-    setattr(model, LOADED_IDENTITY, identity)
-    if torch.device(device).type == "cuda":
-        # Twice as fast on GPUs, and slower on CPUs.
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
-
-
-def check_device(device: torch.device | str) -> None:
-    """Raise an error if this machine does not have the device."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all of them
-        reason = (str(error).splitlines() or ["it cannot be used"])[0]
-        raise ValueError(f"expected a device of this machine, got {str(device)!r}: {reason}; try 'cpu'") from error
-
-
-def origin(model: nn.Module) -> Origin | None:
-    """Return where a model was found, or None for a model that was made in another way."""
-    return getattr(model, "_origin", None)
-
-
-def loaded_identity(model: nn.Module) -> Identity | None:
-    """Return the identity that a model from elsewhere had when it was loaded, if its name determines its weights."""
-    return getattr(model, LOADED_IDENTITY, None)
 
 
 def is_as_stored(model: nn.Module, identity: Identity) -> bool:
@@ -180,10 +131,21 @@ def unknown_name(expected: str, name: str) -> str:
     if name in models:
         return f"expected {expected}, got {name!r}, a model: ads.load_model({name!r})"
     library, colon, _ = name.partition(":")
+    if not colon and (Path(name).exists() or Path(name).name != name):
+        return f"expected {expected}, got {name!r}, {_path_problem(Path(name))}"
     hint = suggestion(library, SOURCES if colon else sorted(models | mixture_names()), count=1 if colon else 3)
     place = f"the zoo is {zoo}" if zoo else f"there is no zoo/ here or above, nor in ${ZOO_VARIABLE}"
     source = f"what is not here is fetched from ${download.URL_VARIABLE}, {download.zoo_url() or 'which is not set'}"
     return f"expected {expected}, got {name!r}: {hint} ({place}; {source})"
+
+
+def _path_problem(path: Path) -> str:
+    """Return why a path is not that of a model or a mixture, and what to do."""
+    if path.is_dir():
+        return f"a folder without {MIXTURE}: name a folder that `mix` or save_pretrained has written"
+    if path.exists():
+        return f"a file that does not end in {', '.join(WEIGHT_FILES)}: name a file of weights"
+    return "a path with nothing there: correct it; a mixture of the hub is hf://ORG/NAME"
 
 
 def _cards(folder: Path | None) -> dict[str, Card]:

@@ -17,6 +17,7 @@ from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.verdicts import write_verdict
 from adaptive_smoothing.results import percent
 from adaptive_smoothing.runs.folder import FACTS, RESULT
+from adaptive_smoothing.threat import radius_text
 
 RADII = "radii.png"
 
@@ -39,7 +40,7 @@ def radii_table(curve: RadiusCurve) -> Table:
     for radius, verdict in zip(curve.radii, curve.verdicts, strict=True):
         robust = int(verdict.robust_correct.sum())
         row = (
-            radius_title(norm, radius),
+            f"{norm} {radius_text(norm, radius)}",
             percent(verdict.robust, 2),
             _interval(verdict.interval),
             f"{left - robust:,}",
@@ -58,13 +59,6 @@ def norm_of(curve: RadiusCurve) -> str:
     """Return the name of the norm of a curve."""
     norm, _, _ = curve.verdicts[0].settings["attack"]["threat"].partition(":")
     return norm
-
-
-def radius_title(norm: str, radius: float) -> str:
-    """Return a radius as people write it: `Linf 8/255` for a whole number of levels, `L2 0.5` otherwise."""
-    levels = 255 * radius
-    written = f"{levels:.0f}/255" if norm == "Linf" and abs(levels - round(levels)) < 1e-6 else f"{radius:.4g}"
-    return f"{norm} {written}"
 
 
 def radii_figure(curve: RadiusCurve) -> Figure:

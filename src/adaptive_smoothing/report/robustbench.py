@@ -8,7 +8,7 @@ from typing import Any
 
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.folder import read_result
-from adaptive_smoothing.threat import parse_threat
+from adaptive_smoothing.threat import parse_threat, radius_text
 
 # The preset whose result RobustBench calls autoattack_acc.
 AUTOATTACK = "standard"
@@ -51,14 +51,14 @@ def model_info(result: dict[str, Any], publication: Publication) -> dict[str, An
     """
     attack, images = result["settings"]["attack"], result["images"]
     robust, models = _percent(result["robust"]["accuracy"]), _models(result["models"])
-    is_autoattack = attack["name"] == AUTOATTACK
+    threat, is_autoattack = parse_threat(attack["threat"]), attack["name"] == AUTOATTACK
     paper = asdict(publication)
     paper["architecture"] = paper["architecture"] or " + ".join(models)
     paper["reported"] = paper["reported"] or robust
     measured = {
         "number_forward_passes": len(models),
         "dataset": _dataset(result["settings"]["data"]),
-        "eps": _radius(attack["threat"]),
+        "eps": radius_text(threat.norm, float(threat.eps)),
         "clean_acc": _percent(result["clean"]["accuracy"]),
         "autoattack_acc" if is_autoattack else "external": robust,
     }
@@ -88,13 +88,6 @@ def _models(models: dict[str, Any]) -> list[str]:
 def _dataset(name: str) -> str:
     name = name.partition("/")[0]
     return DATASETS.get(name, name)
-
-
-def _radius(threat: str) -> str:
-    """Return a radius as RobustBench writes it: 8/255, or a number."""
-    eps = float(parse_threat(threat).eps)
-    steps = eps * 255
-    return f"{round(steps)}/255" if abs(steps - round(steps)) < 1e-6 else f"{eps:g}"
 
 
 def _percent(share: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import rich.box
 import rich.table
 
-from adaptive_smoothing.evaluation.verdict import GapStatistics
+from adaptive_smoothing.evaluation.gaps import GapStatistics
 from adaptive_smoothing.results import percent
 
 GAP_COLUMNS = ("", "accuracy", "correct: mean", "median", "incorrect: mean", "median")

@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from adaptive_smoothing.attacks.cascade import stage_title
+from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.calibration import BINS, Calibration
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.outputs import CLEAN
 from adaptive_smoothing.evaluation.stored import ADVERSARIAL_FILE, save_adversarial
-from adaptive_smoothing.evaluation.verdict import Audit, Verdict
+from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import Panel, legend_below, percent_axes, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT
@@ -75,17 +76,30 @@ def verdict_tables(verdict: Verdict, costs: dict[str, Cost]) -> list[Table]:
 def waterfall_table(verdict: Verdict) -> Table:
     """Return how many images each attack fooled, and the accuracy after it."""
     rows = [(stage_title(key), f"{fooled:,}", percent(left, 2)) for key, fooled, left in verdict.waterfall]
-    note = "Each attack is run on the images that are still classified correctly. clean: incorrect without an attack."
+    fooled = ", and on the fooled ones, for the widest margin" if _attacks_fooled_images(verdict) else ""
+    note = f"Each attack is run on the images that are still classified correctly{fooled}. "
+    note += "clean: incorrect without an attack."
     return Table("Accuracy after each attack", ("", "images fooled", "accuracy left"), tuple(rows), note)
+
+
+def _attacks_fooled_images(verdict: Verdict) -> bool:
+    """Return whether attacks are also run on fooled images, for the widest margin, as in the preset `margin`."""
+    attack = verdict.settings.get("attack")
+    stages = attack.get("stages", ()) if isinstance(attack, dict) else ()
+    attacks = [stage["attack"] for stage in stages if isinstance(stage["attack"], dict)]
+    return any(each.get("widest_margin") or each.get("to_the_end") for each in attacks)  # to_the_end: of older files
 
 
 def gap_table(verdict: Verdict) -> Table:
     """Return the paper's tab:confidence for one model."""
     note = (
-        "Gap: probability of the first class minus that of the second; under attack, on the worst version of an image. "
-        "Most presets stop at the first success, so their gaps of incorrect predictions are not the largest possible; "
-        "the preset margin and PGD do not stop."
+        "Gap: probability of the first class minus that of the second; under attack, on the worst version of an image."
     )
+    if not _attacks_fooled_images(verdict):
+        note += (
+            " Most presets stop at the first success, so their gaps of incorrect predictions are not the largest "
+            "possible; the preset margin and PGD do not stop."
+        )
     return gap_statistics_table(verdict.gaps(), len(verdict.labels), note, digits=2)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,16 +66,26 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
         hint = "choose another --out, or replace it with --overwrite"
         raise FileExistsError(f"expected a folder without a run, got {folder}, which holds one: {hint}")
     check_writable(folder)
-    # Nobody should take the old result for that of the new run while it is unfinished.
-    (folder / RESULT).unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_result(folder)
     return folder
 
 
+def _remove_result(folder: Path) -> None:
+    """Remove an old result: nobody should take it for that of the new run while this is unfinished."""
+    path = folder / RESULT
+    with suppress(FileNotFoundError, ValueError):
+        for row in read_json(path).get("radii", ()):
+            if re.fullmatch(r"eps-[\w.+-]+", name := str(row.get("folder"))):
+                shutil.rmtree(folder / name, ignore_errors=True)
+    path.unlink(missing_ok=True)
+
+
 def check_writable(folder: Path) -> None:
-    """Make a folder if it is missing, and raise an error if it cannot be written to."""
+    """Raise an error if a folder cannot be written to, or is missing and cannot be made. It is not made here."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         hint = "choose another --out"
         raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error

@@ -11,8 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -21,56 +20,12 @@ from torch import Tensor, nn
 from adaptive_smoothing.data.batches import augment, cutout, shuffled, steps_per_epoch
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.runs.folder import check_writable
 from adaptive_smoothing.runs.progress import CountCallback
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.monitor import TrainingMonitor
+from adaptive_smoothing.training.options import Stopped, TrainingOptions
 from adaptive_smoothing.training.recipe import CommonRecipe
 from adaptive_smoothing.training.weights import MovingAverage, WeightPerturbation, restored
-
-CHECKPOINT = "checkpoint.safetensors"
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Where and how a training runs. The settings that determine the weights are in the recipe.
-
-    Args:
-        folder: receives the checkpoint and the log.
-        compiled: compile the networks; by default on CUDA only.
-        resume: continue from the checkpoint in the folder. Without it, a checkpoint there is an error.
-        quiet: show no progress bar.
-        tensorboard: write events for TensorBoard, if it is installed.
-    """
-
-    folder: Path
-    device: str = "cpu"
-    compiled: bool | None = None
-    resume: bool = False
-    quiet: bool = False
-    tensorboard: bool = True
-
-    @property
-    def checkpoint(self) -> Path:
-        """Return the path of the checkpoint."""
-        return self.folder / CHECKPOINT
-
-    def check_folder(self) -> None:
-        """Raise an error if the training would overwrite another one, or cannot write."""
-        if self.checkpoint.exists() and not self.resume:
-            hint = "continue with resume=True (--resume), choose another folder (--out), or delete it"
-            raise FileExistsError(f"expected a folder without a run, got {self.folder}: {hint}")
-        check_writable(self.folder)
-
-    @contextmanager
-    def stops_with_checkpoint(self) -> Iterator[None]:
-        """Turn Ctrl-C into `Stopped` if there is a checkpoint to continue from."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            if self.checkpoint.exists():
-                raise Stopped from None
-            raise
 
 
 class TrainingBatch(NamedTuple):
@@ -85,10 +40,6 @@ class TrainingBatch(NamedTuple):
 
 class DivergedError(RuntimeError):
     """The loss or a weight is no longer a finite number."""
-
-
-class Stopped(KeyboardInterrupt):
-    """Training was interrupted, and there is a checkpoint to continue from."""
 
 
 class Loop(ABC):
@@ -153,7 +104,7 @@ class Loop(ABC):
 
     def run(self) -> nn.Module:
         """Train to the end, or until an interrupt; return the averaged model in evaluation mode."""
-        self.monitor.rewind(self.step)
+        self.monitor.begin(self.step)
         with (
             self.monitor.show(self.total_steps, self.step) as advance,
             checkpoints.delayed_interrupts() as signals,

@@ -22,14 +22,9 @@ class TrainingMonitor:
 
     def __init__(self, folder: Path, *, title: str = "training", quiet: bool = False, tensorboard: bool = True) -> None:
         self.log_file, self.title, self.quiet = folder / "log.jsonl", title, quiet
-        folder.mkdir(parents=True, exist_ok=True)
         self.note = ""  # of the last epoch
+        self.tensorboard = tensorboard
         self.board: SummaryWriter | None = None
-        with suppress(ImportError):
-            if tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.board = SummaryWriter(str(folder / "tensorboard"))
 
     @contextmanager
     def show(self, total: int, done: int) -> Iterator[CountCallback]:
@@ -61,8 +56,11 @@ class TrainingMonitor:
             advance(done)
             yield advance
 
-    def rewind(self, step: int) -> None:
-        """Remove the rows after `step` from the log, which a resumed run logs again, and a row cut off by a crash."""
+    def begin(self, step: int) -> None:
+        """Make the folder and open the log and TensorBoard.
+
+        The rows after `step`, which a resumed run logs again, are removed from the log, and a row cut off by a crash.
+        """
         kept = ""
         with suppress(FileNotFoundError, json.JSONDecodeError):
             for row in self.log_file.read_text().splitlines():
@@ -70,6 +68,11 @@ class TrainingMonitor:
                     kept += f"{row}\n"
         with atomic(self.log_file) as partial:
             partial.write_text(kept)
+        with suppress(ImportError):
+            if self.tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(str(self.log_file.with_name("tensorboard")))
 
     def log(self, row: dict[str, Any]) -> None:
         """Log one finished epoch."""

@@ -24,7 +24,8 @@ from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.progress import CountCallback
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.base_methods import Network, make_base_method
-from adaptive_smoothing.training.loop import Loop, TrainingBatch, TrainingOptions
+from adaptive_smoothing.training.loop import Loop, TrainingBatch
+from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.weights import measure_statistics
 from adaptive_smoothing.version import code_version

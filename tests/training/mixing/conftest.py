@@ -8,10 +8,11 @@ from torch import nn
 
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.settings import from_table
-from adaptive_smoothing.training.loop import TrainingBatch, TrainingOptions
+from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import untrained_mixture
 from adaptive_smoothing.training.mixing.trainer import MixingTrainer
+from adaptive_smoothing.training.options import TrainingOptions
 
 EPS = 0.06
 

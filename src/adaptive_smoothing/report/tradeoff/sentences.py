@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
 from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
@@ -17,6 +16,7 @@ from adaptive_smoothing.report.tradeoff.report import (
     measured_accuracy,
 )
 from adaptive_smoothing.results import difference, percent
+from adaptive_smoothing.threat import radius_text
 
 # With fewer images a 95 % interval is wider than 20 points, so the ratio of two accuracies means nothing.
 FEW = 100
@@ -40,9 +40,7 @@ def sentences(report: Report) -> Iterator[str]:
 
 def threat_words(settings: dict[str, Any]) -> str:
     """Return what the attacker may do, for a reader who does not know norms."""
-    eps = settings["eps"]
-    level = Fraction(eps * 255).limit_denominator(100)
-    radius = f"{level}/255" if abs(level / 255 - Fraction(eps)) < 1e-7 and level.denominator == 1 else f"{eps:g}"
+    radius = radius_text(settings["norm"], settings["eps"])
     if settings["norm"] == "Linf":
         return f"change every pixel by up to {radius}"
     return f"change the image by a vector of {settings['norm']} length up to {radius}"

@@ -17,9 +17,9 @@ from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.folder import environment
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.training.loop import TrainingOptions
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.mixing.trainer import MixingTrainer
+from adaptive_smoothing.training.options import TrainingOptions
 
 
 @memory_given_back(collect=True)

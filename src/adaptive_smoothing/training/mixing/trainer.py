@@ -18,11 +18,12 @@ from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.models.weight_files import compact_weights
-from adaptive_smoothing.training.loop import Loop, TrainingBatch, TrainingOptions
+from adaptive_smoothing.training.loop import Loop, TrainingBatch
 from adaptive_smoothing.training.mixing.attacks import MixtureAttacks
 from adaptive_smoothing.training.mixing.loss import AttackedWeight, composite_loss
 from adaptive_smoothing.training.mixing.operating_point import OperatingPoint, at_start, standardize_scores
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
+from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.weights import learns_statistics, measure_statistics
 
 # Validation images for the operating point. Their features stay on the device.
