@@ -155,6 +155,8 @@ def test_a_zoo_model_guards_its_images(folder, images):
         model((images * 255).to(torch.uint8))
     with pytest.raises(ValueError, match="expected images with 3 channels, got 1: for gray ones"):
         model(images[:, :1])
+    with pytest.raises(ValueError, match=r"got 4: .* for an alpha channel images\[:, :3\]"):
+        model(torch.cat([images, images[:, :1]], 1))
     with pytest.raises(ValueError, match="divide them by 255"):
         model(images * 255)
     with pytest.raises(ValueError, match="got NaN"):
@@ -470,13 +472,15 @@ def test_the_error_of_other_weights_is_one_line(tmp_path):
 # --- imports
 
 
-def test_models_import_neither_optional_libraries_nor_the_compiler():
+def test_models_and_their_sizes_import_neither_optional_libraries_nor_the_compiler():
     program = (
         "import sys\n"
         "for name in ('timm', 'torchvision', 'transformers', 'robustbench', 'pydantic', 'plotly'):\n"
         "    sys.modules[name] = None\n"
         "import adaptive_smoothing.models.contract, adaptive_smoothing.models.features\n"
         "import adaptive_smoothing.models.smoothed, adaptive_smoothing.models.zoo\n"
+        "zoo = adaptive_smoothing.models.zoo\n"
+        "assert zoo.parameters(zoo.find_card('compact-standard')) == 1574530\n"
         "sys.exit('torch._dynamo' in sys.modules)\n"
     )
     source = Path(build.__code__.co_filename).parents[2]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import Tensor, nn
 
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.settings import warn_user
 
 # The number of classes that a message names.
 NAMED = 4
@@ -28,7 +27,7 @@ def warn_classes(data: ImageData, outputs: int | None) -> None:
     """Warn if the data names another number of classes than the model has. Numbers as names are not known names."""
     if outputs in (None, data.num_classes) or data.classes == tuple(map(str, range(len(data.classes)))):
         return
-    _warn(
+    warn_user(
         f"{data.name} has {data.num_classes} classes ({class_names(data)}), but the model has {outputs} outputs: the "
         f"accuracy is wrong unless label k means output k of the model; pass the model's class names in its order as "
         "classes= to ads.load_data, ads.from_dataset or ads.from_tensors"
@@ -39,7 +38,7 @@ def warn_one_class(data: ImageData) -> None:
     """Warn about several images that all have the same label."""
     if len(data) > 1 and bool((data.labels == data.labels[0]).all()):
         label = int(data.labels[0])
-        _warn(
+        warn_user(
             f"all {len(data):,} images of {data.name} have the label {label} ({data.classes[label]}): a constant "
             "prediction would have an accuracy of 0 % or 100 %; use images of all classes"
         )
@@ -54,15 +53,13 @@ def warn_log_probabilities(model: nn.Module, logits: Tensor) -> None:
     found = "the model returns log-probabilities (the exponentials of a row sum to 1), which are valid logits"
     smallest = logits.min(1, keepdim=True).values
     if logits.shape[1] > 2 and bool(((logits == smallest).sum(1) > 1).all()):
-        _warn(f"{found}, but small probabilities were clipped and have no gradient: return the logits before softmax")
+        warn_user(
+            f"{found}, but small probabilities were clipped and have no gradient: return the logits before softmax"
+        )
     else:
-        _warn(f"{found}: probabilities, predictions and attacks are those of the logits before softmax")
+        warn_user(f"{found}: probabilities, predictions and attacks are those of the logits before softmax")
 
 
 def class_names(data: ImageData) -> str:
     """Return the first names of the classes for a message."""
     return ", ".join(data.classes[:NAMED]) + (", ..." if data.num_classes > NAMED else "")
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=5)
