@@ -36,6 +36,12 @@ def test_another_number_of_classes_is_noticed(linear):
     assert len(seen) == 1
 
 
+def test_probabilities_are_noticed(linear):
+    with pytest.warns(UserWarning, match="the model returns probabilities .* return the logits before softmax") as seen:
+        ads.evaluate(nn.Sequential(linear, nn.Softmax(1)).eval(), pictures(4), lambda model, images, labels: images)
+    assert len(seen) == 1
+
+
 def test_a_cascade_notices_it_as_well(linear):
     cascade = ads.preset("fast", ads.Linf(0.001))
     with pytest.warns(UserWarning, match="pictures has 3 classes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.models.contract import are_probabilities
 from adaptive_smoothing.settings import warn_user
 
 # The number of classes that a message names.
@@ -12,7 +13,7 @@ NAMED = 4
 
 
 def warn_if_unfit(model: nn.Module, data: ImageData, logits: Tensor | None = None) -> None:
-    """Warn about another number of classes, images of one class only, and log-probabilities instead of logits.
+    """Warn about another number of classes, images of one class only, and probabilities instead of logits.
 
     Args:
         logits: of some images; without them, the number of classes is the declared one, if there is one.
@@ -20,6 +21,7 @@ def warn_if_unfit(model: nn.Module, data: ImageData, logits: Tensor | None = Non
     warn_classes(data, getattr(model, "num_classes", None) if logits is None else logits.shape[1])
     warn_one_class(data)
     if logits is not None:
+        warn_probabilities(logits)
         warn_log_probabilities(model, logits)
 
 
@@ -41,6 +43,15 @@ def warn_one_class(data: ImageData) -> None:
         warn_user(
             f"all {len(data):,} images of {data.name} have the label {label} ({data.classes[label]}): a constant "
             "prediction would have an accuracy of 0 % or 100 %; use images of all classes"
+        )
+
+
+def warn_probabilities(logits: Tensor) -> None:
+    """Warn about rows of probabilities, which a model without a softmax does not return."""
+    if are_probabilities(logits):
+        warn_user(
+            "the model returns probabilities (non-negative rows that sum to 1), whose gradients vanish where it is "
+            "confident: attacks fail although the model is not robust; return the logits before softmax"
         )
 
 
