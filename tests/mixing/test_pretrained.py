@@ -326,5 +326,7 @@ def test_a_kind_of_mixer_that_is_missing_is_explained(tmp_path, mixtures):
     mixtures["fixed"].save_pretrained(tmp_path)
     content = json.loads((tmp_path / pretrained.FILE).read_text())
     (tmp_path / pretrained.FILE).write_text(json.dumps(content | {"alpha": {}}))
+    with pytest.raises(ValueError, match=r"a mixture: ads.MixedClassifier.from_pretrained\("):
+        zoo.load(tmp_path)
     with pytest.raises(ValueError, match="expected the kind of the mixer to be one of network, "):
         MixedClassifier.from_pretrained(tmp_path)

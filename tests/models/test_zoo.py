@@ -222,6 +222,12 @@ def test_the_names_of_mixtures_are_searched_too(folder):
         zoo.load("ours-mixed")
 
 
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_an_exported_file_is_not_loaded(name):
+    with pytest.raises(ValueError, match=f"got '{name}': exported files are not loaded .* that it was exported from"):
+        zoo.load(name)
+
+
 def test_an_unknown_name_without_a_zoo_says_where_it_is_looked_for(monkeypatch):
     with pytest.raises(
         ValueError, match=r"no zoo/ here or above, nor in \$ADAPTIVE_SMOOTHING_ZOO; .*_ZOO_URL, which is"
