@@ -93,6 +93,9 @@ def test_a_model_of_a_library_that_was_trained_further_is_never_replaced(tmp_pat
     assert pretrained.read(tmp_path / "same")["standard"]["name"] == name
     loaded = MixedClassifier.from_pretrained(tmp_path / "same", robust=own())
     assert torch.equal(loaded.standard(IMAGES), g(IMAGES))
+    MixedClassifier(g, g, 0.5).save_pretrained(tmp_path / "held", hold=True)
+    assert str(path) not in (tmp_path / "held" / pretrained.FILE).read_text()  # weights that are held need no path
+    assert torch.equal(MixedClassifier.from_pretrained(tmp_path / "held").standard(IMAGES), g(IMAGES))
     with torch.no_grad():
         g.model.fc.weight.add_(0.01)
     with pytest.warns(UserWarning, match="digests only"):

@@ -50,7 +50,7 @@ def describe(model: nn.Module, builder: Builder | None = None, found: Origin | N
         return {"function": found["loader"], "arguments": [found["name"]]}
     if found and third_party.split(found["name"]):
         config = {"config": _plain_config(model)} if found["name"].startswith("hf:") else {}
-        return {"library": found["name"], **config}
+        return {"library": third_party.without_weights(found["name"]), **config}
     hint = 'pass builders={"standard": make_g}, a function (or its name, "my_models:make_g") that returns the network'
     raise ValueError(
         f"expected to know how to build a {type(model).__name__} again, got a module without a name: {hint}"
