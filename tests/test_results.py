@@ -55,10 +55,16 @@ def test_nan_is_refused_and_the_old_file_stays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "expected JSON in .*a.json"), ("[1]", "JSON object in .*, got list")]
+    ("content", "message"),
+    [
+        (b"{", "expected JSON in .*a.json"),
+        (b"\xff\xfe", "expected JSON in .*a.json"),
+        (b"[" * 100_000, "expected JSON in .*a.json"),
+        (b"[1]", "JSON object in .*, got list"),
+    ],
 )
-def test_a_file_that_is_no_json_object_is_explained(tmp_path, text, message):
-    (tmp_path / "a.json").write_text(text)
+def test_a_file_that_is_no_json_object_is_explained(tmp_path, content, message):
+    (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_json(tmp_path / "a.json")
 

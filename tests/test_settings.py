@@ -5,8 +5,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
-from adaptive_smoothing.settings import SettingsError, check_choice, from_table, import_function, read_toml, suggestion
+import adaptive_smoothing as ads
+from adaptive_smoothing.settings import (
+    SettingsError,
+    check_choice,
+    from_table,
+    import_function,
+    read_toml,
+    suggestion,
+    warn_user,
+)
 from adaptive_smoothing.training.recipe import Recipe
 
 MINIMAL = {"name": "x", "model": {"arch": "wide_resnet"}}
@@ -141,3 +151,13 @@ def test_a_function_that_cannot_be_imported_is_explained(my_code, text, kind, me
     with pytest.raises(kind) as caught:
         import_function(text, "--loader")
     assert message in str(caught.value)
+
+
+def test_a_warning_is_reported_at_the_line_of_the_user():
+    image = torch.full((3, 8, 8), 0.3)
+    with pytest.warns(UserWarning, match="were rounded") as caught:
+        ads.from_dataset([(image, 0), (image, 1)], round=True)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="directly") as caught:
+        warn_user("directly")
+    assert caught[0].filename == __file__

@@ -49,7 +49,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """Return the JSON object in a file, or raise an error for anything else."""
     try:
         content = json.loads(Path(path).read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"expected JSON in {path}, got something else: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"expected a JSON object in {path}, got {type(content).__name__}")

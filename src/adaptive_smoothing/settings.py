@@ -5,12 +5,14 @@ An unknown key is an error that suggests the nearest key.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import sys
 import tomllib
 import types
 import typing
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -114,6 +116,14 @@ def check_below_one(name: str, value: float) -> None:
     """Raise an error if a setting is not in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"expected {name} in [0, 1), got {value}")
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line that called this package: the first one outside it, which is the one a user can change."""
+    package, level, frame = str(Path(__file__).parent), 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((package, contextlib.__file__)):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def import_function(text: str, what: str) -> Callable[..., Any]:

@@ -113,3 +113,8 @@ def test_another_alpha_needs_all_samples_and_l2(plane, data):
 def test_an_impossible_alpha_is_refused(smoothed, alpha):
     with pytest.raises(ValueError, match="alpha"):
         with_alpha(smoothed, alpha)
+
+
+def test_certificates_are_printed_in_one_line(smoothed):
+    assert repr(smoothed).startswith(f"Certificates: clean {100 * smoothed.clean:.1f} %, certified and correct ")
+    assert repr(smoothed).endswith("; 12 images") and len(repr(smoothed)) < 120

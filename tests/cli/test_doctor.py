@@ -60,7 +60,7 @@ def test_damaged_weights_and_a_wrong_zoo_are_problems(tmp_path: Path, monkeypatc
     assert checks()["package models"].state == "problem"
     monkeypatch.setenv(zoo.ZOO_VARIABLE, str(tmp_path))
     found = checks()["zoo"]
-    assert found.state == "problem" and zoo.ZOO_VARIABLE in found.advice
+    assert found.state == "problem" and f"${zoo.ZOO_VARIABLE}" in found.found and "or unset it" in found.found
 
 
 def test_the_address_of_the_zoo_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

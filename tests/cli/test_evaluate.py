@@ -302,7 +302,8 @@ def test_the_binarization_test_uses_the_attack_of_the_run() -> None:
 def test_progress_in_a_file_is_printed_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "LINE_EVERY", 0.0)
     printed = evaluate(demo.STANDARD, *QUICK)
-    assert "0:00 elapsed" in printed and re.search(r"elapsed, \d:\d\d left: \d images left, robust so far", printed)
+    assert re.search(r"0:00 elapsed: checking the model before it is attacked on \d images", printed)
+    assert re.search(r"elapsed, \d:\d\d left: \d images left, robust so far", printed)
 
 
 def test_a_journal_of_another_run_is_refused(ctrl_c_at: Callable[[int], None]) -> None:

@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -56,6 +57,11 @@ def test_what_is_not_here_is_listed_with_its_figures(tmp_path: Path, weights: Pa
     assert row("far ") == ["far", "not here", f"{size:.1f} MB to fetch", "–", "62.50 %", "25.00 %"]
     assert row("far-mixed") == ["far-mixed", "not here", "0.0 MB to fetch", "–", "75.00 %", "12.50 %"]
     assert row(demo.STANDARD)[1] == "package"
+    stored = json.loads(CliRunner().invoke(app, ["models", "--json", "--quiet"], catch_exceptions=False).stdout)
+    found = {each["name"]: each for each in stored["models"] + stored["mixtures"]}
+    assert found["far"]["from"] == found["far-mixed"]["from"] == "not here"
+    assert found["far"]["bytes"] > size * 1e6 and found["far"]["figures"]["test"]["clean"] == 0.625
+    assert found[demo.STANDARD]["from"] == "package"
     assert "not here: fetched when used, from $ADAPTIVE_SMOOTHING_ZOO_URL (file:///" in " ".join(printed(500).split())
     zoo.load("far")
     zoo.find_mixture("far-mixed")

@@ -216,6 +216,11 @@ def test_an_unknown_name_is_explained(name: str, guess: str) -> None:
         load(name)
 
 
+def test_a_folder_that_does_not_exist_is_named_also_with_a_crop() -> None:
+    with pytest.raises(FileNotFoundError, match="got 'photoz', which does not exist"):
+        load("photoz?crop=32")
+
+
 def test_a_name_in_capitals_is_explained() -> None:
     with pytest.raises(FileNotFoundError, match=r"got 'CIFAR10', .*did you mean 'cifar10'"):
         load("CIFAR10")

@@ -60,3 +60,7 @@ def test_a_folder_without_a_run_is_refused(large: Tradeoff, tmp_path: Path) -> N
     np.savez(tmp_path / "rows.npz", alphas=large.alphas, mix_alphas=large.mix_alphas)
     with pytest.raises(ValueError, match="got files without 'label'"):
         load_tradeoff(tmp_path)
+
+
+def test_a_tradeoff_is_printed_in_one_line(large: Tradeoff) -> None:
+    assert repr(large) == "Tradeoff: 10,000 images, 101 alphas, 14 of them attacked"

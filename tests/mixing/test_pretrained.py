@@ -309,3 +309,24 @@ def test_an_unknown_mixture_suggests_models_and_mixtures(folder, mixtures):
         LoadedModel.load("by-nam", None, None, "cpu")
     with pytest.raises(FileNotFoundError, match=r"got 'tiny-g', a model: ads.load_model\('tiny-g'\)"):
         MixedClassifier.from_pretrained("tiny-g")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("standard", None), ("robust", "tiny-h"), ("alpha", [0.5]), ("numbers", None), ("card", 3)]
+)
+def test_a_damaged_description_is_explained(tmp_path, mixtures, key, value):
+    mixtures["fixed"].save_pretrained(tmp_path)
+    content = json.loads((tmp_path / pretrained.FILE).read_text())
+    (tmp_path / pretrained.FILE).write_text(json.dumps(content | {key: value}))
+    with pytest.raises(ValueError, match=f"expected '{key}' of a mixture in .*mixture.json, got .*: it was damaged or"):
+        MixedClassifier.from_pretrained(tmp_path)
+
+
+def test_a_kind_of_mixer_that_is_missing_is_explained(tmp_path, mixtures):
+    mixtures["fixed"].save_pretrained(tmp_path)
+    content = json.loads((tmp_path / pretrained.FILE).read_text())
+    (tmp_path / pretrained.FILE).write_text(json.dumps(content | {"alpha": {}}))
+    with pytest.raises(ValueError, match=r"a mixture: ads.MixedClassifier.from_pretrained\("):
+        zoo.load(tmp_path)
+    with pytest.raises(ValueError, match="expected the kind of the mixer to be one of network, "):
+        MixedClassifier.from_pretrained(tmp_path)

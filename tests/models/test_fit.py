@@ -30,9 +30,15 @@ def test_another_number_of_classes_is_noticed(linear):
     expected = r"pictures has 3 classes \(ant, bee, cat\), but the model has 4 outputs"
     with pytest.warns(UserWarning, match=expected) as seen:
         found = ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]))
-    assert len(seen) == 1 and len(found.labels) == len(pictures(3))
+    assert len(seen) == 1 and len(found.labels) == len(pictures(3)) and seen[0].filename == __file__
     with pytest.warns(UserWarning, match=r"has 5 classes \(a, b, c, d, ...\), but the model has 4 outputs") as seen:
         ads.evaluate(linear, pictures(4, list("abcde")))
+    assert len(seen) == 1
+
+
+def test_probabilities_are_noticed(linear):
+    with pytest.warns(UserWarning, match="the model returns probabilities .* return the logits before softmax") as seen:
+        ads.evaluate(nn.Sequential(linear, nn.Softmax(1)).eval(), pictures(4), lambda model, images, labels: images)
     assert len(seen) == 1
 
 

@@ -107,3 +107,11 @@ def test_a_model_that_accepts_no_test_image_has_an_identity_without_logits(linea
     assert "logits" not in Identity.of(linear).to_json() and differences(linear, linear) == ""
     assert ads.wrap(linear, shape=(3, 8, 8)).shape == (3, 8, 8)
     assert len(Identity.of(ads.wrap(linear, shape=(3, 8, 8))).logits) == 8
+
+
+def test_a_model_in_train_mode_is_refused_and_not_changed():
+    model = network().train()
+    before = model[1].running_mean.clone()
+    with pytest.raises(ValueError, match="expected a model in eval mode, got its layer '1'"):
+        Identity.of(model)
+    assert torch.equal(model[1].running_mean, before)

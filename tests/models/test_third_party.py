@@ -273,3 +273,15 @@ def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
 def test_wrong_options(name, words):
     with pytest.raises(ValueError, match=words):
         zoo.load(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("timm:resnet18", "timm:resnet18"),
+        ("timm:resnet18?checkpoint=/home/me/g.pt&key=ema", "timm:resnet18"),
+        ("torchvision:vgg11?num_classes=7&checkpoint=g.pt&size=64", "torchvision:vgg11?num_classes=7&size=64"),
+    ],
+)
+def test_a_name_without_the_file_of_its_weights(name, expected):
+    assert third_party.without_weights(name) == expected

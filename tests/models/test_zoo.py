@@ -155,6 +155,8 @@ def test_a_zoo_model_guards_its_images(folder, images):
         model((images * 255).to(torch.uint8))
     with pytest.raises(ValueError, match="expected images with 3 channels, got 1: for gray ones"):
         model(images[:, :1])
+    with pytest.raises(ValueError, match=r"got 4: .* for an alpha channel images\[:, :3\]"):
+        model(torch.cat([images, images[:, :1]], 1))
     with pytest.raises(ValueError, match="divide them by 255"):
         model(images * 255)
     with pytest.raises(ValueError, match="got NaN"):
@@ -218,6 +220,12 @@ def test_the_names_of_mixtures_are_searched_too(folder):
         zoo.load("ours-mixd")
     with pytest.raises(ValueError, match=r"a mixture: ads.MixedClassifier.from_pretrained\('ours-mixed'\)"):
         zoo.load("ours-mixed")
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_an_exported_file_is_not_loaded(name):
+    with pytest.raises(ValueError, match=f"got '{name}': exported files are not loaded .* that it was exported from"):
+        zoo.load(name)
 
 
 def test_an_unknown_name_without_a_zoo_says_where_it_is_looked_for(monkeypatch):
@@ -470,7 +478,7 @@ def test_the_error_of_other_weights_is_one_line(tmp_path):
 # --- imports
 
 
-def test_models_import_neither_optional_libraries_nor_the_compiler():
+def test_models_and_their_sizes_import_neither_optional_libraries_nor_the_compiler():
     program = (
         "import sys\n"
         "for name in ('timm', 'torchvision', 'transformers', 'robustbench', 'pydantic', 'plotly'):\n"

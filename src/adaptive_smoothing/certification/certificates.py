@@ -15,7 +15,7 @@ from adaptive_smoothing.certification.radius import (
     lipschitz_radius,
 )
 from adaptive_smoothing.certification.target import safe_alpha
-from adaptive_smoothing.results import interval
+from adaptive_smoothing.results import interval, percent
 
 # Radii of the table in result.json.
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
@@ -23,7 +23,7 @@ RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 ALPHAS = np.round(np.linspace(0.5, 1.0, 501), 3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificates:
     """The result of `certify`. A certificate is wrong with at most the probability `settings["failure probability"]`.
 
@@ -36,6 +36,10 @@ class Certificates:
 
     rows: dict[str, np.ndarray]
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        found = f"clean {percent(self.clean)}, certified and correct {percent(self.accuracy(0.0))}"
+        return f"Certificates: {found}, largest radius {self.rows['radius'].max():.4g}; {len(self.correct):,} images"
 
     @property
     def correct(self) -> np.ndarray:

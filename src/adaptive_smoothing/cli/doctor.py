@@ -138,7 +138,7 @@ def _zoo() -> Check:
     try:
         folder, url = zoo.zoo_folder(), download.zoo_url()
     except (FileNotFoundError, ValueError) as error:
-        return Check("zoo", str(error), "problem", f"correct or unset {zoo.ZOO_VARIABLE} and {download.URL_VARIABLE}")
+        return Check("zoo", str(error), "problem")  # the error says what to do
     if folder is None and url is None:
         hint = f"for its models, set {zoo.ZOO_VARIABLE} to the zoo/ folder of a checkout, or {download.URL_VARIABLE}"
         return Check("zoo", "not on this machine", "note", hint)

@@ -141,6 +141,7 @@ class Run:
         console, start, loaded, journal = screen(), time.perf_counter(), self.loaded, folder / JOURNAL
         at_radius = dict(zip(self.radii, self.cascades, strict=True))
         with TimeBar(console) as bar:
+            bar.report(f"checking the model before it is attacked on {len(self.data):,} images", None)
             curve = evaluate_radii(
                 loaded.model,
                 self.data,

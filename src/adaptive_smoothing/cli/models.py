@@ -44,10 +44,25 @@ def models() -> None:
     console.print(f"Other models are named {sources}, or by the path of a .safetensors file with a .json next to it.")
     print_result(
         {
-            "models": [_facts(card) for card in cards.values()],
-            "mixtures": [_mixture_facts(name, folder) for name, folder in mixtures.items()],
+            "models": _with_missing({name: _facts(card) for name, card in cards.items()}, zoo_index.models()),
+            "mixtures": _with_missing(
+                {name: _mixture_facts(name, folder) for name, folder in mixtures.items()}, zoo_index.mixtures()
+            ),
         }
     )
+
+
+def _with_missing(facts: Figures, index: Mapping[str, ZooEntry]) -> list[dict[str, Any]]:
+    """Return facts about models or mixtures, sorted by name, with those of the index that are not on this machine."""
+    missing = {
+        name: {"name": name, "from": NOT_HERE, "bytes": _bytes_to_fetch(entry), "figures": entry.figures}
+        for name, entry in index.items()
+    }
+    return [each for _, each in sorted((missing | {**facts}).items())]
+
+
+def _bytes_to_fetch(entry: ZooEntry) -> int:
+    return sum(file.bytes for file in entry.needed)
 
 
 def _facts(card: zoo.Card) -> dict[str, Any]:
@@ -102,8 +117,7 @@ def _mixture_row(name: str, folder: Path) -> tuple[str, ...]:
 
 def _row_to_fetch(name: str, entry: ZooEntry, accuracies: Callable[[Figures], tuple[str, str]]) -> tuple[str, ...]:
     """Return the row of a model or a mixture that is not on this machine."""
-    size = sum(file.bytes for file in entry.needed) / 1e6
-    return name, NOT_HERE, f"{size:.1f} MB to fetch", "–", *accuracies(entry.figures)
+    return name, NOT_HERE, f"{_bytes_to_fetch(entry) / 1e6:.1f} MB to fetch", "–", *accuracies(entry.figures)
 
 
 def _accuracies(figures: Figures) -> tuple[str, str]:

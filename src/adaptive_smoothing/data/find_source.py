@@ -25,7 +25,8 @@ def find_source(name: str, root: Path, download: bool, options: DataOptions) -> 
     if name not in ("builtin", *cifar.LAYOUTS) and path.is_dir() and not cifar.open_folder(path):
         options.check_only(("classes", *SIZES), name)
         return ImageFolder(path, options.framing)
-    options.check_only(("classes",), name)
+    if name in ("builtin", *cifar.LAYOUTS) or path.exists():
+        options.check_only(("classes",), name)
     if name == "builtin":
         return Builtin()
     return _open_cifar(cifar.LAYOUTS[name], root, download) if name in cifar.LAYOUTS else _open_file(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from adaptive_smoothing.data.photographs import Framing, Photographs
 from adaptive_smoothing.data.sources import SplitArrays, find_splits, whole_split
+from adaptive_smoothing.settings import warn_user
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
@@ -49,7 +49,7 @@ class ImageFolder:
             raise ValueError(f"expected one subfolder of images per class in {folder}, {hint}")
         if len(classes) == 1:
             found = f"{folder} has only one class, {classes[0]}"
-            warnings.warn(f"{found}: accuracy on it says little; expected one subfolder per class", stacklevel=4)
+            warn_user(f"{found}: accuracy on it says little; expected one subfolder per class")
         files = np.array([path for inside in paths.values() for path in inside], dtype=object)
         return whole_split(Photographs(files, self.framing), np.array(labels), classes)
 

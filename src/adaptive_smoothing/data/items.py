@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.data.photographs import Framing, different_sizes, pixels_of, warn_memory
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings import suggestion, warn_user
 
 # The usual names of the image and of the label in an item that is a dictionary. An earlier name is preferred.
 IMAGE_KEYS = ("image", "img", "pixel_values", "picture", "images")
@@ -90,7 +89,7 @@ class Levels:
         """Warn if values were rounded, and say by how much."""
         if self.largest:
             found = f"by at most {self.largest / 255:.2g} ({self.largest:.2f} of the distance between two levels)"
-            warnings.warn(f"the images of {name} were rounded to the 256 levels k/255, {found}", stacklevel=3)
+            warn_user(f"the images of {name} were rounded to the 256 levels k/255, {found}")
 
 
 def label_number(label: Any) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from adaptive_smoothing.settings import warn_user
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -156,4 +157,4 @@ def warn_memory(images: np.ndarray) -> None:
     if images.nbytes >= MUCH_MEMORY:
         shape = " x ".join(map(str, images.shape[1:]))
         took = f"{len(images):,} images of {shape} take {images.nbytes / 2**30:.1f} GiB of memory"
-        warnings.warn(f"{took}: pass images= (--images) for fewer of them, or a smaller crop", stacklevel=2)
+        warn_user(f"{took}: pass images= (--images) for fewer of them, or a smaller crop")

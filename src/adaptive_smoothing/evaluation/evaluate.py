@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
@@ -30,6 +29,7 @@ from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.journal import journal_at
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress
+from adaptive_smoothing.settings import warn_user
 from adaptive_smoothing.threat import Threat, check_threat
 
 # Images per batch without a cascade.
@@ -211,7 +211,7 @@ def _evaluate_plain(
         distances=after.distances,
     )
     if after.outside.any():
-        warnings.warn(f"{title}: {result.remarks[-1]}", stacklevel=3)
+        warn_user(f"{title}: {result.remarks[-1]}")
     return result
 
 

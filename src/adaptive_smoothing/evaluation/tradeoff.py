@@ -20,7 +20,7 @@ MIX_ALPHAS = (0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95
 PACKED = ".bits"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tradeoff:
     """Whether the mixture classifies each image correctly at each alpha, clean and under three attacks.
 
@@ -37,6 +37,9 @@ class Tradeoff:
     mix_alphas: np.ndarray
     rows: dict[str, np.ndarray]
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Tradeoff: {self.images:,} images, {len(self.alphas)} alphas, {len(self.mix_alphas)} of them attacked"
 
     @property
     def images(self) -> int:

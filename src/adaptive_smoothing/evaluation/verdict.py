@@ -73,7 +73,8 @@ class Evaluation:
         found = f"clean {percent_with_interval(self.clean, self.clean_interval, 2)}"
         if self.attacked_predictions is not None:
             found += f", robust {percent_with_interval(self.robust, self.interval, 2)}"
-        circumstances = f"{len(self.labels):,} images, {self.attack or 'no attack'}"
+        images = f"{len(self.labels):,} image{'s' * (len(self.labels) != 1)}"
+        circumstances = f"{images}, {self.attack or 'no attack'}"
         return f"{type(self).__name__}: {found}; 95 % intervals\n{circumstances}"
 
 

@@ -50,6 +50,8 @@ FORMAT = 1
 ROLES = ("standard", "robust")
 # The numbers that mix two classifiers: arguments of `MixedClassifier`.
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
+# The keys of mixture.json with their types.
+KEYS: dict[str, Any] = {"standard": dict, "robust": dict, "alpha": float | int | dict, "numbers": dict, "card": dict}
 
 
 def save(
@@ -143,8 +145,13 @@ def read(folder: Path) -> dict[str, Any]:
     if (found := description.get("format")) != FORMAT:
         hint = "it was written by another version"
         raise ValueError(f"expected a mixture of format {FORMAT} in {folder / FILE}, got format {found!r}: {hint}")
-    if isinstance(alpha := description.get("alpha"), dict):
-        alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
+    for key, kind in KEYS.items():
+        if not isinstance(value := description.get(key), kind):
+            hint = "it was damaged or written by hand; save_pretrained writes it"
+            raise ValueError(f"expected {key!r} of a mixture in {folder / FILE}, got {value!r}: {hint}")
+    if isinstance(alpha := description["alpha"], dict):
+        kind = str(alpha.get("kind"))
+        alpha["kind"] = OLD_KINDS.get(kind, kind)
     return description
 
 

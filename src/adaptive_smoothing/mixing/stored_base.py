@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from adaptive_smoothing.models.digest import all_tensors, weights_digest
 from adaptive_smoothing.models.identity import Identity
 from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.weight_files import read_weights, write_tensors
+from adaptive_smoothing.settings import warn_user
 
 TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
 # A base classifier that the user passes, or a function that returns its network.
@@ -74,7 +74,7 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
 def _warn_changed(role: str, name: str) -> None:
     reason = f"{name} does not give the present weights and preprocessing of the {role} classifier"
     hint = f"save with hold=True (--hold), or pass {role}=... when you load the mixture"
-    warnings.warn(f"{reason}, so the folder knows it by its digests only: {hint}", stacklevel=5)
+    warn_user(f"{reason}, so the folder knows it by its digests only: {hint}")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class BaseLoader:
             _check_identity(role, loaded_identity(model) or Identity.of(model), description, hint)
         elif "sha256" not in description:
             found = f"this mixture was stored by an older version, without digests of {name}"
-            warnings.warn(f"{found}: its weights and preprocessing are not compared; save it again", stacklevel=6)
+            warn_user(f"{found}: its weights and preprocessing are not compared; save it again")
         return model
 
 

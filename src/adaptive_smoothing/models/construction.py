@@ -52,7 +52,7 @@ def describe(model: nn.Module, builder: Builder | None = None, found: Origin | N
         return {"function": found["loader"], "arguments": [found["name"]]}
     if found and third_party.split(found["name"]):
         config = {"config": _plain_config(model)} if found["name"].startswith("hf:") else {}
-        return {"library": found["name"], **config}
+        return {"library": third_party.without_weights(found["name"]), **config}
     hint = 'pass builders={"standard": make_g}, a function (or its name, "my_models:make_g") that returns the network'
     raise ValueError(
         f"expected to know how to build a {type(model).__name__} again, got a module without a name: {hint}"
@@ -73,7 +73,10 @@ def construct(
     if "arch" in description:
         return freeze(build(description["arch"], **description["options"]))
     if "library" in description:
-        library, text = third_party.split(description["library"]) or ("", "")
+        if (found := third_party.split(description["library"])) is None:
+            known = ", ".join(third_party.SOURCES)
+            raise ValueError(f"expected a network of one of {known}, got {description['library']!r} in the file")
+        library, text = found
         return freeze(third_party.untrained(library, text, description.get("config")))
     return _call(function or _allowed(description["function"], allow), description)
 
@@ -82,11 +85,15 @@ def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Replace all parameters and buffers of a model, with the dtype of the new ones."""
     mine = all_tensors(model)
     for name in sorted(mine.keys() | tensors.keys()):
-        found, expected = ((tuple(each[name].shape) if name in each else "none") for each in (mine, tensors))
+        found, expected = (_shape_text(each.get(name), name) for each in (mine, tensors))
         if found != expected:
-            raise ValueError(f"expected a network with {name} of shape {expected}, got {found}: build the same network")
+            raise ValueError(f"expected a network {expected}, got one {found}: build the network that was saved")
     for name, tensor in mine.items():
         tensor.data = tensors[name].detach().cpu()
+
+
+def _shape_text(tensor: Tensor | None, name: str) -> str:
+    return f"without {name}" if tensor is None else f"with {name} of shape {tuple(tensor.shape)}"
 
 
 def _describe_builder(builder: Builder) -> dict[str, Any]:
@@ -132,7 +139,8 @@ def _wrapped(model: nn.Module, options: Mapping[str, Any]) -> Classifier:
 def _allowed(name: str, allow: Collection[str]) -> Callable[..., Any]:
     """Import a function that a file names, if the user allows it."""
     if name not in allow:
-        hint = f"pass the function itself (standard=, robust=, or builders= to save), or allow=[{name!r}] to load"
+        hint = f"pass the function itself (standard=, robust=; to save: builders=) or allow=[{name!r}]"
+        hint += f"; on the command line add --loader {name}"
         raise ValueError(f"expected the function {name}, which is not imported because a file names it: {hint}")
     return import_function(name, "the function that builds the network")
 

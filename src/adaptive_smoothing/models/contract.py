@@ -191,9 +191,14 @@ def check_two_classes(logits: Tensor) -> None:
         raise ValueError(f"expected at least two classes, got one logit per image: {hint}")
 
 
+def are_probabilities(outputs: Tensor) -> bool:
+    """Return whether all rows are non-negative and sum to 1. Waits for the device."""
+    return bool(outputs.numel() and (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all())
+
+
 def check_not_probabilities(outputs: Tensor) -> None:
     """Raise an error for rows that are probabilities. Waits for the device."""
-    if outputs.numel() and (outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all():
+    if are_probabilities(outputs):
         raise ValueError(
             "expected logits, got probabilities (non-negative rows that sum to 1): remove the final softmax, "
             "or pass output=lambda p: p.clamp_min(1e-30).log() to ads.wrap; gradients of probabilities vanish"

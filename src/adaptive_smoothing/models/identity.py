@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.models.contract import trusted_images
+from adaptive_smoothing.models.contract import check_eval, trusted_images
 from adaptive_smoothing.models.digest import all_tensors, tensor_bytes
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
@@ -51,6 +51,7 @@ class Identity:
     @classmethod
     def of(cls, model: nn.Module) -> Identity:
         """Return the identity of a model, which must be in eval mode."""
+        check_eval(model)  # in train mode, a forward pass would change the statistics of batch norms
         shape, logits = _test_logits(model)
         return cls(_weights_digest(model), tuple(_preprocessing(model)), shape, logits)
 

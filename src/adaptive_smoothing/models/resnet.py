@@ -126,8 +126,8 @@ class PreActResNet(nn.Module):
         # Training may add noise, and its steps must not wait for the device.
         (check_image_form if self.training else guard_images)(images)
         if images.shape[1] != self.stem.in_channels:
-            found = f"got {images.shape[1]}: for gray ones pass images.expand(-1, 3, -1, -1)"
-            raise ValueError(f"expected images with {self.stem.in_channels} channels, {found}")
+            hint = "for gray ones pass images.expand(-1, 3, -1, -1), for an alpha channel images[:, :3]"
+            raise ValueError(f"expected images with {self.stem.in_channels} channels, got {images.shape[1]}: {hint}")
         features = self.stem(self.normalize(images))
         stages: dict[str, Tensor] = {}
         for stage in self.stages:

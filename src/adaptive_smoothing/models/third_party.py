@@ -79,6 +79,13 @@ def fixes_weights(library: str, text: str) -> bool:
     return bool(options.get("checkpoint")) or (_is_pretrained(options) and not options.get("num_classes"))
 
 
+def without_weights(name: str) -> str:
+    """Return a name without the file of its weights: a model that is stored in full does not need your path."""
+    network, _, query = name.partition("?")
+    kept = [option for option in query.split("&") if option.partition("=")[0] not in ("checkpoint", "key", "")]
+    return f"{network}?{'&'.join(kept)}" if kept else network
+
+
 def parse_preprocessing(given: Mapping[str, str]) -> Preprocessing:
     """Return the options of `wrap` that a user wrote as text: mean and std `0.5` or `0.5,0.4,0.5`, size `64`."""
     found: Preprocessing = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict
 
@@ -14,6 +13,7 @@ from adaptive_smoothing.models import contract
 from adaptive_smoothing.models.fit import warn_log_probabilities
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.noise import generator
+from adaptive_smoothing.settings import warn_user
 
 # The number of images on which `wrap` tests a model.
 PROBES = 4
@@ -107,7 +107,7 @@ def wrap(
     declared = getattr(model, "pretrained_cfg", None)
     if mean is None and std is None and isinstance(declared, Mapping) and {"mean", "std"} <= declared.keys():
         found = f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither"
-        warnings.warn(f"{found}: pass them, or mean=0, std=1 if it was trained on plain [0, 1] images", stacklevel=2)
+        warn_user(f"{found}: pass them, or mean=0, std=1 if it was trained on plain [0, 1] images")
     probes = _probe_images(model, images, shape)
     first = first_layers(mean, std, size, probes.shape[1]).to(probes.device, probes.dtype)
     tested = tuple(probes.shape[1:])

@@ -33,6 +33,8 @@ from adaptive_smoothing.settings import suggestion
 BUILTIN = Path(__file__).parent / "weights"
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
 WEIGHT_FILES = (".safetensors", ".pt", ".pth")
+# Files of `export`.
+EXPORTED = (".onnx", ".pt2")
 
 
 def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
@@ -126,7 +128,10 @@ def mixture_names() -> set[str]:
 def unknown_name(expected: str, name: str) -> str:
     """Return the message for a name that is not of the expected kind, with the models and mixtures of similar names."""
     models, zoo = {*_cards(zoo_folder()), *_cards(BUILTIN), *zoo_index.models()}, zoo_folder()
-    if name in mixture_names():
+    if Path(name).suffix in EXPORTED:
+        hint = "exported files are not loaded (a .pt2 file can run code); load the model that it was exported from"
+        return f"expected {expected}, got {name!r}: {hint}"
+    if name in mixture_names() or (Path(name) / MIXTURE).is_file():
         return f"expected {expected}, got {name!r}, a mixture: ads.MixedClassifier.from_pretrained({name!r})"
     if name in models:
         return f"expected {expected}, got {name!r}, a model: ads.load_model({name!r})"

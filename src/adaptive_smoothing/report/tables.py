@@ -39,8 +39,10 @@ def rich_table(table: Table) -> rich.table.Table:
         collapse_padding=True,
     )
     for position, column in enumerate(table.columns):
-        # A name is not shortened, because it could be mistaken for another one. A cell may have lines of its own.
-        keep_lines = position == 0 or any("\n" in row[position] for row in table.rows)
+        cells = [row[position] for row in table.rows]
+        # A name is not broken, because it could be mistaken for another one; a title of several words may be. A cell
+        # may have lines of its own.
+        keep_lines = (position == 0 and not any(" " in cell for cell in cells)) or any("\n" in cell for cell in cells)
         drawn.add_column(column, justify="right" if position else "left", no_wrap=keep_lines, overflow="fold")
     for row in table.rows:
         drawn.add_row(*row)

@@ -12,7 +12,6 @@ import hashlib
 import io
 import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_smoothing.results import atomic, read_json, write_json
+from adaptive_smoothing.settings import warn_user
 
 BINDING = "binding.json"
 SUM = 32  # bytes of a sha256
@@ -62,7 +62,7 @@ class Journal:
             return None
         content = path.read_bytes()
         if self._sum(self.folder, name, content[SUM:]) != content[:SUM]:
-            warnings.warn(f"{path} does not match its checksum: its part of the run is repeated", stacklevel=2)
+            warn_user(f"{path} does not match its checksum: its part of the run is repeated")
             return None
         with np.load(io.BytesIO(content[SUM:]), allow_pickle=False) as columns:
             return dict(columns)

@@ -5,7 +5,6 @@ A clean accuracy is met exactly, from one pass over validation images. A robust 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
@@ -21,6 +20,7 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import ignore_progress
+from adaptive_smoothing.settings import warn_user
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.curves import (
     CleanAccuracyCurve,
@@ -118,7 +118,7 @@ def with_clean_accuracy(
     if setting == curve.limits[1] and curve(setting) - target > 1 / len(curve.low):
         wanted = f"a clean accuracy of {100 * target:.4g} % was requested"
         found = f"the most robust setting already has {100 * curve(setting):.2f} %"
-        warnings.warn(f"{wanted}, but {found}", stacklevel=3)
+        warn_user(f"{wanted}, but {found}")
     return at_setting(mixed, setting)
 
 
