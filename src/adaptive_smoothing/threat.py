@@ -199,10 +199,18 @@ def parse_threat(text: str) -> Threat:
         raise ValueError(f"expected a threat such as Linf:8/255 or L2:0.5, got {text!r}: {error}") from error
 
 
+def threat_title(threat: Threat) -> str:
+    """Return the norm and the radius, for example "Linf 8/255"."""
+    if isinstance(threat.eps, Tensor) and threat.eps.numel() > 1:
+        return f"{threat.norm} with one radius per image"
+    return f"{threat.norm} {radius_text(threat.norm, float(threat.eps))}"
+
+
 def radius_text(norm: str, radius: float) -> str:
     """Return a radius as people write it: `8/255` for a whole number of levels in Linf, `0.5` otherwise."""
     levels = 255 * radius
-    return f"{levels:.0f}/255" if norm == "Linf" and abs(levels - round(levels)) < 1e-6 else f"{radius:.4g}"
+    whole = norm == "Linf" and 0 < radius < 1 and abs(levels - round(levels)) < 1e-6
+    return f"{levels:.0f}/255" if whole else f"{radius:.4g}"
 
 
 def parse_number(text: str | float) -> float:

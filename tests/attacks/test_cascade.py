@@ -104,14 +104,26 @@ def test_a_stage_never_raises_robust_accuracy():
     assert left == sorted(left, reverse=True) and left[0] > left[1] > left[2] and left[3] == left[4]
 
 
-def test_a_plain_attack_that_leaves_the_ball_fools_nothing_and_gives_a_warning():
-    """For example an attack with another radius than the evaluation."""
+def test_a_plain_attack_that_leaves_the_ball_fools_nothing_there_and_gives_a_warning():
     model = Planes(classes=2)
     inputs = make_input(model, make_images(20), Linf(0.01))
-    stage = Stage("plain", lambda model, images, labels: images + 0.0105)
-    with pytest.warns(UserWarning, match="left the Linf ball or .* on 20 of 20 images, and went as far as 0.0105"):
+    # Some rows of every batch move too far.
+    stage = Stage(
+        "plain", lambda model, images, labels: images + 0.0105 * (torch.arange(len(images)) % 2).view(-1, 1, 1, 1)
+    )
+    with pytest.warns(UserWarning, match="left the Linf ball or .* on 10 of 20 images, and went as far as 0.0105"):
         state = run_one(model, stage, inputs)
     assert (state.fooled_by < 0).all()
+
+
+def test_a_plain_attack_with_another_radius_is_an_error():
+    model = Planes(classes=2)
+    inputs = make_input(model, make_images(20), Linf(8 / 255))
+    stage = Stage("plain", lambda model, images, labels: images + 9 / 255)
+    with pytest.raises(
+        ValueError, match=r"expected attacked images within Linf 8/255 and \[0, 1\], got 20 of 20 outside"
+    ):
+        run_one(model, stage, inputs)
 
 
 def test_a_plain_attack_that_leaves_the_range_of_images_fools_nothing_there():

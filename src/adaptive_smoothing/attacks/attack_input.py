@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.models.contract import SLACK, check_image_form
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, threat_title
 
 # How far outside the ball an image may be because of rounding. The error of one float32 pixel is absolute. That of an
 # L2 norm is relative and grows with the number of pixels, to some millionths for an ImageNet image.
 PIXEL_ROUNDING, NORM_ROUNDING = 1e-6, 1e-5
+# Share of images outside the threat model from which a robust accuracy would mean nothing.
+MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,14 @@ def inside_threat(adversarial: Tensor, images: Tensor, threat: Threat) -> Tensor
     """Return whether each attacked image is in the ball around its image and in [0, 1], up to rounding."""
     in_box = ((adversarial >= -SLACK) & (adversarial <= 1 + SLACK)).flatten(1).all(1)
     return in_box & inside_ball(adversarial, images, threat)
+
+
+def check_share_outside(outside: int, attacked: int, threat: Threat | None) -> None:
+    """Raise an error if most attacked images are outside the threat model."""
+    if threat is not None and outside > MOST * attacked:
+        expected = f"attacked images within {threat_title(threat)} and [0, 1]"
+        hint = "project them with threat.project(adversarial, images), or pass the threat that the attack uses"
+        raise ValueError(f"expected {expected}, got {outside} of {attacked} outside: {hint}")
 
 
 def check_returned(adversarial: object, images: Tensor) -> Tensor:

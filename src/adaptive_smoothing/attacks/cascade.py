@@ -17,6 +17,7 @@ from adaptive_smoothing.attacks.attack_input import (
     AttackInput,
     AttackOutcome,
     check_returned,
+    check_share_outside,
     confirm,
     inside_threat,
 )
@@ -222,6 +223,7 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
     worst = torch.cat(found)
     inside = inside_threat(worst, inputs.images, inputs.threat)
     if not inside.all():  # images that do not count would make the model look robust
+        check_share_outside(int((~inside).sum()), len(inputs), inputs.threat)
         _warn_outside(worst, inputs, ~inside)
         worst = worst.where(column(inside, worst), inputs.images)
     margin, logits = confirm(engine.model, worst, inputs.images, inputs.labels, inputs.threat)

@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import check_returned, inside_threat
 from adaptive_smoothing.attacks.cascade import PlainAttack
-from adaptive_smoothing.evaluation.verdict import threat_title
 from adaptive_smoothing.models.contract import check_eval, check_image_values
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.threat import NORMS, Threat
-
-# Share of images outside the threat model from which a robust accuracy would mean nothing.
-MOST = 0.5
 
 
 class AttackedImages(NamedTuple):
@@ -82,11 +78,3 @@ def _predictions(model: nn.Module, adversarial: Tensor) -> Tensor:
         hint = "clamp them to [0, 1], or pass threat= to leave out and count the images that are outside"
         raise ValueError(f"the attack left the range of images: {found}: {hint}") from error
     return fp32_logits(model, adversarial).argmax(1)
-
-
-def check_share_outside(outside: int, attacked: int, threat: Threat | None) -> None:
-    """Raise an error if most attacked images are outside the threat model."""
-    if threat is not None and outside > MOST * attacked:
-        expected = f"attacked images within {threat_title(threat)} and [0, 1]"
-        hint = "project them with threat.project(adversarial, images), or pass the threat that the attack uses"
-        raise ValueError(f"expected {expected}, got {outside} of {attacked} outside: {hint}")

@@ -9,17 +9,13 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.attack_input import check_share_outside
 from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
-from adaptive_smoothing.evaluation.attacked_images import (
-    AttackedImages,
-    attack_images,
-    check_share_outside,
-    own_threat,
-)
+from adaptive_smoothing.evaluation.attacked_images import AttackedImages, attack_images, own_threat
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions, EvaluationRun
 from adaptive_smoothing.evaluation.foreign_attacks import adapted
 from adaptive_smoothing.evaluation.verdict import AttackEvaluation, Evaluation, Verdict, attack_title

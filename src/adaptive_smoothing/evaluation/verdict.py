@@ -15,7 +15,7 @@ from adaptive_smoothing.evaluation.calibration import Calibration
 from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
 from adaptive_smoothing.evaluation.outputs import ATTACKED, BASES, CLEAN
 from adaptive_smoothing.results import interval, percent_with_interval
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, threat_title
 
 # In `fooled_by`: misclassified without an attack, and not fooled by any attack.
 MISCLASSIFIED, ROBUST = -2, -1
@@ -219,15 +219,9 @@ class Verdict(Evaluation):
 
 
 def attack_title(attack: object) -> str:
-    """Return the name and the threat of any attack, for example "fast at Linf 0.03137"; empty for None."""
+    """Return the name and the threat of any attack, for example "fast at Linf 8/255"; empty for None."""
     if attack is None:
         return ""
     name = getattr(attack, "name", None) or getattr(attack, "__name__", type(attack).__name__)
     threat = getattr(attack, "threat", None)
     return f"{name} at {threat_title(threat)}" if isinstance(threat, Threat) else str(name)
-
-
-def threat_title(threat: Threat) -> str:
-    """Return the norm and the radius, for example "Linf 0.03137"."""
-    several = isinstance(threat.eps, Tensor) and threat.eps.numel() > 1
-    return f"{threat.norm} " + ("with one radius per image" if several else f"{float(threat.eps):.4g}")
