@@ -72,7 +72,7 @@ def test_attacks_of_the_engine_and_cascades_can_be_tested(images):
 def test_an_attack_that_does_nothing_has_no_success_and_one_that_leaves_the_ball_is_an_error(images):
     assert run(network(), images, LINF, lambda model, x, y: x).attack_success == 0
     # Far outside the ball the readout is arbitrary: class 1 for about half of the images.
-    with pytest.raises(ValueError, match="expected attacked images within Linf 8/255 .*, got 4 of 4 outside"):
+    with pytest.raises(ValueError, match=r"expected attacked images within Linf 8/255 .*, got 4 of 4 outside"):
         run(network(), images, LINF, lambda model, x, y: x.flip(3))
 
 
