@@ -89,7 +89,8 @@ class EvaluationRun(ShardedRun):
             with limited_memory(self.options.memory, self.device):
                 return self._verdict(devices, progress)
         finally:
-            if self.engine is None:  # graphs that were recorded for this run would keep their memory
+            # Graphs that were recorded for this run would keep their memory. An early error leaves no engine.
+            if self.engine is None and "_engine" in vars(self):
                 self._engine.close()
 
     def _verdict(self, devices: Sequence[str], progress: RunProgress) -> Verdict:
@@ -143,7 +144,9 @@ class EvaluationRun(ShardedRun):
     def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
         keep = max(self._saved - rows.start, 0) if self._saved else None
         shard = Shard(name, self.batch(rows), self._threat(rows), self.cascade.stages, self.journal, keep=keep)
-        return shard.run(self._engine, progress)
+        # A process of its own for another device starts here, and not in `run`.
+        with limited_memory(self.options.memory, self.device):
+            return shard.run(self._engine, progress)
 
     def count_correct(self, columns: Columns) -> int:
         return int((columns["fooled_by"] == ROBUST).sum())

@@ -88,24 +88,32 @@ def batch_bytes(device: torch.device) -> int:
     return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(_number(device)) / 2))
 
 
-def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int:
-    """Return the memory that a model keeps for the backward pass, per image.
+def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int | None:
+    """Return the memory that a model keeps for the backward pass, per image, or None if it cannot be measured.
 
     This is the difference of two passes, because what does not grow with the batch, such as weights, does not count.
     """
     few = images[:1].expand(4, *images.shape[1:])
-    return max(1, (_kept_bytes(model, few.repeat(2, 1, 1, 1)) - _kept_bytes(model, few)) // len(few))
+    try:
+        return max(1, (_kept_bytes(model, few.repeat(2, 1, 1, 1)) - _kept_bytes(model, few)) // len(few))
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):  # what a model with a transform of torch.func raises
+            raise
+        return None
 
 
 def _kept_bytes(model: Callable[[Tensor], object], images: Tensor) -> int:
     """Return the memory that one forward pass keeps for the backward pass."""
     kept: list[Tensor] = []
-    # An operation that keeps its own output must not be kept alive by it: the hook returns nothing, and the list, which
-    # the hook holds, is emptied.
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda nothing: nothing):
+
+    def keep(tensor: Tensor) -> Tensor:
+        # Without its history, so that an operation that keeps its own output is not kept alive by it.
+        kept.append(tensor.detach())
+        return kept[-1]
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(images.clone().requires_grad_())
     storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in kept)}
-    kept.clear()
     return sum(storages.values())
 
 

@@ -1,6 +1,9 @@
 """Batch norm fused with the activation after it: the same logits and gradients, whoever wrote the network."""
 
 import random
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,17 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from adaptive_smoothing.attacks.engine import batch_norm
 from adaptive_smoothing.attacks.engine.arithmetic import BFLOAT16, DEFAULT_FLOAT32, FastModel
 from adaptive_smoothing.attacks.engine.batch_norm import (
     FusedBatchNorm,
     WrongPlanError,
     activations_after_norms,
     has_kernels,
+    prepare_kernels,
 )
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.inference import full_precision
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not has_kernels(torch.device("cuda")), reason="GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+CUDA = torch.device("cuda")
 
 
 class Sequence(nn.Module):
@@ -418,3 +424,42 @@ def test_a_compiled_model_is_left_alone(monkeypatch):
     inner.norm.compile(backend="eager")
     models = inner, torch.compile(outer, backend="eager"), plain
     assert [FastModel(model, torch.device("cpu")).fuses for model in models] == [False, False, True]
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """A module in place of the kernels. It counts compilations and raises `error`, if there is one."""
+    module = SimpleNamespace(error=None, compiled=0)
+
+    def compile_one():
+        module.compiled += 1
+        if module.error:
+            raise module.error
+
+    module.compile_one = compile_one
+    name = "adaptive_smoothing.attacks.engine.batch_norm_triton"
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("adaptive_smoothing.attacks.engine.batch_norm_triton", module, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    batch_norm._can_compile.cache_clear()
+    yield module
+    batch_norm._can_compile.cache_clear()
+
+
+def test_without_a_compiler_the_norms_are_not_fused_and_a_warning_says_so(triton):
+    triton.error = RuntimeError("Failed to find C compiler")
+    with pytest.warns(UserWarning, match="Triton does not work here, so attacks take longer: Failed to find C") as seen:
+        assert not has_kernels(CUDA)
+    assert not has_kernels(CUDA) and len(seen) == triton.compiled == 1
+    assert not FastModel(Sequence(F.relu), CUDA, DEFAULT_FLOAT32).fuses
+
+
+def test_a_kernel_is_compiled_once_whichever_thread_asks_for_it_first(triton):
+    prepare_kernels(CUDA)
+    assert has_kernels(CUDA) and triton.compiled == 1
+    assert FastModel(Sequence(F.relu), CUDA, DEFAULT_FLOAT32).fuses
+
+
+def test_other_devices_have_no_kernels(triton):
+    prepare_kernels(torch.device("cpu"))
+    assert not has_kernels(torch.device("cpu")) and not triton.compiled

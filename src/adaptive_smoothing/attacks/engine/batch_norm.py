@@ -10,10 +10,11 @@ pass does anything else with the output of a norm, the mode raises `WrongPlanErr
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, MutableMapping
-from contextlib import suppress
-from threading import Thread
+from functools import cache
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -270,26 +271,33 @@ def _column(values: Tensor, inputs: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (inputs.dim() - 2))
 
 
+_LOADING = Lock()
+
+
 def has_kernels(device: torch.device) -> bool:
     """Return whether this machine has the kernels that make fusing worthwhile: Triton, on an NVIDIA GPU."""
     if device.type != "cuda":
         return False
+    with _LOADING:  # another thread may be doing the same
+        return _can_compile(device)
+
+
+@cache
+def _can_compile(device: torch.device) -> bool:
     try:
-        from adaptive_smoothing.attacks.engine import batch_norm_triton  # noqa: F401
+        from adaptive_smoothing.attacks.engine import batch_norm_triton
     except ImportError:
+        return False
+    try:
+        with torch.cuda.device(device):
+            batch_norm_triton.compile_one()
+    except Exception as error:  # Triton needs a C compiler, and supports recent GPUs only
+        warnings.warn(f"Triton does not work here, so attacks take longer: {error}", stacklevel=4)
         return False
     return True
 
 
 def prepare_kernels(device: torch.device) -> None:
     """Start loading the compiler of the kernels, which takes a second, in the background."""
-
-    def prepare() -> None:
-        with suppress(Exception):  # the first kernel will raise it again
-            if has_kernels(device):
-                from adaptive_smoothing.attacks.engine import batch_norm_triton
-
-                batch_norm_triton.compile_one()
-
     if device.type == "cuda":
-        Thread(target=prepare, name="prepare kernels", daemon=True).start()
+        Thread(target=has_kernels, args=(device,), name="prepare kernels", daemon=True).start()

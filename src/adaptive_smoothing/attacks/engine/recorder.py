@@ -59,7 +59,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 class RecordedObjective:
     """An objective of one model for batches of one size, whose loss and gradient are recorded as one graph.
 
-    On another device than a GPU, or if the model cannot be recorded, the objective is called as it is.
+    The objective is called as it is for batches of another size, without a GPU, and if the model cannot be recorded.
     """
 
     def __init__(self, objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> None:
@@ -75,7 +75,7 @@ class RecordedObjective:
                 self.graph = Recorder(images.device).record(compute, compute)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> LossLogits:
-        if self.graph is None or self.answer is None:
+        if self.graph is None or self.answer is None or images.shape != self.images.shape:
             return self.objective(model, images, labels)
         self.images.copy_(images.detach())
         self.labels.copy_(labels)
