@@ -192,18 +192,17 @@ class EvaluationRun(ShardedRun):
 
     def _model_alarms(self) -> list[alarms.Alarm]:
         """Return the alarms about the model itself, before any time is spent on attacks."""
-
         wanted = ALARM_IMAGES.get(self.device.type, 32)
 
-        def check(images: int) -> list[alarms.Alarm]:
-            if images < wanted:
-                message = f"memory ran out: alarms are checked on {images} images, not on {wanted}; give more memory"
-                warnings.warn(message, stacklevel=1)
+        def check(images: int) -> tuple[int, list[alarms.Alarm]]:
             batch = self.batch(rows := slice(0, images))
-            return alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
+            return images, alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
 
         with frozen(self.model):
-            found = with_smaller_batches(check, wanted)
+            images, found = with_smaller_batches(check, wanted)
+        if images < wanted:
+            message = f"memory ran out: alarms were checked on {images} images, not on {wanted}; give more memory"
+            warnings.warn(message, stacklevel=1)
         # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm is raised.
         handled = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]

@@ -59,14 +59,15 @@ def _number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _set_limit(device: int, size: int) -> None:
+def _set_limit(device: int, size: int, most: float = 1.0) -> None:
+    """Limit the memory of a GPU to a number of bytes, and to the share `most` of the memory that it has."""
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+    torch.cuda.set_per_process_memory_fraction(min(most, size / total), device)
 
 
 @contextmanager
 def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[None]:
-    """Limit the memory of one GPU inside of the context; None sets no limit."""
+    """Limit the memory of one GPU inside of the context; None sets no limit. A limit that is lower already stays."""
     if limit is None:
         yield
         return
@@ -75,7 +76,7 @@ def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[No
         raise ValueError(f"expected a GPU for memory={limit!r}, got {device}: leave it out")
     number = _number(device)
     before = torch.cuda.get_per_process_memory_fraction(number)
-    _set_limit(number, size)
+    _set_limit(number, size, before)
     try:
         yield
     finally:
