@@ -49,13 +49,14 @@ def limit_memory(limit: str | int) -> None:
 
 
 def apply_limit() -> None:
-    """Apply the limit of the environment to all GPUs, in a process that `limit_memory` has not been called in."""
+    """Apply the limit to all GPUs of this process that `limit_memory` has set, here or in the parent process."""
     if size := os.environ.get(VARIABLE):
         for number in range(torch.cuda.device_count()):
             _set_limit(number, int(size))
 
 
-def _number(device: torch.device) -> int:
+def device_number(device: torch.device) -> int:
+    """Return the number of a GPU; `cuda` without a number is the current one."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
@@ -74,7 +75,7 @@ def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[No
     size = parse_bytes(limit)
     if device.type != "cuda":
         raise ValueError(f"expected a GPU for memory={limit!r}, got {device}: leave it out")
-    number = _number(device)
+    number = device_number(device)
     before = torch.cuda.get_per_process_memory_fraction(number)
     _set_limit(number, size, before)
     try:
@@ -86,7 +87,7 @@ def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[No
 def batch_bytes(device: torch.device) -> int:
     """Return the memory for one batch under attack: `BATCH_BYTES`, or half of what this process may allocate."""
     total = torch.cuda.get_device_properties(device).total_memory
-    return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(_number(device)) / 2))
+    return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(device_number(device)) / 2))
 
 
 def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int | None:

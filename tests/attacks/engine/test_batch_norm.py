@@ -20,7 +20,10 @@ from adaptive_smoothing.attacks.engine.batch_norm import (
     has_kernels,
     prepare_kernels,
 )
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.gradient_mixture import GradientMixedClassifier
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.features import FeatureTaps
 from adaptive_smoothing.models.inference import full_precision
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -274,6 +277,32 @@ class ByBatchSize(Sequence):
         return (F.silu(features) if len(images) == 1 else torch.tanh(features)).flatten(1)
 
 
+class Tapped(nn.Module):
+    """Returns the output of the network and of its norm, which a forward hook has copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = Sequence(nn.ReLU(inplace=True))
+
+    def forward(self, images):
+        output, features = FeatureTaps(self.network, ["norm"])(images)
+        return torch.cat([output, features["norm"].flatten(1)], 1)
+
+
+def classifier():
+    return nn.Sequential(Sequence(nn.SiLU()), nn.Linear(180, 4)).eval()
+
+
+def mixture_with_itself():
+    network = classifier()
+    return MixedClassifier(network, network, 0.3)
+
+
+def gradient_mixture():
+    """Computes gradients of g with torch.func."""
+    return GradientMixedClassifier(classifier(), classifier(), 1.0, r="predicted_gradient")
+
+
 def with_backward_hook():
     """The hook wraps the output of the norm, but only where a gradient is computed."""
     model = Sequence(nn.SiLU())
@@ -288,6 +317,9 @@ UNUSUAL = {
     "a norm that is stored": (lambda: StoresNorm(F.relu), 0),
     "checkpointing": (Checkpointed, 1),
     "a second derivative": (lambda: InputGradient(F.silu), 1),
+    "a hook on the norm": (Tapped, 0),
+    "g and h are the same": (mixture_with_itself, 1),
+    "a mixture with gradients inside": (gradient_mixture, 2),
     "a backward hook": (with_backward_hook, 0),
     "a norm without weights": (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.ReLU(), nn.Flatten()), 0),
     "a norm without statistics": (

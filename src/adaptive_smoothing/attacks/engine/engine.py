@@ -29,15 +29,16 @@ BATCH, OTHER_BATCH = {"cuda": 2048, "cpu": 32}, 256
 BUSY, OTHER_BUSY = {"cuda": 1024, "cpu": 32}, 1
 CIFAR_PIXELS = 3 * 32 * 32
 SMALLEST_BATCH = 8
-# The memory of a gradient step in units of what its forward pass keeps for the backward pass.
+# The memory of a gradient step, as a multiple of what its forward pass keeps for the backward pass.
 TRANSIENT = 1.1
 # Images on which fast arithmetic is compared with full precision.
 PROBE_IMAGES = 8
-# Batch sizes on a GPU, where each size is recorded once: in steps of a sixteenth from a power of two to the next.
+# Batch sizes on a GPU, where each size is recorded once. Between two powers of two there are sixteen equal steps, and
+# below 16 all sizes.
 SIZES = (*range(8, 16), *(sixteenths * 2**power for power in range(12) for sixteenths in range(16, 32)))
-# The largest batch is a power of two, or halfway between two.
+# Sizes for the largest batch: powers of two, and the sizes halfway between them.
 LARGEST_SIZES = SIZES[::8]
-# In fast arithmetic on a GPU, a step with fewer images of CIFAR's size takes no less time.
+# In fast arithmetic on a GPU, a step takes the same time for any smaller number of images of CIFAR's size.
 FEW = 32
 
 
