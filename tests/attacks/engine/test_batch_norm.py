@@ -392,12 +392,16 @@ class RandomNetwork(nn.Module):
         self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(steps))
 
     def forward(self, images):
-        chance, features = random.Random(self.seed), [self.stem(images)]
+        chance, stem = random.Random(self.seed), self.stem(images)
+        features, unused = [stem], [stem, stem, stem]
         for number in range(self.steps):
-            # The latest features most of the time, so that activations follow norms.
-            x = features[-1] if chance.random() < 0.7 else chance.choice(features)
-            features.append(self.step(chance.choice(self.STEPS), x, chance.choice(features), number))
-        return torch.stack([feature.mean((2, 3)) for feature in features[-3:]]).sum(0)
+            # Most features are used once, in any order, so that activations follow norms sooner or later.
+            once = unused and chance.random() < 0.9
+            x = unused.pop(chance.randrange(len(unused))) if once else chance.choice(features)
+            new = self.step(chance.choice(self.STEPS), x, chance.choice(features[:3]), number)
+            features.append(new)
+            unused.append(new)
+        return torch.stack([feature.mean((2, 3)) for feature in unused]).sum(0)
 
     def step(self, name, x, other, number):
         match name:
