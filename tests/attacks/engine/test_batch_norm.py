@@ -369,20 +369,7 @@ def test_an_error_of_the_model_is_not_hidden():
 class RandomNetwork(nn.Module):
     """A network whose wiring is drawn at random: each step takes earlier features, some of them in place."""
 
-    STEPS = (
-        "norm",
-        "norm",
-        "norm",
-        "shared norm",
-        "convolution",
-        "relu",
-        "relu_",
-        "silu",
-        "silu_",
-        "add",
-        "add_",
-        "cat",
-    )
+    STEPS = (*["norm"] * 4, *["silu"] * 3, "shared norm", "convolution", "relu", "relu_", "silu_", "add", "add_", "cat")
 
     def __init__(self, seed, steps=14):
         super().__init__()
@@ -435,7 +422,7 @@ def test_networks_with_random_wiring_have_the_same_logits_and_gradients():
         found, count = fused(model, images)
         assert_close(found, expected, 1e-4)
         planned, compared = planned + count, compared + 1
-    assert compared > 75 and planned > 40
+    assert compared > 75 and planned > 75
 
 
 @pytest.mark.parametrize("activation", [F.relu, F.silu])
