@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     network = train(args.name, args.data_root, args.epochs, args.device)
-    # Half precision is what the file holds, so that it can travel.
+    # In half precision, which halves the size of the file.
     save_file(
         {
             name: value.half() if value.is_floating_point() else value

@@ -18,21 +18,26 @@ CACHE_VARIABLE = "ADAPTIVE_SMOOTHING_CACHE"
 @cache
 def code_version() -> str:
     """Return the version and a digest of the code that computes results, installed or not, with or without git."""
-    folder = Path(__file__).parent
-    files = file_digest(folder)
+    return f"{VERSION}+{_cached_digest(Path(__file__).parent)[:10]}"
+
+
+def _cached_digest(folder: Path) -> str:
+    """Return the code digest from the cache, if it is of the same files, or compute it, which takes a second."""
+    # The digest of the same code differs between versions of Python.
+    key = f"{file_digest(folder)}-{sys.hexversion:x}"
     with suppress(OSError, ValueError):
         known, digest = (cache_folder() / "code-digest").read_text().split()
-        if known == files:
-            return f"{VERSION}+{digest[:10]}"
+        if known == key and len(digest) == hashlib.sha256().digest_size * 2:
+            return digest
     digest = code_digest(folder)
     with suppress(OSError):
         cache_folder().mkdir(parents=True, exist_ok=True)
-        (cache_folder() / "code-digest").write_text(f"{files} {digest}")
-    return f"{VERSION}+{digest[:10]}"
+        (cache_folder() / "code-digest").write_text(f"{key} {digest}")
+    return digest
 
 
 def file_digest(folder: Path) -> str:
-    """Return a sha256 of the Python files in a folder. It takes milliseconds, where parsing them takes a second."""
+    """Return a sha256 of the Python files in a folder. It takes milliseconds."""
     return _digest(folder, lambda source: source)
 
 
@@ -46,7 +51,7 @@ def _digest(folder: Path, text: Callable[[str], str]) -> str:
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)
         if name.parts[0] not in WITHOUT_RESULTS:
-            digest.update(name.as_posix().encode() + b"\0" + text(path.read_text()).encode())
+            digest.update(name.as_posix().encode() + b"\0" + text(path.read_text("utf-8")).encode())
     return digest.hexdigest()
 
 

@@ -19,7 +19,7 @@ from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.evaluation.cascade_run import EvaluationRun
+from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, EvaluationRun
 from adaptive_smoothing.evaluation.verdict import ROBUST
 from adaptive_smoothing.runs import journal as journal_file
 from adaptive_smoothing.runs import sharded
@@ -399,3 +399,39 @@ def test_progress_of_the_audit_is_reported_separately(model, data, toys):
     assert audit and reports[-1] is audit[-1] and {part.images for part in audit} == {8}
     assert [part.finished for part in audit] == sorted(part.finished for part in audit)
     assert verdict.audit is not None and verdict.audit.random + verdict.audit.closest == 8
+
+
+def evaluation_run(model, data, toys, **options):
+    options = EvaluationOptions(shard_size=6, alarms=False, **options)
+    return EvaluationRun(
+        model=model, data=data, cascade=toys.cascade(), device=torch.device("cpu"), journal=Journal(), options=options
+    )
+
+
+def test_an_early_error_makes_no_engine(model, data, toys):
+    """On a GPU, another error of the engine would hide the first one."""
+    run = evaluation_run(model, data, toys, memory="6G")
+    with pytest.raises(ValueError, match="expected a GPU for memory='6G', got cpu"):
+        run.run()
+    assert "_engine" not in vars(run)
+
+
+def test_the_limit_of_memory_holds_for_shards_as_well(model, data, toys):
+    """Processes of other devices compute shards and nothing else."""
+    with pytest.raises(ValueError, match="expected a GPU for memory='6G', got cpu"):
+        evaluation_run(model, data, toys, memory="6G").shard("shard", slice(0, 6), lambda *now: None)
+
+
+def test_if_memory_runs_out_alarms_are_checked_on_fewer_images(model, data, toys, monkeypatch):
+    seen = []
+
+    def check(model, images, labels, threat):
+        seen.append(len(images))
+        if len(images) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return []
+
+    monkeypatch.setattr("adaptive_smoothing.evaluation.alarms.check_model", check)
+    with pytest.warns(UserWarning, match="memory ran out: alarms were checked on 3 images, not on 12") as warned:
+        assert evaluation_run(model, data, toys)._model_alarms() == []
+    assert seen == [12, 6, 3] and len(warned) == 1

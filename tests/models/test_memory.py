@@ -1,6 +1,7 @@
 """Memory of a GPU: limits, the memory of a batch, smaller batches, and memory that is given back."""
 
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -110,3 +111,56 @@ def test_a_limit_holds_inside_of_its_context_on_a_gpu():
     with limited_memory("1G", device), pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * 2**30, dtype=torch.uint8, device=device)
     assert torch.cuda.get_per_process_memory_fraction(0) == before
+
+
+def test_the_memory_of_a_model_with_a_gradient_inside_is_measured():
+    def model(images):
+        return torch.autograd.grad((images**3).sum(), images, create_graph=True)[0]
+
+    assert bytes_per_image(model, torch.rand(2, 3, 4, 4)) >= 3 * 4 * 4 * 4
+
+
+def test_the_memory_of_a_model_with_a_functional_transform_is_unknown():
+    def model(images):
+        return torch.func.grad(lambda images: (images**3).sum())(images)
+
+    assert bytes_per_image(model, torch.rand(2, 3, 4, 4)) is None
+
+
+def test_an_error_while_memory_is_measured_is_raised():
+    def model(images):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        bytes_per_image(model, torch.rand(2, 3, 4, 4))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A pretended GPU with 8 GiB; the list holds its limits, the latest last."""
+    limits = [1.0]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=8 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: limits[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
+    return limits
+
+
+def test_of_nested_limits_the_lower_one_holds_and_an_error_restores_the_one_before(gpu):
+    device = torch.device("cuda", 0)
+    with limited_memory("4G", device):
+        with pytest.raises(KeyError), limited_memory("2G", device):
+            assert gpu[-1] == 0.25
+            raise KeyError
+        with limited_memory("6G", device):
+            assert gpu[-1] == 0.5
+        assert gpu[-1] == 0.5
+    assert gpu[-1] == 1.0
+
+
+def test_a_batch_takes_at_most_half_of_the_limit(gpu):
+    device = torch.device("cuda", 0)
+    assert memory.batch_bytes(device) == 4 * 2**30
+    with limited_memory("3G", device):
+        assert memory.batch_bytes(device) == 3 * 2**29
+    with limited_memory("80G", device):
+        assert gpu[-1] == 1.0

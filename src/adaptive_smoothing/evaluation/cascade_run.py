@@ -89,7 +89,8 @@ class EvaluationRun(ShardedRun):
             with limited_memory(self.options.memory, self.device):
                 return self._verdict(devices, progress)
         finally:
-            if self.engine is None:  # graphs that were recorded for this run would keep their memory
+            # Graphs that were recorded for this run would keep their memory. An early error leaves no engine.
+            if self.engine is None and "_engine" in vars(self):
                 self._engine.close()
 
     def _verdict(self, devices: Sequence[str], progress: RunProgress) -> Verdict:
@@ -143,7 +144,9 @@ class EvaluationRun(ShardedRun):
     def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
         keep = max(self._saved - rows.start, 0) if self._saved else None
         shard = Shard(name, self.batch(rows), self._threat(rows), self.cascade.stages, self.journal, keep=keep)
-        return shard.run(self._engine, progress)
+        # A process of its own for another device starts here, and not in `run`.
+        with limited_memory(self.options.memory, self.device):
+            return shard.run(self._engine, progress)
 
     def count_correct(self, columns: Columns) -> int:
         return int((columns["fooled_by"] == ROBUST).sum())
@@ -189,18 +192,17 @@ class EvaluationRun(ShardedRun):
 
     def _model_alarms(self) -> list[alarms.Alarm]:
         """Return the alarms about the model itself, before any time is spent on attacks."""
-
         wanted = ALARM_IMAGES.get(self.device.type, 32)
 
-        def check(images: int) -> list[alarms.Alarm]:
-            if images < wanted:
-                message = f"memory ran out: alarms are checked on {images} images, not on {wanted}; give more memory"
-                warnings.warn(message, stacklevel=1)
+        def check(images: int) -> tuple[int, list[alarms.Alarm]]:
             batch = self.batch(rows := slice(0, images))
-            return alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
+            return images, alarms.check_model(self.model, batch.images, batch.labels, self._threat(rows))
 
         with frozen(self.model):
-            found = with_smaller_batches(check, wanted)
+            images, found = with_smaller_batches(check, wanted)
+        if images < wanted:
+            message = f"memory ran out: alarms were checked on {images} images, not on {wanted}; give more memory"
+            warnings.warn(message, stacklevel=1)
         # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm is raised.
         handled = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]

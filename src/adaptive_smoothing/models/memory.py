@@ -49,33 +49,35 @@ def limit_memory(limit: str | int) -> None:
 
 
 def apply_limit() -> None:
-    """Apply the limit of the environment to all GPUs, in a process that `limit_memory` has not been called in."""
+    """Apply the limit to all GPUs of this process that `limit_memory` has set, here or in the parent process."""
     if size := os.environ.get(VARIABLE):
         for number in range(torch.cuda.device_count()):
             _set_limit(number, int(size))
 
 
-def _number(device: torch.device) -> int:
+def device_number(device: torch.device) -> int:
+    """Return the number of a GPU; `cuda` without a number is the current one."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _set_limit(device: int, size: int) -> None:
+def _set_limit(device: int, size: int, most: float = 1.0) -> None:
+    """Limit the memory of a GPU to a number of bytes, and to the share `most` of the memory that it has."""
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
+    torch.cuda.set_per_process_memory_fraction(min(most, size / total), device)
 
 
 @contextmanager
 def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[None]:
-    """Limit the memory of one GPU inside of the context; None sets no limit."""
+    """Limit the memory of one GPU inside of the context; None sets no limit. A limit that is lower already stays."""
     if limit is None:
         yield
         return
     size = parse_bytes(limit)
     if device.type != "cuda":
         raise ValueError(f"expected a GPU for memory={limit!r}, got {device}: leave it out")
-    number = _number(device)
+    number = device_number(device)
     before = torch.cuda.get_per_process_memory_fraction(number)
-    _set_limit(number, size)
+    _set_limit(number, size, before)
     try:
         yield
     finally:
@@ -85,27 +87,35 @@ def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[No
 def batch_bytes(device: torch.device) -> int:
     """Return the memory for one batch under attack: `BATCH_BYTES`, or half of what this process may allocate."""
     total = torch.cuda.get_device_properties(device).total_memory
-    return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(_number(device)) / 2))
+    return min(BATCH_BYTES, int(total * torch.cuda.get_per_process_memory_fraction(device_number(device)) / 2))
 
 
-def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int:
-    """Return the memory that a model keeps for the backward pass, per image.
+def bytes_per_image(model: Callable[[Tensor], object], images: Tensor) -> int | None:
+    """Return the memory that a model keeps for the backward pass, per image, or None if it cannot be measured.
 
     This is the difference of two passes, because what does not grow with the batch, such as weights, does not count.
     """
     few = images[:1].expand(4, *images.shape[1:])
-    return max(1, (_kept_bytes(model, few.repeat(2, 1, 1, 1)) - _kept_bytes(model, few)) // len(few))
+    try:
+        return max(1, (_kept_bytes(model, few.repeat(2, 1, 1, 1)) - _kept_bytes(model, few)) // len(few))
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):  # what a model with a transform of torch.func raises
+            raise
+        return None
 
 
 def _kept_bytes(model: Callable[[Tensor], object], images: Tensor) -> int:
     """Return the memory that one forward pass keeps for the backward pass."""
     kept: list[Tensor] = []
-    # An operation that keeps its own output must not be kept alive by it: the hook returns nothing, and the list, which
-    # the hook holds, is emptied.
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(kept.append, lambda nothing: nothing):
+
+    def keep(tensor: Tensor) -> Tensor:
+        # Without its history, so that an operation that keeps its own output is not kept alive by it.
+        kept.append(tensor.detach())
+        return kept[-1]
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(images.clone().requires_grad_())
     storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in kept)}
-    kept.clear()
     return sum(storages.values())
 
 

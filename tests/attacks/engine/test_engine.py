@@ -1,12 +1,17 @@
 """Memory, frozen weights, views and transfer attacks."""
 
+import math
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
 from toys import ATTACKS, CPU, Planes, make_images, make_input, run
 
 from adaptive_smoothing.attacks.apgd import APGD
-from adaptive_smoothing.attacks.engine.engine import Engine
+from adaptive_smoothing.attacks.engine import engine as engine_module
+from adaptive_smoothing.attacks.engine.arithmetic import BFLOAT16, FULL_PRECISION
+from adaptive_smoothing.attacks.engine.engine import SIZES, Engine
 from adaptive_smoothing.attacks.engine.jobs import run_attack
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.threat import Linf
@@ -133,3 +138,110 @@ def test_a_view_is_made_once():
     for _ in range(2):
         run_attack(engine, "test", APGD(inputs.threat, steps=2), inputs, source=view)
     assert made == [model]
+
+
+# --- the engine of a GPU, on a machine without one ------------------------------------------------------
+
+GIB = 2**30
+
+
+@pytest.fixture
+def gpu_engine(monkeypatch):
+    """A function that makes the engine of a GPU whose batches may take 4 GiB, for a model with `row` bytes per row."""
+
+    def make(row=None, batch_size=None):
+        def measured(model, images):
+            if row == "too large":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return row
+
+        monkeypatch.setattr(engine_module, "bytes_per_image", measured)
+        monkeypatch.setattr(engine_module, "batch_bytes", lambda device: 4 * GIB)
+        monkeypatch.setattr(engine_module, "Recorder", lambda device: None)
+        monkeypatch.setattr(engine_module.Engine, "arithmetic", lambda self, inputs: FULL_PRECISION)
+        return Engine(Planes(), torch.device("cuda"), batch_size)
+
+    return make
+
+
+def test_sizes_rise_in_steps_of_at_most_an_eighth():
+    assert SIZES[0] == 8 and list(SIZES) == sorted(set(SIZES))
+    assert all(8 * (later - earlier) <= earlier for earlier, later in pairwise(SIZES))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "arithmetic", "shape", "rows"),
+    [
+        (1, BFLOAT16, (3, 32, 32), 32),
+        (33, BFLOAT16, (3, 32, 32), 34),
+        (1000, BFLOAT16, (3, 32, 32), 1024),
+        (1025, BFLOAT16, (3, 32, 32), 1088),
+        (9000, BFLOAT16, (3, 32, 32), 2048),
+        (1, FULL_PRECISION, (3, 32, 32), 8),
+        (9, FULL_PRECISION, (3, 32, 32), 9),
+        (1, BFLOAT16, (3, 224, 224), 8),
+        (3, BFLOAT16, (1, 28, 28), 128),
+    ],
+)
+def test_a_gpu_has_batches_of_few_sizes(gpu_engine, jobs, arithmetic, shape, rows):
+    assert gpu_engine().rows(jobs, arithmetic, math.prod(shape)) == rows
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
+def test_a_batch_size_that_is_given_is_the_largest(gpu_engine, batch_size):
+    engine = gpu_engine(batch_size=batch_size)
+    assert engine.rows(1000, BFLOAT16, 3072) == batch_size
+    assert Engine(Planes(), CPU, batch_size).rows(3, BFLOAT16, 3072) == min(3, batch_size)
+
+
+@pytest.mark.parametrize(
+    ("row", "rows"),
+    [(2**20, 2048), (4 * 2**20, 768), (2**29, 8), (8 * GIB, 8), ("too large", 8), (None, 2048 * 64)],
+)
+def test_the_batch_fits_into_memory(gpu_engine, row, rows):
+    """Rows that cannot be measured (None) are counted by the size of the images, which have 48 values here."""
+    inputs = make_input(Planes(), make_images(4), Linf(0.01))
+    assert gpu_engine(row)._fitting_rows(inputs) == rows
+
+
+def test_fast_arithmetic_is_tried_on_no_more_images_than_fit(network):
+    """The examples of an evaluation are eight images, and memory may suffice for fewer."""
+    images = make_images(8, (3, 8, 8), 0, 1)
+    inputs = make_input(network, images, Linf(0.012))
+    engine = Engine(LittleMemory(network, 4), CPU, examples=lambda: images)
+    run_attack(engine, "test", APGD(inputs.threat, steps=2), inputs)
+    assert engine.size == 4
+
+
+# --- recorded steps -------------------------------------------------------------------------------------
+
+
+class FailingRecorder:
+    """Fails to record a step, once or always."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def record(self, warm_up, step):
+        warm_up()
+        raise self.error
+
+
+def run_with_recorder(network, monkeypatch, error):
+    inputs = make_input(network, make_images(6, (3, 8, 8), 0, 1), Linf(0.012))
+    attack, engine = APGD(inputs.threat, steps=4), Engine(network, CPU, 64, precise=True)
+    engine._recorder = FailingRecorder(error)
+    monkeypatch.setattr(engine, "_new_recorder", lambda: None)
+    return engine, run_attack(engine, "test", attack, inputs), run(network, attack, inputs, 64)
+
+
+def test_a_model_that_cannot_be_recorded_is_attacked_without_recording(network, monkeypatch):
+    with pytest.warns(UserWarning, match="this model cannot be recorded, so attacks take longer: not permitted"):
+        engine, found, expected = run_with_recorder(network, monkeypatch, RuntimeError("not permitted"))
+    assert torch.equal(found.worst, expected.worst) and torch.equal(found.queries, expected.queries)
+    assert engine.size == 64
+
+
+def test_memory_that_runs_out_while_recording_halves_the_batch(network, monkeypatch):
+    engine, found, expected = run_with_recorder(network, monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
+    assert torch.equal(found.fooled, expected.fooled) and engine.size == 32

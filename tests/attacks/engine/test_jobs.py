@@ -366,6 +366,22 @@ def test_one_engine_gives_the_same_results_as_a_new_one_for_each_attack(network,
     assert bool(engine._recorded) == (kind is Kept)
 
 
+@pytest.mark.parametrize(("kind", "expected"), [(engine_module.JobBatch, list(range(8, 0, -1))), (Kept, [8, 4, 2, 1])])
+def test_on_a_gpu_a_batch_shrinks_only_to_half(kind, expected, monkeypatch):
+    """Job k succeeds at step k + 1, so that one row after the other becomes idle. A new size must be recorded."""
+    made = []
+
+    class Counted(kind):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(len(self.state["label"]))
+
+    monkeypatch.setattr(engine_module, "JobBatch", Counted)
+    margins = torch.where(torch.arange(8)[:, None] <= torch.arange(40), 1.0, -1.0)[:, None]
+    assert summary(scripted(margins, 8, 1, 8)) == ([True] * 8, list(range(1, 9)), [1.0] * 8)
+    assert made == expected
+
+
 def test_targets_are_those_of_the_attacked_view():
     model, view = Planes(seed=0), Planes(seed=1)
     inputs = make_input(model, make_images(20), Linf(0.01))

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.attacks.engine.batch_norm import FusedBatchNorm, Plan, activations_after_norms, has_kernels
+from adaptive_smoothing.attacks.engine.batch_norm import (
+    FusedBatchNorm,
+    Plan,
+    WrongPlanError,
+    activations_after_norms,
+    has_kernels,
+)
 from adaptive_smoothing.attacks.engine.float16 import HAS_FLOAT16, Float16Convolutions, with_scaled_gradients
 from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.models.contract import trusted_images
@@ -72,8 +78,8 @@ def fast_arithmetics(device: torch.device) -> tuple[Arithmetic, ...]:
 class FastModel:
     """A model in an arithmetic, by default the fastest of the device. It returns float32 logits.
 
-    In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`). A compiled
-    model is not changed, because the compiler does the same.
+    In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`). This does not
+    apply to a model that is compiled, or has a compiled part: the compiler does the same.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class FastModel:
         # Both `__call__` and `mix` of a mixture use its `mix`, so that one function is compiled.
         function: Callable[[Tensor], Tensor | MixedOutput] = model.mix if isinstance(model, MixedClassifier) else model
         self.function = compiled_for_any_size(function) if compiled else function
+        compiled = compiled or any(map(_is_compiled, model.modules()))
         self.fuses = not compiled and self.arithmetic != FULL_PRECISION and has_kernels(device)
         self._plan: Plan | None = None
 
@@ -106,8 +113,21 @@ class FastModel:
                 return with_scaled_gradients(self.function, images)
             if self.device.type == "cuda":
                 images = images.contiguous(memory_format=torch.channels_last)
-            if self.fuses:
-                if self._plan is None:
-                    self._plan = activations_after_norms(self.function, images[:1])
-                stack.enter_context(FusedBatchNorm(self._plan))
-            return self.function(images)
+            return self._fused(images) if self.fuses else self.function(images)
+
+    def _fused(self, images: Tensor) -> Tensor | MixedOutput:
+        """Return the answer with fused batch norms. After a wrong plan, activations are computed on their own."""
+        if self._plan is None:
+            self._plan = activations_after_norms(self.function, images)
+        try:
+            with FusedBatchNorm(self._plan):
+                return self.function(images)
+        except WrongPlanError:
+            self._plan = {}
+            return self._fused(images)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is the result of `torch.compile(module)` or of `module.compile()`."""
+    # Importing the compiler's classes would take two seconds.
+    return type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None

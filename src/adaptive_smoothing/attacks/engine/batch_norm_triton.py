@@ -1,7 +1,7 @@
 """The kernels of `batch_norm.py` on a GPU. Importing this module needs Triton, which PyTorch for CUDA installs.
 
 A tensor is a matrix: one column per channel, one row per pixel of the batch. Everything is computed in float32. `norm`
-is a `batch_norm.Norm`.
+is a `batch_norm.Norm`, whose tensors are float32.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -64,9 +64,9 @@ def _tile(pixels, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _scale_and_shift(mean, variance, weight, bias, eps, column, channels):
-    known = column < channels
-    scale = tl.load(weight + column, known).to(tl.float32) / tl.sqrt(tl.load(variance + column, known) + eps)
-    shift = tl.load(bias + column, known).to(tl.float32) - tl.load(mean + column, known) * scale
+    inside = column < channels
+    scale = tl.load(weight + column, inside) / tl.sqrt(tl.load(variance + column, inside) + eps)
+    shift = tl.load(bias + column, inside) - tl.load(mean + column, inside) * scale
     return scale[None, :], shift[None, :]
 
 

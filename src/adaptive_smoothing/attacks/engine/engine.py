@@ -29,15 +29,16 @@ BATCH, OTHER_BATCH = {"cuda": 2048, "cpu": 32}, 256
 BUSY, OTHER_BUSY = {"cuda": 1024, "cpu": 32}, 1
 CIFAR_PIXELS = 3 * 32 * 32
 SMALLEST_BATCH = 8
-# The memory of a gradient step in units of what its forward pass keeps for the backward pass.
+# The memory of a gradient step, as a multiple of what its forward pass keeps for the backward pass.
 TRANSIENT = 1.1
 # Images on which fast arithmetic is compared with full precision.
 PROBE_IMAGES = 8
-# Batch sizes on a GPU, where each size is recorded once: in steps of a sixteenth from a power of two to the next.
+# Batch sizes on a GPU, where each size is recorded once. Between two powers of two there are sixteen equal steps, and
+# below 16 all sizes.
 SIZES = (*range(8, 16), *(sixteenths * 2**power for power in range(12) for sixteenths in range(16, 32)))
-# The largest batch is a power of two, or halfway between two.
+# Sizes for the largest batch: powers of two, and the sizes halfway between them.
 LARGEST_SIZES = SIZES[::8]
-# In fast arithmetic on a GPU, a step with fewer images of CIFAR's size takes no less time.
+# In fast arithmetic on a GPU, a step takes the same time for any smaller number of images of CIFAR's size.
 FEW = 32
 
 
@@ -73,7 +74,7 @@ class Engine:
         self._arithmetic = FULL_PRECISION if self.precise else None
         self._fast: dict[tuple[int, Arithmetic], FastModel] = {}
         self._recorded: dict[tuple[int, int, Arithmetic, int], JobBatch] = {}
-        self._row_bytes: int | None = None  # memory of one row, once it is measured
+        self._row_bytes: int | None = None  # memory of one row on a GPU, once it is measured
         self._recorder = self._new_recorder()
 
     def _new_recorder(self) -> Recorder | None:
@@ -82,7 +83,8 @@ class Engine:
     def arithmetic(self, inputs: AttackInput) -> Arithmetic:
         """Return the fastest arithmetic that is accurate enough for the model; it is chosen once."""
         if self._arithmetic is None:
-            images = inputs.images[: min(PROBE_IMAGES, self.size)] if self.examples is None else self.examples()
+            images = inputs.images if self.examples is None else self.examples()
+            images = images[: min(PROBE_IMAGES, self.size)]
             logits, candidates = fp32_logits(self.model, images), fast_arithmetics(self.device)
             accurate = (candidate for candidate in candidates if candidate.is_accurate(self.model, images, logits))
             self._arithmetic = next(accurate, FULL_PRECISION)
@@ -178,15 +180,21 @@ class Engine:
         return self.compiled and arithmetic == fast_arithmetics(self.device)[0]
 
     def _fitting_rows(self, inputs: AttackInput) -> int:
-        """Return the number of rows that fit: on a GPU by the memory of the model, elsewhere by the size of images."""
+        """Return the number of rows that fit: on a GPU by the memory of the model, otherwise by the size of images."""
         usual = BATCH.get(self.device.type, OTHER_BATCH)
-        if self.device.type != "cuda":
-            return max(SMALLEST_BATCH, usual * CIFAR_PIXELS // inputs.images[0].numel())
+        if self.device.type == "cuda" and self._row_bytes is None:
+            self._row_bytes = self._measured_row_bytes(inputs)
         if self._row_bytes is None:
-            model = FastModel(self.model, self.device, self.arithmetic(inputs))
-            self._row_bytes = bytes_per_image(model, inputs.images)
+            return max(SMALLEST_BATCH, usual * CIFAR_PIXELS // inputs.images[0].numel())
         fitting = int(batch_bytes(self.device) / (TRANSIENT * self._row_bytes))
         return max((size for size in LARGEST_SIZES if size <= min(usual, fitting)), default=SMALLEST_BATCH)
+
+    def _measured_row_bytes(self, inputs: AttackInput) -> int | None:
+        model = FastModel(self.model, self.device, self.arithmetic(inputs))
+        try:
+            return bytes_per_image(model, inputs.images)
+        except torch.OutOfMemoryError:  # a few images do not fit: start with the smallest batch
+            return batch_bytes(self.device)
 
     def _capacity(self, state: State) -> int:
         """Return how many images keep the device busy, at most the batch size."""

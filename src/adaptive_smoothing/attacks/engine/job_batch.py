@@ -93,7 +93,7 @@ class JobBatch:
         self.load({name: value.clone() if value.data_ptr() in mine else value for name, value in new.items()})
 
     def _record(self, recorder: Recorder) -> None:
-        """Record a step, after a step of a copy of the state."""
+        """Record a step. The warm-up is a step of a copy of the state."""
         try:
             self.graph = recorder.record(
                 lambda: self._stepped({name: value.clone() for name, value in self.state.items()}), self.step_in_place

@@ -1,4 +1,4 @@
-"""Functions recorded as CUDA graphs. A replay costs the host almost nothing."""
+"""Functions recorded as CUDA graphs. To replay a graph costs the host almost nothing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.objectives import LossLogits, Objective, loss_and_gradient
+from adaptive_smoothing.models.memory import device_number
 from adaptive_smoothing.threat import column
 
 
 class Recorder:
     """Records functions on one stream, with one memory pool that all graphs share.
 
-    Memory that one stream has freed is not used by another one, and graphs of different pools share nothing. The graphs
-    run one after the other and no result outlives a replay, so sharing is safe.
+    PyTorch does not reuse the memory of one stream for another stream, nor that of one pool for another pool. One
+    stream and one pool therefore save memory. This is safe, because the graphs run one after the other, and no graph
+    needs the results of another one.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = _stream(device)
+        self.stream = _stream(device_number(device))
         with torch.cuda.device(device):
             self.pool = torch.cuda.MemPool()
 
@@ -36,13 +38,13 @@ class Recorder:
         with torch.cuda.stream(self.stream):
             with torch.cuda.use_mem_pool(self.pool):
                 warm_up()
-            # As torch.cuda.graph does, without emptying the cache each time. Its type stubs know another handle.
+            # As torch.cuda.graph does, without emptying the cache each time. The cast is for torch's type stubs.
             torch.cuda.synchronize()
             graph.capture_begin(pool=cast(Any, self.pool.id))
             try:
                 step()
             except BaseException:
-                with suppress(RuntimeError):  # which would hide the reason, such as a lack of memory
+                with suppress(RuntimeError):  # a second error would hide the first, such as a lack of memory
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -51,15 +53,15 @@ class Recorder:
 
 
 @cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for recording. Every further stream would keep a workspace of the matrix library."""
-    return torch.cuda.Stream(device)
+def _stream(number: int) -> torch.cuda.Stream:
+    """Return the stream of a GPU for recording. There is only one, because each keeps a workspace of cuBLAS."""
+    return torch.cuda.Stream(torch.device("cuda", number))
 
 
 class RecordedObjective:
     """An objective of one model for batches of one size, whose loss and gradient are recorded as one graph.
 
-    On another device than a GPU, or if the model cannot be recorded, the objective is called as it is.
+    The objective is called as it is for batches of another size, without a GPU, and if the model cannot be recorded.
     """
 
     def __init__(self, objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> None:
@@ -75,7 +77,7 @@ class RecordedObjective:
                 self.graph = Recorder(images.device).record(compute, compute)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> LossLogits:
-        if self.graph is None or self.answer is None:
+        if self.graph is None or self.answer is None or images.shape != self.images.shape:
             return self.objective(model, images, labels)
         self.images.copy_(images.detach())
         self.labels.copy_(labels)
