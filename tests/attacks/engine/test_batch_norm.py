@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -443,10 +444,12 @@ def test_images_in_another_memory_format_are_left_alone():
 
 def test_a_compiled_model_is_left_alone(monkeypatch):
     monkeypatch.setattr("adaptive_smoothing.attacks.engine.arithmetic.has_kernels", lambda device: True)
-    inner, outer, plain = (prepared(Sequence(F.relu), "cpu") for _ in range(3))
+    inner, outer, scripted, plain = (prepared(Sequence(F.relu), "cpu") for _ in range(4))
     inner.norm.compile(backend="eager")
-    models = inner, torch.compile(outer, backend="eager"), plain
-    assert [FastModel(model, torch.device("cpu")).fuses for model in models] == [False, False, True]
+    with warnings.catch_warnings(action="ignore"):  # TorchScript is deprecated
+        scripted.norm = torch.jit.script(scripted.norm)
+    models = inner, torch.compile(outer, backend="eager"), scripted, plain
+    assert [FastModel(model, torch.device("cpu")).fuses for model in models] == [False, False, False, True]
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ class FastModel:
     """A model in an arithmetic, by default the fastest of the device. It returns float32 logits.
 
     In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`). This does not
-    apply to a model that is compiled, or has a compiled part: the compiler does the same.
+    apply to a model that is compiled, or has a compiled part: the compiler does much the same.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class FastModel:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return whether a module is the result of `torch.compile(module)` or of `module.compile()`."""
+    """Return whether a module was compiled by torch or is TorchScript, whose function calls no mode can see."""
     # Importing the compiler's classes would take two seconds.
-    return type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None
+    by_dynamo = type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None
+    return by_dynamo or isinstance(module, torch.jit.ScriptModule)
