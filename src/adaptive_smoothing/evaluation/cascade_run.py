@@ -17,9 +17,10 @@ from adaptive_smoothing.attacks.engine.batch_norm import prepare_kernels
 from adaptive_smoothing.attacks.engine.engine import PROBE_IMAGES, Engine
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.evaluation import alarms
+from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.outputs import ATTACKED
 from adaptive_smoothing.evaluation.shard import Shard
-from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, ROBUST, Audit, Verdict, attack_title
+from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, ROBUST, Verdict, attack_title
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.models.memory import limited_memory, parse_bytes, with_smaller_batches
