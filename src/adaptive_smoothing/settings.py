@@ -118,12 +118,12 @@ def check_below_one(name: str, value: float) -> None:
         raise ValueError(f"expected {name} in [0, 1), got {value}")
 
 
-def warn_user(message: str) -> None:
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line that called this package: the first one outside it, which is the one a user can change."""
     package, level, frame = str(Path(__file__).parent), 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((package, contextlib.__file__)):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def import_function(text: str, what: str) -> Callable[..., Any]:

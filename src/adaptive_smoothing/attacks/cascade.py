@@ -6,7 +6,6 @@ The result is the worst case over all stages. A survivor is an image that no sta
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,6 +27,7 @@ from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.attacks.views import MakeView, Predicate
 from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.settings import warn_user
 from adaptive_smoothing.threat import Threat, check_threat, column
 
 # The interface of attack libraries: attack(model, images, labels) returns adversarial images.
@@ -234,8 +234,7 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
 def _warn_outside(worst: Tensor, inputs: AttackInput, outside: Tensor) -> None:
     farthest = inputs.threat.distance(worst, inputs.images)[outside].max().item()
     hint = "give the attack the eps of the evaluation, and clamp its images to [0, 1]"
-    warnings.warn(
+    warn_user(
         f"an attack left the {inputs.threat.norm} ball or [0, 1] on {int(outside.sum())} of {len(inputs)} images, and "
-        f"went as far as {farthest:.4g}: they count as not fooled; {hint}",
-        stacklevel=1,
+        f"went as far as {farthest:.4g}: they count as not fooled; {hint}"
     )

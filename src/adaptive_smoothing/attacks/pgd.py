@@ -6,7 +6,6 @@ every PGD variant in the package.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from adaptive_smoothing.models.contract import check_eval, check_images, check_l
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.models.memory import with_smaller_batches
 from adaptive_smoothing.noise import generator
+from adaptive_smoothing.settings import warn_user
 from adaptive_smoothing.threat import Threat, check_threat, column, per_image, selected
 
 # With `stop_when_fooled`, the margin at which an attack stops: more than the rounding error of TF32, because a success
@@ -178,10 +178,9 @@ class _WorstIterates:
         if has_nan:
             raise NotFiniteError
         if count:
-            warnings.warn(
+            warn_user(
                 f"the gradient was zero for {count} of {len(self.labels)} images, so the attack could not move them; "
                 "this does not show that they are robust; try objective=margin (attacks.objectives), or look for a "
                 "saturated softmax, a quantised input or a detached part of the model",
                 MaskedGradientWarning,
-                stacklevel=3,
             )

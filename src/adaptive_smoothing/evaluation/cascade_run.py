@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +27,7 @@ from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
 from adaptive_smoothing.runs.sharded import ShardedRun, check_size
-from adaptive_smoothing.settings import check_at_least
+from adaptive_smoothing.settings import check_at_least, warn_user
 from adaptive_smoothing.threat import Threat
 
 # Compiling takes a minute on a GPU. From this many images on, the attacks save more than that.
@@ -203,7 +202,7 @@ class EvaluationRun(ShardedRun):
             images, found = with_smaller_batches(check, wanted)
         if images < wanted:
             message = f"memory ran out: alarms were checked on {images} images, not on {wanted}; give more memory"
-            warnings.warn(message, stacklevel=1)
+            warn_user(message)
         # Attacks on the smooth mixture handle a flat alpha; if they find much, a late alarm is raised.
         handled = any(isinstance(stage.source, SmoothedSurrogate) for stage in self.cascade.stages)
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]

@@ -10,7 +10,6 @@ pass does anything else with the output of a norm, the mode raises `WrongPlanErr
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, MutableMapping
 from functools import cache
@@ -24,6 +23,8 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from adaptive_smoothing.settings import warn_user
 
 # The activations that are fused, by the function that computes them, and those functions that work in place.
 RELU, SILU = "relu", "silu"
@@ -292,7 +293,7 @@ def _can_compile(device: torch.device) -> bool:
         with torch.cuda.device(device):
             batch_norm_triton.compile_one()
     except Exception as error:  # Triton needs a C compiler, and supports recent GPUs only
-        warnings.warn(f"Triton does not work here, so attacks take longer: {error}", stacklevel=4)
+        warn_user(f"Triton does not work here, so attacks take longer: {error}")
         return False
     return True
 

@@ -6,7 +6,6 @@ images. An arithmetic (`arithmetic.py`) is the precision in which the model is c
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from adaptive_smoothing.attacks.views import MakeView
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.memory import batch_bytes, bytes_per_image
+from adaptive_smoothing.settings import warn_user
 
 # Rows of a batch of images of CIFAR's size, and how many such images keep a device busy, by type of device.
 BATCH, OTHER_BATCH = {"cuda": 2048, "cpu": 32}, 256
@@ -91,7 +91,7 @@ class Engine:
             if self._arithmetic == FULL_PRECISION:
                 tried, share = " and ".join(candidate.name for candidate in candidates), 1 / candidates[-1].tolerance
                 message = f"{tried} logits differ by more than 1/{share:g} of their spread; using float32"
-                warnings.warn(message, stacklevel=5)
+                warn_user(message)
         return self._arithmetic
 
     def run_with_retries(
@@ -132,7 +132,7 @@ class Engine:
             self.size //= 2
         # Importing the compiler's error classes would take two seconds.
         elif self.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            warnings.warn(f"this model cannot be compiled, so attacks take longer: {error}", stacklevel=3)
+            warn_user(f"this model cannot be compiled, so attacks take longer: {error}")
             self.compiled = False
         else:
             raise error

@@ -5,7 +5,6 @@ On CUDA a step is one recorded graph, which costs the host almost nothing.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from adaptive_smoothing.attacks.engine.recorder import Recorder
 from adaptive_smoothing.attacks.objectives import Model, Objective, loss_and_gradient
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
 from adaptive_smoothing.models.inference import compiled_for_any_size
+from adaptive_smoothing.settings import warn_user
 
 ALL_ROWS = slice(None)
 
@@ -101,5 +101,5 @@ class JobBatch:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            warnings.warn(f"this model cannot be recorded, so attacks take longer: {error}", stacklevel=2)
+            warn_user(f"this model cannot be recorded, so attacks take longer: {error}")
             self.recorder = None

@@ -8,7 +8,6 @@ the widest margin counts.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from adaptive_smoothing.attacks.step_attack import State, StepAttack
 from adaptive_smoothing.attacks.views import MakeView
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
+from adaptive_smoothing.settings import warn_user
 
 # progress(share of the work that is done, number of fooled images)
 AttackProgress = Callable[[float, int], None]
@@ -48,7 +48,7 @@ def run_attack(
         except NotFiniteError:
             if arithmetic == FULL_PRECISION:
                 raise
-            warnings.warn(f"the gradient overflows in {arithmetic.name}; {key} uses float32", stacklevel=4)
+            warn_user(f"the gradient overflows in {arithmetic.name}; {key} uses float32")
             return Jobs(engine, key, attack, inputs, view, FULL_PRECISION, progress).run()
 
     return engine.run_with_retries(inputs, source, work)
