@@ -30,7 +30,7 @@ from adaptive_smoothing.runs.sharded import ShardedRun, check_size
 from adaptive_smoothing.settings import check_at_least, warn_user
 from adaptive_smoothing.threat import Threat
 
-# Compiling takes a minute on a GPU. From this many images on, the attacks save more than that.
+# Compiling takes a minute on a GPU. From this many images on, the attacks saved more than that before norms were fused.
 WORTH_COMPILING = 5000
 # Images that the model is checked on for alarms, by type of device.
 ALARM_IMAGES = {"cuda": 32, "cpu": 12}
