@@ -28,14 +28,26 @@ def test_squares_fit_into_the_image():
 
 
 @pytest.mark.parametrize("ends", [(0.0, 0.0), (1 - 2**-24, 1 - 2**-24), (0.0, 1 - 2**-24)])
-def test_squares_lie_inside_the_image_up_to_its_last_pixel(ends):
-    images = torch.zeros(29, 3, 32, 29)
-    size = torch.arange(1, 30)
-    top, left = (torch.full((29,), end) for end in ends)
-    window = square_module._window(images, size, top, left)
-    assert torch.equal(window.sum((1, 2, 3)), size.float() ** 2)
-    corner = window[:, 0, 0 if ends[0] == 0 else -1, 0 if ends[1] == 0 else -1]
-    assert (corner == 1).all()
+def test_squares_lie_inside_the_image_up_to_its_last_pixel(ends, monkeypatch):
+    chance = torch.tensor([*ends, *ends, 0.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(square_module, "uniform", lambda keys, count: chance.expand(len(keys), count))
+    steps = torch.tensor([1, 20, 100, 300, 600, 1500, 3000, 4500])
+    side, *corners = square_module._draw(torch.zeros(1).long(), steps, (3, 32, 29), odd=False)[0].long().T[:5]
+    for top, left in (corners[:2], corners[2:]):
+        window = square_module._window(torch.zeros(len(steps), 3, 32, 29), side, top, left)
+        assert torch.equal(window.sum((1, 2, 3)), side.float() ** 2) and len(side.unique()) == 8
+        assert (window[:, 0, 0 if ends[0] == 0 else -1, 0 if ends[1] == 0 else -1] == 1).all()
+
+
+def test_proposals_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+    clean = torch.full((4, 3, 8, 6), 0.5)
+    state = {"clean": clean, "eps": torch.full((4,), 0.1), "key": torch.arange(4)}
+    proposals = []
+    for drawn in (7, 1000):
+        monkeypatch.setattr(square_module, "DRAWN", drawn)
+        proposals.append(Square(Linf(0.1), queries=50).begin(state, 2)["proposals"])
+    assert torch.equal(*proposals) and proposals[0].shape == (4, 51, 9)
+    assert set(proposals[0][..., 6:].unique().tolist()) == {-1, 1} and len(proposals[0].unique(dim=0)) == 4
 
 
 @pytest.mark.parametrize(("kind", "lookahead"), [(Linf, 4), (L2, 8)])
@@ -88,10 +100,9 @@ def test_the_norm_of_one_window_moves_to_another():
     clean = torch.full((2, 3, 9, 9), 0.5)
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     threat = L2(0.3)
-    state = {"clean": clean, "worst": clean + 0.9 * L2(0.3).steepest(noise) * 0.3, "eps": torch.full((2,), 0.3)}
-    chance = torch.tensor([[0.0, 0.0, 0.99, 0.99, 0.2, 0.1, 0.9, 0.1], [0.0, 0.99, 0.99, 0.0, 0.8, 0.9, 0.9, 0.1]])
-    moved = square_module._move_mass(state, torch.tensor([3, 3]), chance) - clean
-    before = state["worst"] - clean
+    before = 0.9 * threat.steepest(noise) * 0.3
+    proposal = torch.tensor([[3, 0, 0, 6, 6, 1, -1, 1, -1], [3, 0, 6, 6, 0, 0, 1, 1, -1]])
+    moved = square_module._move_mass(clean + before, clean, torch.full((2,), 0.3), proposal) - clean
     assert (moved[0, :, 6:, 6:] == 0).all() and (moved[1, :, 6:, :3] == 0).all()
     assert torch.allclose(threat.distance(moved, torch.zeros_like(moved)), torch.full((2,), 0.3), rtol=1e-5)
     middle = moved[:, :, 3:6, 3:6] / before[:, :, 3:6, 3:6]

@@ -1,11 +1,13 @@
 """The Square attack (Andriushchenko et al. 2020), without a gradient: random squares, kept if they widen the margin.
 
-The random numbers of a proposal are `chance`, one row per image: two for the position of its square, two for that of a
-second square (L2 only), one for the orientation of a bump (L2 only), then one per channel for the sign.
+A proposal is described by integers: the side of its square, the square's first row and column, those of a second square
+(L2 only), 1 if a bump is transposed (L2 only), then 1 or -1 for each channel. They do not depend on the model, so those
+of all queries are drawn before the first one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,8 +24,8 @@ FIRST_AREA = 0.8
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 # Steps between two checks by the host.
 CHECK_EVERY = 51
-# The tensors of the state that a proposal depends on.
-PROPOSAL_INPUTS = ("clean", "eps", "key", "step", "worst", "start")
+# Queries whose proposals are drawn at once. More would take more memory.
+DRAWN = 512
 # About one proposal in twenty is kept. With a longer lookahead, too many proposals would be made twice.
 MAX_LOOKAHEAD = 8
 
@@ -54,19 +56,25 @@ class Square(StepAttack):
         return replace(self, lookahead=max(1, min(MAX_LOOKAHEAD, capacity // rows)))
 
     def begin(self, state: State, classes: int) -> State:
-        threat = self.threat.with_eps(state["eps"])
+        threat, size = self.threat.with_eps(state["eps"]), state["clean"].shape[1:]
         start = _tiles(state) if isinstance(threat, L2) else _stripes(state)
-        return {"start": threat.project(state["clean"] + start, state["clean"])}
+        steps = torch.arange(self.evaluations, device=state["key"].device).split(DRAWN)
+        proposals = [_draw(state["key"], part, size, odd=isinstance(threat, L2)) for part in steps]
+        return {
+            "start": threat.project(state["clean"] + start, state["clean"]),
+            "proposals": torch.cat(proposals, 1),
+        }
 
     def query(self, state: State) -> Tensor:
         """Return the start at step 0, then changes of the worst image so far."""
-        number = torch.arange(self.lookahead, device=state["step"].device).repeat(len(state["step"]))
-        state = {name: state[name].repeat_interleave(self.lookahead, 0) for name in PROPOSAL_INPUTS}
-        step, clean, threat = state["step"] + number, state["clean"], self.threat.with_eps(state["eps"])
-        chance = uniform(fold(state["key"], step), 5 + clean.shape[1])
-        change = _move_mass if isinstance(threat, L2) else _flip
-        size = _side(step - 1, clean.shape[2], clean.shape[3], odd=isinstance(threat, L2))
-        return choose(step == 0, state["start"], threat.project(change(state, size, chance), clean))
+        clean, worst, eps = (state[name].repeat_interleave(self.lookahead, 0) for name in ("clean", "worst", "eps"))
+        rows, ahead = (torch.arange(count, device=clean.device) for count in (len(state["step"]), self.lookahead))
+        step = state["step"][:, None] + ahead
+        proposal = state["proposals"][rows[:, None], step.clamp(max=self.queries)].flatten(0, 1).long()
+        change = _move_mass if isinstance(self.threat, L2) else _flip
+        images = self.threat.with_eps(eps).project(change(worst, clean, eps, proposal), clean)
+        images = images.view(*step.shape, *clean.shape[1:])
+        return torch.where(step.view(*step.shape, 1, 1, 1) == 0, state["start"][:, None], images).flatten(0, 1)
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         labels = state["label"].repeat_interleave(self.lookahead)
@@ -100,6 +108,17 @@ def _signs(chance: Tensor) -> Tensor:
     return torch.where(chance < 0.5, -1.0, 1.0)
 
 
+def _draw(keys: Tensor, steps: Tensor, size: Sequence[int], *, odd: bool) -> Tensor:
+    """Return the proposals of some steps for each key, [keys, steps, numbers]; `size` is that of an image."""
+    channels, height, width = size
+    side = _side(steps - 1, height, width, odd=odd)[:, None]
+    chance = uniform(fold(keys[:, None], steps).flatten(), 5 + channels).view(len(keys), len(steps), -1)
+    places = torch.tensor([height, width, height, width], device=keys.device) - side + 1
+    corners, transposed = (chance[..., :4] * places).long(), (chance[..., 4:5] < 0.5).long()
+    signs = _signs(chance[..., 5:]).long()
+    return torch.cat([side.expand(len(keys), -1, -1), corners, transposed, signs], -1).short()
+
+
 def _stripes(state: State) -> Tensor:
     """Return the start in Linf: a perturbation of +eps or -eps for every column of every channel."""
     count, channels, _, width = state["clean"].shape
@@ -107,31 +126,26 @@ def _stripes(state: State) -> Tensor:
     return _signs(chance) * column(state["eps"], state["clean"])
 
 
-def _flip(state: State, size: Tensor, chance: Tensor) -> Tensor:
-    """Return a proposal in Linf: in a random square, every channel moves to one end of its range."""
-    worst = state["worst"]
-    inside = _window(worst, size, chance[:, 0], chance[:, 1])
-    return worst + 2 * column(state["eps"], worst) * _signs(chance[:, 5:])[:, :, None, None] * inside
+def _flip(worst: Tensor, clean: Tensor, eps: Tensor, proposal: Tensor) -> Tensor:
+    """Return a proposal in Linf: in a square, every channel moves to one end of its range."""
+    side, top, left = proposal[:, :3].unbind(1)
+    signs = proposal[:, 6:, None, None]
+    return worst + 2 * column(eps, worst) * signs * _window(worst, side, top, left)
 
 
-def _window(images: Tensor, size: Tensor, top: Tensor, left: Tensor) -> Tensor:
-    """Return 1 inside a square of `size` at a random position of each image, 0 outside."""
-    row, col = _positions(images, size, top, left)
-    return _inside(row, col, size[:, None, None]).to(images.dtype)[:, None]
+def _window(images: Tensor, side: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """Return 1 inside a square of each image, 0 outside."""
+    return _inside(*_positions(images, top, left), side[:, None, None]).to(images.dtype)[:, None]
 
 
 def _inside(row: Tensor, col: Tensor, side: Tensor) -> Tensor:
-    return (row >= 0) & (row < side) & (col >= 0) & (col < side)
+    return ((row >= 0) & (row < side)) & ((col >= 0) & (col < side))
 
 
-def _positions(images: Tensor, size: Tensor, top: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row and column of every pixel, relative to the corner of a randomly placed square."""
-    positions = []
-    for dim, chance in ((2, top), (3, left)):
-        length = images.shape[dim]
-        first = (chance * (length - size + 1)).long()
-        positions.append(torch.arange(length, device=images.device) - first[:, None])
-    return positions[0][:, :, None], positions[1][:, None, :]
+def _positions(images: Tensor, top: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row and column of every pixel, relative to the corner of a square."""
+    rows, columns = (torch.arange(length, device=images.device) for length in images.shape[2:])
+    return (rows - top[:, None])[:, :, None], (columns - left[:, None])[:, None, :]
 
 
 def _tiles(state: State) -> Tensor:
@@ -151,19 +165,19 @@ def _tiles(state: State) -> Tensor:
     return delta / _length(delta, (1, 2, 3)) * column(state["eps"], clean)
 
 
-def _move_mass(state: State, size: Tensor, chance: Tensor) -> Tensor:
+def _move_mass(worst: Tensor, clean: Tensor, eps: Tensor, proposal: Tensor) -> Tensor:
     """Return a proposal in L2: the norm of one window, and the unused norm, moves to a bump in another window."""
-    clean, delta = state["clean"], state["worst"] - state["clean"]
-    eps, channels = column(state["eps"], delta), delta.shape[1]
-    to, source = (_window(delta, size, chance[:, i], chance[:, i + 1]) for i in (0, 2))
+    delta, eps = worst - clean, column(eps, clean)
+    side, top, left, source_top, source_left, transposed = proposal[:, :6].unbind(1)
+    to, source = _window(delta, side, top, left), _window(delta, side, source_top, source_left)
     both = (delta * torch.maximum(to, source)).square().sum((2, 3), keepdim=True)
     unused = (eps.square() - delta.square().sum((1, 2, 3), keepdim=True)).clamp_min(0)
-    row, col = _positions(delta, size, chance[:, 0], chance[:, 1])
-    transposed = (chance[:, 4] < 0.5)[:, None, None]
-    bump = _bump(size, torch.where(transposed, col, row), torch.where(transposed, row, col))[:, None] * to
-    bump = _signs(chance[:, 5:])[:, :, None, None] * bump / _length(bump, (2, 3))
+    row, col = _positions(delta, top, left)
+    turned = (transposed == 1)[:, None, None]
+    bump = _bump(side, torch.where(turned, col, row), torch.where(turned, row, col))[:, None] * to
+    bump = proposal[:, 6:, None, None] * bump / _length(bump, (2, 3))
     moved = bump + delta * to / _length(delta * to, (2, 3))
-    moved = moved / _length(moved, (2, 3)) * (unused / channels + both).sqrt()
+    moved = moved / _length(moved, (2, 3)) * (unused / delta.shape[1] + both).sqrt()
     delta = torch.where(to > 0, moved, delta * (1 - source))
     return clean + delta * eps / _length(delta, (1, 2, 3))
 
