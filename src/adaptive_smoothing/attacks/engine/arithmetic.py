@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from adaptive_smoothing.attacks.engine.batch_norm import (
     activations_after_norms,
     has_kernels,
 )
+from adaptive_smoothing.attacks.engine.cast_weights import CastWeights
 from adaptive_smoothing.attacks.engine.float16 import HAS_FLOAT16, Float16Convolutions, with_scaled_gradients
 from adaptive_smoothing.mixing.classifier import MixedClassifier, MixedOutput
 from adaptive_smoothing.models.contract import trusted_images
@@ -78,8 +80,9 @@ def fast_arithmetics(device: torch.device) -> tuple[Arithmetic, ...]:
 class FastModel:
     """A model in an arithmetic, by default the fastest of the device. It returns float32 logits.
 
-    In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`). This does not
-    apply to a model that is compiled, or has a compiled part: the compiler does much the same.
+    In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`), and weights
+    are cast once (`cast_weights.py`). This does not apply to a model that is compiled, or has a compiled part: the
+    compiler does much the same.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class FastModel:
         compiled = compiled or any(map(_is_compiled, model.modules()))
         self.fuses = not compiled and self.arithmetic != FULL_PRECISION and has_kernels(device)
         self._plan: Plan | None = None
+        casts = not compiled and self.arithmetic == BFLOAT16
+        self._weights: AbstractContextManager[Any] = CastWeights(torch.bfloat16) if casts else nullcontext()
 
     def __call__(self, images: Tensor) -> Tensor:
         answer = self._answer(images)
@@ -113,6 +118,7 @@ class FastModel:
                 return with_scaled_gradients(self.function, images)
             if self.device.type == "cuda":
                 images = images.contiguous(memory_format=torch.channels_last)
+            stack.enter_context(self._weights)
             return self._fused(images) if self.fuses else self.function(images)
 
     def _fused(self, images: Tensor) -> Tensor | MixedOutput:

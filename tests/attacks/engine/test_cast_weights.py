@@ -1,0 +1,86 @@
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adaptive_smoothing.attacks.engine.arithmetic import BFLOAT16, FastModel
+from adaptive_smoothing.attacks.engine.cast_weights import CastWeights
+from adaptive_smoothing.models.contract import frozen
+
+
+class Casts(TorchDispatchMode):
+    """Counts the tensors of a shape that are cast."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default and args[0].shape == self.shape
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False), nn.Flatten(), nn.Linear(144, 5)
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
+
+
+def logits(model: nn.Module, images: Tensor, mode: CastWeights | None = None) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        if mode is None:
+            return model(images)
+        with mode:
+            return model(images)
+
+
+def test_logits_and_gradients_are_those_of_autocast(model, images):
+    images.requires_grad_()
+    mode, found = CastWeights(torch.bfloat16), []
+    with frozen(model):
+        for given in (None, mode, mode):
+            answer = logits(model, images, given)
+            found.append((answer, torch.autograd.grad(answer.float().square().sum(), images)[0]))
+    for answer, gradient in found[1:]:
+        assert torch.equal(answer, found[0][0]) and torch.allclose(gradient, found[0][1], rtol=1e-2, atol=1e-4)
+
+
+def test_weights_are_cast_in_the_first_pass_only(model, images):
+    mode, shape = CastWeights(torch.bfloat16), model[2].weight.shape
+    counts = []
+    with frozen(model):
+        for given in (None, None, mode, mode):
+            with Casts(shape) as casts:
+                logits(model, images, given)
+            counts.append(casts.count)
+    assert counts == [1, 1, 1, 0]
+    assert mode.kept[id(model[2].weight)][2].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_weight_that_has_changed_is_cast_again(model, images):
+    mode = CastWeights(torch.bfloat16)
+    with frozen(model), torch.no_grad():
+        before = logits(model, images, mode)
+        model[4].weight.mul_(2)
+        after = logits(model, images, mode)
+        assert not torch.equal(before, after) and torch.equal(after, logits(model, images))
+
+
+def test_weights_that_are_trained_keep_their_gradient(model, images):
+    logits(model, images, CastWeights(torch.bfloat16)).float().sum().backward()
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.parameters())
+
+
+def test_a_fast_model_keeps_its_weights_in_bfloat16(model, images):
+    fast = FastModel(model, torch.device("cpu"), BFLOAT16)
+    with frozen(model), torch.no_grad():
+        first = fast(images)
+        with Casts(model[2].weight.shape) as casts:
+            assert torch.equal(fast(images), first)
+    assert casts.count == 0 and first.dtype == torch.float32
