@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.objectives import logit_margin, targeted_margin
-from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, choose, keep_worst
+from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack, keep_worst
 from adaptive_smoothing.threat import Threat, column
 
 # The reference's numbers: the largest weight of the clean image, the overshoot beyond the plane, and the share of the
@@ -26,6 +26,8 @@ MAX_CLEAN_WEIGHT, OVERSHOOT, BACKWARD = 0.1, 1.05, 0.9
 NEWTON_STEPS = 6
 # An infinite time would give NaN for a pace of zero.
 LARGEST_TIME = 1e30
+# The dimensions of an image.
+IMAGE = (-3, -2, -1)
 
 
 @dataclass(frozen=True)
@@ -46,37 +48,42 @@ class FAB(StepAttack):
         assert lead is not None and gradient is not None
         clean, threat = state["clean"], self.threat.with_eps(state["eps"])
         fooled = logit_margin(logits, state["label"]) > 0
-        here = choose(fooled, clean + BACKWARD * (images - clean), images)
-        offset = (gradient * images).sum((1, 2, 3)) - lead
-        to_plane = step_to_plane(threat, here, gradient, offset)
-        from_clean = step_to_plane(threat, clean, gradient, offset)
-        near, far = (threat.distance(step, torch.zeros_like(step)).clamp_min(1e-8) for step in (to_plane, from_clean))
-        weight = column((near / (near + far)).clamp(max=MAX_CLEAN_WEIGHT), images)
-        ahead = (here + OVERSHOOT * to_plane) * (1 - weight) + (clean + OVERSHOOT * from_clean) * weight
+        # One step begins here, the other at the clean image.
+        here = torch.lerp(clean, images, column(torch.where(fooled, BACKWARD, 1.0), images))
+        starts = torch.stack([here, clean])
+        steps = step_to_plane(threat, starts, gradient, (gradient * images).sum((1, 2, 3)) - lead)
+        length = self.threat.distance(steps.flatten(0, 1), steps.new_zeros(())).clamp_min(1e-8).view(2, -1)
+        weight = column((length[0] / length.sum(0)).clamp(max=MAX_CLEAN_WEIGHT), images)
+        beyond, from_clean = torch.add(starts, steps, alpha=OVERSHOOT)
         # NaN counts as inside, so that it reaches the confirmation, which raises an error.
         inside = ~(threat.distance(images, clean) > state["eps"])
-        return keep_worst(state, images, logits, inside) | {"iterate": ahead.clamp(0, 1)}
+        return keep_worst(state, images, logits, inside) | {"iterate": torch.lerp(beyond, from_clean, weight).clamp(0, 1)}
 
 
 def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
     """Return the shortest step, in the threat's norm, from points in the box to the plane normal . z = offset.
 
     The step stays in the box: every pixel moves at its own pace until it reaches a face of the box. If the plane does
-    not meet the box, the step ends in the corner nearest to the plane.
+    not meet the box, the step ends in the corner nearest to the plane. `points` may have more dimensions in front.
     """
     # Only the direction matters, and the squares of tiny gradients would underflow.
-    largest = normal.abs().amax((1, 2, 3)).clamp_min(torch.finfo(normal.dtype).tiny)
-    normal, offset = normal / column(largest, normal), offset / largest
-    excess = (normal * points).sum((1, 2, 3)) - offset
+    largest = normal.abs().amax(IMAGE).clamp_min(torch.finfo(normal.dtype).tiny)
+    normal, offset = normal / _wide(largest), offset / largest
+    excess = (normal * points).sum(IMAGE) - offset
     # sign(NaN) is 0, which would stop the attack and look like robustness.
-    downhill = -normal.sign() * column(excess.sign().where(~excess.isnan(), excess), points)
+    downhill = normal.sign() * _wide(-excess.sign().where(~excess.isnan(), excess))
     room = torch.where(downhill > 0, 1 - points, points)
     pace, slope, goal = threat.pace(normal), normal.abs(), excess.abs()
-    # How much each pixel gains in a unit of time, and the most that it can gain before it reaches a face.
-    rate, most = slope * pace, slope * room
+    # How much each pixel gains in a unit of time, the most that it can gain, and when it reaches a face.
+    rate, most, end = slope * pace, slope * room, room / pace
     time = torch.zeros_like(goal)
     for _ in range(NEWTON_STEPS):
-        gain = column(time, points) * rate
-        gained, speed = torch.minimum(gain, most).sum((1, 2, 3)), (rate * (gain < most)).sum((1, 2, 3))
-        time = torch.where(speed > 0, time + (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
-    return downhill * torch.minimum(column(time, points) * pace, room)
+        moving = end > _wide(time)
+        gained, speed = torch.where(moving, 0.0, most).sum(IMAGE), (rate * moving).sum(IMAGE)
+        time = torch.where(speed > 0, (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
+    return downhill * torch.minimum(_wide(time) * pace, room)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return one number per image, shaped to broadcast against the images."""
+    return values[..., None, None, None]
