@@ -16,7 +16,7 @@ from adaptive_smoothing.attacks.objectives import logit_margin, margin, targeted
 from adaptive_smoothing.attacks.pgd import PGD, MaskedGradientWarning
 from adaptive_smoothing.attacks.step_attack import most_likely_targets
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.models.inference import fp32_logits
+from adaptive_smoothing.models.inference import float32_as, fp32_logits
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.threat import Threat, per_image
 
@@ -89,8 +89,9 @@ class GradientProbe:
     def gain(self, which: Tensor, steps: int) -> float:
         """Return the increase of the median margin by an attack with so many steps on some of the images."""
         before = logit_margin(self.logits, self.labels)[which]
-        attack = PGD(self.threat.take(which), steps, objective=self._recorded_margin(len(which)))
-        return (self.margins_after(attack, which) - before).median().item()
+        with float32_as("tf32"):  # the directions need not be exact, and a GPU finds them sooner
+            attack = PGD(self.threat.take(which), steps, objective=self._recorded_margin(len(which)))
+            return (self.margins_after(attack, which) - before).median().item()
 
     def margins_after(self, attack: PGD, which: Tensor) -> Tensor:
         """Return the margins of some images after an attack, without a warning if gradients are zero."""
