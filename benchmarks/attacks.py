@@ -112,7 +112,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
     return result, {"cold": cold, "seconds": statistics.median(seconds), "rounds": len(seconds)}
 
 
-def ours(case: Case, name: str, compiled: bool | None) -> dict[str, Any]:
+def ours(case: Case, name: str, compiled: bool) -> dict[str, Any]:
     """Run one of our presets, as `evaluate` does."""
     (model, _), data, device = case.load_model(), case.load_data(), torch.device(case.device)
     runs: list[EvaluationRun] = []
@@ -159,9 +159,9 @@ def reference(case: Case, freeze: bool, batch_size: int | None) -> dict[str, Any
 
 # The functions that run the attacks, with their arguments after the case.
 ATTACKS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = {
-    "fast, first time": (ours, ("fast", None)),
-    "fast": (ours, ("fast", None)),
-    "standard": (ours, ("standard", None)),
+    "fast, first time": (ours, ("fast", False)),
+    "fast": (ours, ("fast", False)),
+    "standard": (ours, ("standard", False)),
     "fast, compiled": (ours, ("fast", True)),
     "standard, compiled": (ours, ("standard", True)),
     "reference, frozen, one batch": (reference, (True, None)),

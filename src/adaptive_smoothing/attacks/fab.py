@@ -54,10 +54,11 @@ class FAB(StepAttack):
         steps = step_to_plane(threat, starts, gradient, (gradient * images).sum((1, 2, 3)) - lead)
         length = self.threat.distance(steps.flatten(0, 1), steps.new_zeros(())).clamp_min(1e-8).view(2, -1)
         weight = column((length[0] / length.sum(0)).clamp(max=MAX_CLEAN_WEIGHT), images)
-        beyond, from_clean = torch.add(starts, steps, alpha=OVERSHOOT)
+        beyond, beyond_from_clean = torch.add(starts, steps, alpha=OVERSHOOT)
+        ahead = torch.lerp(beyond, beyond_from_clean, weight)
         # NaN counts as inside, so that it reaches the confirmation, which raises an error.
         inside = ~(threat.distance(images, clean) > state["eps"])
-        return keep_worst(state, images, logits, inside) | {"iterate": torch.lerp(beyond, from_clean, weight).clamp(0, 1)}
+        return keep_worst(state, images, logits, inside) | {"iterate": ahead.clamp(0, 1)}
 
 
 def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor) -> Tensor:

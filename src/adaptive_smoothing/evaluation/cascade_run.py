@@ -30,8 +30,6 @@ from adaptive_smoothing.runs.sharded import ShardedRun, check_size
 from adaptive_smoothing.settings import check_at_least, warn_user
 from adaptive_smoothing.threat import Threat
 
-# Compiling takes a minute on a GPU. From this many images on, the attacks saved more than that before norms were fused.
-WORTH_COMPILING = 5000
 # Images that the model is checked on for alarms, by type of device.
 ALARM_IMAGES = {"cuda": 32, "cpu": 12}
 
@@ -43,7 +41,7 @@ class EvaluationOptions:
     Args:
         batch_size: images per batch; the default suits the device and the size of the images.
         shard_size: images that are attacked and journalled together; default 1,000, on a CPU 32.
-        compiled: compile the model; by default from 5,000 images on, on CUDA only.
+        compiled: compile the model, for runs of an hour and more on a GPU; it takes about a minute.
         precise: search for attacks in float32 as well; successes are always confirmed in float32.
         alarms: check for signs of masked gradients.
         memory: the most memory to use on a GPU, such as "6G"; default: all of it, if it is needed.
@@ -52,7 +50,7 @@ class EvaluationOptions:
 
     batch_size: int | None = None
     shard_size: int | None = None
-    compiled: bool | None = None
+    compiled: bool = False
     precise: bool = False
     alarms: bool = True
     memory: str | None = None
@@ -132,10 +130,8 @@ class EvaluationRun(ShardedRun):
     def _engine(self) -> Engine:
         if self.engine is not None:
             return self.engine
-        options, compiled = self.options, self.options.compiled
-        if compiled is None:
-            compiled = self.device.type == "cuda" and len(self.data) >= WORTH_COMPILING
-        return Engine(self.model, self.device, options.batch_size, compiled, options.precise, self._probe_images)
+        options, examples = self.options, self._probe_images
+        return Engine(self.model, self.device, options.batch_size, options.compiled, options.precise, examples)
 
     def _probe_images(self) -> Tensor:
         """Return the images on which the engine tests fast arithmetic; they are the same in every process."""
