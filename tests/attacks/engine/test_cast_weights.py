@@ -84,3 +84,16 @@ def test_a_fast_model_keeps_its_weights_in_bfloat16(model, images):
         with Casts(model[2].weight.shape) as casts:
             assert torch.equal(fast(images), first)
     assert casts.count == 0 and first.dtype == torch.float32
+
+
+def test_a_part_of_the_model_without_autocast_stays_in_float32(model, images):
+    class Precise(nn.Linear):
+        def forward(self, features):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(features.float())
+
+    model[4].__class__ = Precise
+    with frozen(model), torch.no_grad():
+        found = logits(model, images, mode := CastWeights(torch.bfloat16))
+        assert torch.equal(found, logits(model, images)) and found.dtype == torch.float32
+    assert len(mode.kept) == 3  # two weights and a bias of the convolutions

@@ -33,8 +33,7 @@ class CastWeights(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _cast(self, value: Any) -> Any:
-        trained = torch.is_grad_enabled() and getattr(value, "requires_grad", False)
-        if type(value) is not Parameter or value.dtype != torch.float32 or trained or value.is_inference():
+        if type(value) is not Parameter or not self._applies_to(value):
             return value
         weight, version, cast = self.kept.get(id(value), (None, None, None))
         if weight is not value or version != value._version or cast is None:
@@ -44,3 +43,9 @@ class CastWeights(TorchFunctionMode):
             if not (value.is_cuda and torch.cuda.is_current_stream_capturing()):
                 self.kept[id(value)] = value, value._version, cast
         return cast
+
+    def _applies_to(self, weight: Parameter) -> bool:
+        """Return whether autocast would cast a weight, in the same way every time: models may disable it in a part."""
+        if not torch.is_autocast_enabled(weight.device.type) or weight.dtype != torch.float32:
+            return False
+        return not (torch.is_grad_enabled() and weight.requires_grad) and not weight.is_inference()
