@@ -78,7 +78,8 @@ def _model_digest(model: nn.Module, seen: dict[int, object]) -> str:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor on any device, in the order of its indices."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    # A GPU changes the layout much faster than a CPU.
+    return tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data
 
 
 def _describe(value: object, seen: dict[int, object]) -> PlainData:

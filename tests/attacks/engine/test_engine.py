@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -216,23 +217,31 @@ def test_fast_arithmetic_is_tried_on_no_more_images_than_fit(network):
 # --- recorded steps -------------------------------------------------------------------------------------
 
 
-class FailingRecorder:
-    """Fails to record a step, once or always."""
+class PretendedRecorder:
+    """Makes a step and returns a graph that makes the next ones, or fails to record them."""
 
-    def __init__(self, error):
+    def __init__(self, error=None):
         self.error = error
 
-    def record(self, warm_up, step):
-        warm_up()
-        raise self.error
+    def record(self, step):
+        step()
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(replay=step)
 
 
 def run_with_recorder(network, monkeypatch, error):
     inputs = make_input(network, make_images(6, (3, 8, 8), 0, 1), Linf(0.012))
     attack, engine = APGD(inputs.threat, steps=4), Engine(network, CPU, 64, precise=True)
-    engine._recorder = FailingRecorder(error)
+    engine._recorder = PretendedRecorder(error)
     monkeypatch.setattr(engine, "_new_recorder", lambda: None)
     return engine, run_attack(engine, "test", attack, inputs), run(network, attack, inputs, 64)
+
+
+def test_the_step_before_a_recording_is_one_of_the_steps(network, monkeypatch):
+    _, found, expected = run_with_recorder(network, monkeypatch, None)
+    assert torch.equal(found.worst, expected.worst) and torch.equal(found.queries, expected.queries)
+    assert found.queries.min() > 1
 
 
 def test_a_model_that_cannot_be_recorded_is_attacked_without_recording(network, monkeypatch):

@@ -73,6 +73,7 @@ class JobBatch:
         """Make `steps` steps of all jobs."""
         if self.recorder is not None and self.graph is None:
             self._record(self.recorder)
+            steps -= 1
         for _ in range(steps):
             if self.graph is not None:
                 self.graph.replay()
@@ -93,11 +94,9 @@ class JobBatch:
         self.load({name: value.clone() if value.data_ptr() in mine else value for name, value in new.items()})
 
     def _record(self, recorder: Recorder) -> None:
-        """Record a step. The warm-up is a step of a copy of the state."""
+        """Make a step, and record one if the model can be recorded."""
         try:
-            self.graph = recorder.record(
-                lambda: self._stepped({name: value.clone() for name, value in self.state.items()}), self.step_in_place
-            )
+            self.graph = recorder.record(self.step_in_place)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -28,16 +28,16 @@ class Recorder:
         with torch.cuda.device(device):
             self.pool = torch.cuda.MemPool()
 
-    def record(self, warm_up: Callable[[], object], step: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """Return the graph of a step. Recording computes nothing, so `warm_up` must not change the state.
+    def record(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """Make a step, then record another one, which computes nothing, and return its graph.
 
-        The warm-up loads kernels and compiles, which is impossible while a graph is recorded.
+        The first step loads kernels and compiles, which is impossible while a graph is recorded.
         """
         self.stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):
             with torch.cuda.use_mem_pool(self.pool):
-                warm_up()
+                step()
             # As torch.cuda.graph does, without emptying the cache each time. The cast is for torch's type stubs.
             torch.cuda.synchronize()
             graph.capture_begin(pool=cast(Any, self.pool.id))
@@ -74,7 +74,7 @@ class RecordedObjective:
 
         if images.is_cuda:
             with suppress(RuntimeError):
-                self.graph = Recorder(images.device).record(compute, compute)
+                self.graph = Recorder(images.device).record(compute)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> LossLogits:
         if self.graph is None or self.answer is None or images.shape != self.images.shape:
