@@ -36,7 +36,7 @@ MOST = 0.5
 # Change of alpha between images. A smaller one is rounding.
 SAME_ALPHA = 1e-6
 # Numbers of steps that are compared, and images that are attacked. This check takes longer than all others together.
-STEPS, ATTACKED = (1, 10, 50), 8
+STEPS, ATTACKED = (1, 5, 25), 8
 # Share of the gain that an attack with more steps must keep. It need not gain more: against a linear model one step is
 # enough.
 KEPT_GAIN = 0.9
