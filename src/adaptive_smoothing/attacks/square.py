@@ -24,8 +24,8 @@ FIRST_AREA = 0.8
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 # Steps between two checks by the host.
 CHECK_EVERY = 51
-# Queries whose proposals are drawn at once. More would take more memory.
-DRAWN = 512
+# Proposals that are drawn at once. More would take more memory.
+DRAWN = 2**19
 # About one proposal in twenty is kept. With a longer lookahead, too many proposals would be made twice.
 MAX_LOOKAHEAD = 8
 
@@ -58,7 +58,7 @@ class Square(StepAttack):
     def begin(self, state: State, classes: int) -> State:
         threat, size = self.threat.with_eps(state["eps"]), state["clean"].shape[1:]
         start = _tiles(state) if isinstance(threat, L2) else _stripes(state)
-        steps = torch.arange(self.evaluations, device=state["key"].device).split(DRAWN)
+        steps = torch.arange(self.evaluations, device=state["key"].device).split(max(1, DRAWN // len(state["key"])))
         proposals = [_draw(state["key"], part, size, odd=isinstance(threat, L2)) for part in steps]
         return {
             "start": threat.project(state["clean"] + start, state["clean"]),
