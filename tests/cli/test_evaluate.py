@@ -260,6 +260,18 @@ def test_several_radii_have_a_folder_each_and_can_be_continued(
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_run_that_is_replaced_leaves_no_files_of_its_own() -> None:
+    one, several = ("--save-adversarial", "2"), ("--eps", "1/255,0.02")
+    for options, names in (
+        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
+        (one, {*WRITTEN, "adversarial.npz"}),
+        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
+    ):
+        evaluate(demo.STANDARD, *QUICK, "--images", "2", *options, "--overwrite")
+        assert {path.name for path in FOLDER.iterdir()} == names
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("wanted", "count"), [("3", 3), ("all", 9)])
 def test_attacked_images_are_written(wanted: str, count: int, package: Callable) -> None:
     printed = evaluate(demo.STANDARD, *QUICK, "--save-adversarial", wanted, "--threat", "Linf:0.1")
