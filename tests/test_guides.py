@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
@@ -163,11 +162,17 @@ def test_export_blocks_run_on_the_file_of_the_guide(reader: Reader, linear: nn.M
     shutil.copy("mixed.onnx", "model.onnx")
     ads.export(ads.MixedClassifier(linear, linear, 0.5), "model.pt2", shape=(3, 8, 8))
     serve, run, metadata = python_blocks("export.md")
-    names: dict[str, Any] = {"images": np.zeros((2, 3, 32, 32), np.float32)}
+    names: dict[str, Any] = {}
     exec(serve, names)
-    exec(run, names | {"images": torch.rand(2, 3, 8, 8)})
-    exec("import zipfile\n" + metadata, names)
-    assert names["alphas"].shape == (2,)
+    exec(run.replace("64, 64", "8, 8"), names)
+    exec(metadata, names)
+    assert names["alphas"].shape == (8,) and names["facts"]["shape"] == [3, 8, 8]
+
+
+def test_the_commands_of_the_export_guide_write_different_files():
+    """They are run one after the other, and none replaces a file. tests/cli/test_export.py runs such commands."""
+    written = re.findall(r"^adaptive-smoothing export .*--out (\S+)", blocks("export.md")[0][1], re.MULTILINE)
+    assert written == ["model.onnx", "learned.onnx", "model.pt2"]
 
 
 def test_own_data_blocks_run(reader: Reader):

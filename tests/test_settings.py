@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,8 @@ import adaptive_smoothing as ads
 from adaptive_smoothing.settings import (
     SettingsError,
     check_choice,
+    check_parameters,
+    errors_in_user_code,
     from_table,
     import_function,
     read_toml,
@@ -151,6 +154,27 @@ def test_a_function_that_cannot_be_imported_is_explained(my_code, text, kind, me
     with pytest.raises(kind) as caught:
         import_function(text, "--loader")
     assert message in str(caught.value)
+
+
+def test_an_error_in_the_code_of_the_user_names_its_line(my_code):
+    Path("my_code/models.py").write_text("def load(name):\n    return int(name)\n")
+    load = import_function("my_code.models:load", "--loader")
+    message = r"expected a number from my_code.models:load, got ValueError in models.py, line 2: invalid literal"
+    with pytest.raises(ValueError, match=message) as caught, errors_in_user_code("my_code.models:load", "a number"):
+        load("x")
+    (note,) = caught.value.__notes__
+    assert note.startswith("Traceback of my_code.models:load:\n") and "return int(name)" in note
+    assert "errors_in_user_code" not in note and __file__ not in note
+    with pytest.raises(ZeroDivisionError), errors_in_user_code("my_code.models:load", "a number"):
+        _ = 1 / 0  # not in the code of the user
+
+
+def test_the_parameters_of_a_function_of_the_user_are_checked():
+    check_parameters(lambda name, other=1: name, ["name"], "mine:load", "--loader")
+    check_parameters(min, ["name"], "mine:load", "--loader")  # Python does not know its parameters
+    message = r"expected a function of \(name\) for --loader, got mine:load\(\): change its parameters"
+    with pytest.raises(ValueError, match=message):
+        check_parameters(lambda: 1, ["name"], "mine:load", "--loader")
 
 
 def test_a_warning_is_reported_at_the_line_of_the_user():

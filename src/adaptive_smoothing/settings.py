@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import inspect
+import itertools
 import sys
 import tomllib
+import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -164,6 +167,44 @@ def _import_module(name: str, what: str) -> types.ModuleType:
     except Exception as error:  # the user's module can raise any error
         found = f"{type(error).__name__}: {error}; correct the module"
         raise ImportError(f"expected to import {name} for {what}, got {found}") from error
+
+
+def check_parameters(function: Callable[..., Any], names: Sequence[str], text: str, what: str) -> None:
+    """Raise an error if a function of the user, `text`, cannot be called with one argument for each of the names."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # Python does not know the parameters of some functions that are written in C
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        expected, found = f"a function of ({', '.join(names)}) for {what}", f"{text}{signature}"
+        raise ValueError(f"expected {expected}, got {found}: change its parameters") from error
+
+
+@contextlib.contextmanager
+def errors_in_user_code(text: str, expected: str) -> Iterator[None]:
+    """Replace an error in the user's `module:function` by one that names the line; other errors are not changed.
+
+    The traceback from the user's code on is a note of the new error (`add_note`).
+
+    Args:
+        expected: what the function should have returned.
+    """
+    try:
+        yield
+    except Exception as error:  # the user's code can raise any error
+        file = Path(getattr(sys.modules[text.partition(":")[0]], "__file__", None) or "")
+        own = str(file.parent if file.name == "__init__.py" else file)
+        stack = traceback.extract_tb(error.__traceback__)
+        steps = [*itertools.dropwhile(lambda step: not step.filename.startswith(own), stack)]
+        if not steps:
+            raise
+        last = next(step for step in reversed(steps) if step.filename.startswith(own))
+        found = f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}: {error}"
+        explained = ValueError(f"expected {expected} from {text}, got {found}")
+        explained.add_note(f"Traceback of {text}:\n{''.join(traceback.format_list(steps))}".rstrip())
+        raise explained from error
 
 
 def from_packages(group: str) -> dict[str, EntryPoint]:

@@ -260,6 +260,18 @@ def test_several_radii_have_a_folder_each_and_can_be_continued(
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_run_that_is_replaced_leaves_no_files_of_its_own() -> None:
+    one, several = ("--save-adversarial", "2"), ("--eps", "1/255,0.02")
+    for options, names in (
+        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
+        (one, {*WRITTEN, "adversarial.npz"}),
+        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
+    ):
+        evaluate(demo.STANDARD, *QUICK, "--images", "2", *options, "--overwrite")
+        assert {path.name for path in FOLDER.iterdir()} == names
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("wanted", "count"), [("3", 3), ("all", 9)])
 def test_attacked_images_are_written(wanted: str, count: int, package: Callable) -> None:
     printed = evaluate(demo.STANDARD, *QUICK, "--save-adversarial", wanted, "--threat", "Linf:0.1")
@@ -287,6 +299,44 @@ def test_an_attack_of_ones_own_is_a_function_in_the_working_folder(monkeypatch: 
     assert result["attack"] == "own_attacks:darker at Linf 0.1"
     printed = evaluate(demo.STANDARD, *QUICK, "--attack", "own_attacks:nothing", code=1)
     assert "the attack returned something else than images" in printed and "got NoneType" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        (
+            "fails",
+            "expected attacked images from failing_attacks:fails, got KeyError in failing_attacks.py, line 2: 'x'",
+        ),
+        ("make", "expected an attack from failing_attacks:make, got ZeroDivisionError in failing_attacks.py, line 6:"),
+        (
+            "short",
+            "expected a function of (model, images, labels) for --attack, got failing_attacks:short(model): change",
+        ),
+    ],
+)
+def test_an_error_in_an_attack_of_ones_own_has_the_traceback_of_that_attack_only(
+    monkeypatch: pytest.MonkeyPatch,
+    run_main: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    answer: str,
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.delitem(sys.modules, "failing_attacks", raising=False)
+    Path("failing_attacks.py").write_text(
+        "def find(key):\n    return {}[key]\n"
+        "def fails(model, images, labels):\n    return find('x')\n"
+        "def make(threat):\n    return 1 / 0\n"
+        "def short(model):\n    return model\n"
+    )
+    assert run_main("evaluate", demo.STANDARD, *QUICK, "--device", "cpu", "--attack", f"failing_attacks:{name}") == 1
+    printed = capsys.readouterr().err
+    assert answer in " ".join(printed.split())
+    files = re.findall(r'File ".*?([^/\\]+)", line (\d+)', printed)
+    assert files == {"fails": [("failing_attacks.py", "4"), ("failing_attacks.py", "2")], "short": []}.get(
+        name, [("failing_attacks.py", "6")]
+    )
 
 
 @pytest.mark.usefixtures("no_pictures")

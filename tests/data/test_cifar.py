@@ -161,6 +161,6 @@ def test_a_failed_download_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
     root = tmp_path / "root"
     with pytest.raises(ValueError, match=r"expected md5 c58f.* got .* cut short or\s+altered"):
         load("cifar10", root=root, download=True)
-    with pytest.raises(OSError, match="without a network, download it elsewhere"):
+    with pytest.raises(OSError, match="without a connection, download it elsewhere"):
         load("cifar100", root=root, download=True)
     assert list(root.iterdir()) == []

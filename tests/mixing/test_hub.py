@@ -122,7 +122,7 @@ def test_private_repositories_need_a_token(server, mixed, images):
 
 
 def test_refused_uploads(server, mixed):
-    with pytest.raises(OSError, match=r"expected to upload to org/m, got: .*401.*: check the name, the network, and"):
+    with pytest.raises(OSError, match=r"expected to upload to org/m, got: .*401.*: check the name, the connection"):
         mixed.push_to_hub("org/m", token="hf_wrong")
     with pytest.raises(ValueError, match="expected a repository such as org/name, got 'm': name the account"):
         mixed.push_to_hub("m", token="hf_right")

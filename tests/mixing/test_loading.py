@@ -66,8 +66,8 @@ def test_a_wrapped_classifier_is_not_wrapped_again():
 @pytest.mark.parametrize(
     ("own", "name", "words"),
     [
-        ({"loader": LOADER}, "none", r"from my_loader_code:load for 'none', got KeyError in my_loader_code.py, line 8"),
-        ({"loader": LOADER}, "text", r"for 'text', got str: return a torch.nn.Module"),
+        ({"loader": LOADER}, "none", r"for 'none' from my_loader_code:load, got KeyError in my_loader_code.py, line 8"),
+        ({"loader": LOADER}, "text", r"for 'text' from my_loader_code:load, got str: return a torch.nn.Module"),
         ({}, "mine", "expected the name of a model"),
         (
             {"preprocessing": {"size": "16"}},

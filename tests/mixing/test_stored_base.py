@@ -77,7 +77,7 @@ def test_random_weights_are_not_stored_by_name(tmp_path, timm_model):
         UserWarning, match=r"timm:resnet10t.* does not give .* save with hold=True .--hold., or pass standard="
     ):
         mixed.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="knows by its digests only"):
+    with pytest.raises(ValueError, match="has the identity only"):
         MixedClassifier.from_pretrained(tmp_path, robust=mixed.robust)
     again = MixedClassifier.from_pretrained(tmp_path, standard=timm_model, robust=mixed.robust)
     assert torch.equal(again(IMAGES), mixed(IMAGES))
@@ -98,7 +98,7 @@ def test_a_model_of_a_library_that_was_trained_further_is_never_replaced(tmp_pat
     assert torch.equal(MixedClassifier.from_pretrained(tmp_path / "held").standard(IMAGES), g(IMAGES))
     with torch.no_grad():
         g.model.fc.weight.add_(0.01)
-    with pytest.warns(UserWarning, match="digests only"):
+    with pytest.warns(UserWarning, match="has its identity only"):
         MixedClassifier(g, own(), 0.5).save_pretrained(tmp_path / "tuned")
     with pytest.raises(ValueError, match=r"pass standard=\.\.\."):
         MixedClassifier.from_pretrained(tmp_path / "tuned", robust=own())
@@ -160,7 +160,7 @@ def test_a_library_that_returns_another_model_for_a_stored_name_is_refused(tmp_p
     description = json.loads((tmp_path / pretrained.FILE).read_text())
     del description["standard"]["identity"]
     (tmp_path / pretrained.FILE).write_text(json.dumps(description))
-    with pytest.warns(UserWarning, match="stored by an older version, without digests of timm:any"):
+    with pytest.warns(UserWarning, match="stored by an older version, without the identity of timm:any"):
         MixedClassifier.from_pretrained(tmp_path, robust=own())
 
 

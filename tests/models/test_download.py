@@ -211,7 +211,7 @@ def test_without_a_network(monkeypatch):
     with Server() as gone:
         url = gone.url
     monkeypatch.setenv(download.URL_VARIABLE, url)
-    with pytest.raises(DownloadError, match="Connection refused; check ADAPTIVE_SMOOTHING_ZOO_URL and the network"):
+    with pytest.raises(DownloadError, match="Connection refused; check ADAPTIVE_SMOOTHING_ZOO_URL and the connection"):
         download.fetch([FILE])
 
 

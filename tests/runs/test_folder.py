@@ -3,7 +3,7 @@
 import pytest
 
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.folder import JOURNAL, RESULT, check_writable, make_folder, resumable_folder
+from adaptive_smoothing.runs.folder import JOURNAL, RESULT, ROWS, check_writable, make_folder, resumable_folder
 from adaptive_smoothing.runs.journal import Journal
 
 
@@ -25,6 +25,17 @@ def test_the_folders_of_the_radii_of_an_old_run_are_removed_with_it(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["eps-mine", "other"]
     (tmp_path / "run" / RESULT).write_text("[damaged")
     assert not list(make_folder(tmp_path / "run", overwrite=True).glob(RESULT))
+
+
+def test_the_files_of_an_old_run_are_removed_with_its_result(tmp_path):
+    """Also figures that the new run does not write. Without a result, they may belong to the user."""
+    names = ("radii.png", "waterfall.png", "adversarial.npz", ROWS, "mine.png")
+    for name in names:
+        (tmp_path / name).touch()
+    assert all((make_folder(tmp_path, overwrite=True) / name).exists() for name in names)
+    (tmp_path / RESULT).write_text("{}")
+    make_folder(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]
 
 
 def test_an_unfinished_run_is_continued(tmp_path):

@@ -56,9 +56,9 @@ class Lipschitz:
             both = [_pairwise_lipschitz(each) for each in (self.robust, self._exact)]
         larger = self.scale * torch.maximum(*both)
         if larger.dim() != 2 or larger.shape[0] != larger.shape[1] or not _are_positive(larger):
-            expected = "[C, C] positive, finite constants from pairwise_lipschitz, one for each pair of classes"
+            expected = "[C, C] positive, finite constants from pairwise_lipschitz"
             found = f"shape {list(larger.shape)} with values from {larger.min():g} to {larger.max():g}"
-            raise ValueError(f"expected {expected}, got a tensor of {found}")
+            raise ValueError(f"expected {expected}, got {found}: return one constant for each pair of classes")
         return larger
 
     @cached_property

@@ -162,7 +162,7 @@ class Preparation:
     def _smoothed(self, model: nn.Module, name: str) -> nn.Module:
         sigma = _trained_sigma(name) if self.sigma is None else self.sigma
         if sigma is None:
-            expected = "--sigma, or a network that was trained with noise"
+            expected = "--sigma, or a model that was trained with noise"
             hint = "smooth it with --sigma 0.25, or estimate with --method local"
             raise ValueError(f"expected {expected}, got {name} without --sigma: {hint}")
         if not isinstance(model, MixedClassifier):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,8 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
-from adaptive_smoothing.attacks.presets import PRESETS, MakePreset, as_preset, find_preset
+from adaptive_smoothing.attacks.presets import PRESETS, as_preset, find_preset
+from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
 from adaptive_smoothing.data import datasets
@@ -39,7 +40,7 @@ from adaptive_smoothing.runs.folder import (
     resumable_folder,
 )
 from adaptive_smoothing.runs.journal import Journal, room_for
-from adaptive_smoothing.settings import changed, import_function
+from adaptive_smoothing.settings import changed, check_parameters, errors_in_user_code, import_function
 from adaptive_smoothing.threat import Threat, parse_number, parse_threat
 
 BINARIZATION = "binarization"
@@ -79,7 +80,7 @@ def evaluate(
 ) -> None:
     """Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued."""
     threats = parse_threats(threat, eps)
-    make_cascade = partial(find_attack(attack), seed=seed)
+    cascades = make_cascades(attack, threats, seed)
     options = changed(EvaluationOptions(save_adversarial=parse_count(save_adversarial)), changes)
     for unknown in set(check) - {BINARIZATION}:
         raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
@@ -87,17 +88,26 @@ def evaluate(
     loaded = LoadedModel.load(model, robust, alpha, devices[0], opt.own_models(loader, mean, std, size))
     chosen = datasets.load(data, split, root=data_root, download=download, images=images)
     check_classes(loaded.parts, chosen)
-    run = Run(loaded, chosen, [make_cascade(each) for each in threats], devices, options, check=BINARIZATION in check)
+    run = Run(loaded, chosen, cascades, devices, options, check=BINARIZATION in check)
     folder = out or Path("runs") / f"evaluate-{loaded.short}-{attack.replace(':', '.')}"
     if overwrite or not is_finished(folder):
-        run.measure(resumable_folder(folder, overwrite), overwrite)
+        with errors_in_user_code(attack, "attacked images") if ":" in attack else nullcontext():
+            run.measure(resumable_folder(folder, overwrite), overwrite)
     else:
         run.show_stored(folder)
 
 
-def find_attack(text: str) -> MakePreset:
-    """Return the preset of a name, or the attack or preset that `module:function` names."""
-    return as_preset(text, import_function(text, "--attack")) if ":" in text else find_preset(text)
+def make_cascades(attack: str, threats: list[Threat], seed: int) -> list[Cascade]:
+    """Return the attack at each radius: of a preset, or of the attack or preset that `module:function` names."""
+    if ":" not in attack:
+        return [find_preset(attack)(threat, seed=seed) for threat in threats]
+    make = as_preset(attack, import_function(attack, "--attack"))
+    with errors_in_user_code(attack, "an attack"):
+        cascades = [make(threat, seed=seed) for threat in threats]
+    for stage in cascades[0].stages:
+        if not isinstance(stage.attack, StepAttack):
+            check_parameters(stage.attack, ["model", "images", "labels"], attack, "--attack")
+    return cascades
 
 
 def parse_threats(threat: str, eps: str | None) -> list[Threat]:

@@ -110,6 +110,8 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         # Messages contain [0, 1] and shapes, which rich would read as markup.
         _errors().print(f"[red]error[/]: {escape(str(error))}")
+        for note in getattr(error, "__notes__", ()):  # the traceback of a user's own function
+            _errors().print(f"\n{note}", markup=False, soft_wrap=True)
         sys.exit(1)
 
 

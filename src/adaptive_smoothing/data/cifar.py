@@ -199,6 +199,6 @@ def _fetch(url: str, path: Path) -> str:
                     file.write(chunk)
                     digest.update(chunk)
     except OSError as error:
-        hint = f"without a network, download it elsewhere and put it into {path.parent}"
+        hint = f"without a connection, download it elsewhere and put it into {path.parent}"
         raise OSError(f"expected to download {url}, got: {error}; {hint}") from error
     return digest.hexdigest()

@@ -94,7 +94,7 @@ class ImageData:
         return to_floats(self.images)
 
     def fingerprint(self) -> str:
-        """Return a sha256 of the images, labels and positions."""
+        """Return the digest of the images, labels and positions."""
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
         for tensor in (self.images, self.labels, self.index):
             digest.update(tensor.cpu().contiguous().numpy().data)

@@ -42,8 +42,8 @@ def _open_cifar(layout: cifar.Layout, root: Path, download: bool) -> Source:
         raise FileNotFoundError(
             f"expected {layout.name} in {root}, found none of {packed.name}, {archive.name}, {folder.name}/. "
             f"Pass download=True (--download) to download {layout.megabytes} MB from {layout.url}, or put that file "
-            f"into {root}, or set ADAPTIVE_SMOOTHING_DATA or root= (--data-root) to its folder, or load it by its "
-            "path. The data set 'builtin' needs no download."
+            f"into {root}. If you have it elsewhere, set ADAPTIVE_SMOOTHING_DATA or root= (--data-root) to its folder, "
+            "or load it by its path. The data set 'builtin' needs no download."
         )
     source = cifar.open_archive(archive if archive.is_file() else cifar.download(layout, root))
     if source.layout is not layout:
@@ -57,7 +57,7 @@ def _open_file(path: Path) -> Source:
     if path.is_file():
         return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
     names = ("builtin", *cifar.LAYOUTS)
-    expected = "expected the name of a data set, hf:NAME, or a path to a .npz file, a CIFAR archive or an image folder"
+    expected = "expected the name of a data set, hf:NAME, or a path to .npz, a CIFAR archive or an image folder"
     hint = suggestion(str(path).lower(), names)
     raise FileNotFoundError(f"{expected}, got {str(path)!r}, which does not exist: {hint}")
 

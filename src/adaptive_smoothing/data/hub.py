@@ -87,7 +87,7 @@ class HubDataset:
         try:
             return getattr(datasets, function)(*arguments, **options)
         except Exception as error:  # it raises many kinds, also of other packages
-            hint = "check the name, ?config= and ?split=, and the network"
+            hint = "check the name, ?config= and ?split=, and the connection"
             message = f"expected the data set {self.path} of Hugging Face, got {type(error).__name__}: {error}; {hint}"
             raise ValueError(message) from error
 

@@ -67,7 +67,7 @@ def push(
             repo_id=repository, folder_path=folder, revision=revision, commit_message=f"Add the mixture {folder.name}"
         )
     except Exception as error:  # the errors of its HTTP client have no common class that is public
-        hint = "check the name, the network, and that `hf auth login` or token= gives you the right to write"
+        hint = "check the name, the connection, and that `hf auth login` or token= gives you the right to write"
         raise OSError(f"expected to upload to {repository}, got: {first_line(error)}: {hint}") from error
     return str(address)
 
@@ -88,7 +88,7 @@ def fetch(
         )
     except Exception as error:  # see push
         expected = f"a mixture: a folder {repository!r} here, or a repository of that name on the hub"
-        hint = "check the name, the revision and the network, or pass token= for a private one"
+        hint = "check the name, the revision and the connection, or pass token= for a private one"
         raise FileNotFoundError(f"expected {expected}, got neither ({first_line(error)}): {hint}") from error
     folder = Path(found)
     if not (folder / pretrained.FILE).is_file():

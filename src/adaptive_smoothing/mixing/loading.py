@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.third_party import parse_preprocessing
 from adaptive_smoothing.models.wrap import Classifier, num_classes, wrap
 from adaptive_smoothing.models.zoo import model_facts, short_name
-from adaptive_smoothing.settings import import_function
+from adaptive_smoothing.settings import check_parameters, errors_in_user_code, import_function
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,12 @@ class OwnModels:
     def _from_loader(self, loader: str, name: str) -> Classifier:
         """Return the model that the user's function returns for a name, as a classifier on the CPU."""
         function = import_function(loader, "--loader")
-        try:
+        check_parameters(function, ["name"], loader, "--loader")
+        with errors_in_user_code(loader, f"a model for {name!r}"):
             model = function(name)
-        except Exception as error:  # the user's function can raise any error
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
-            raise ValueError(f"expected a model from {loader} for {name!r}, got {where}: {error}") from error
         if not isinstance(model, nn.Module):
             hint = "return a torch.nn.Module"
-            raise ValueError(f"expected a model from {loader} for {name!r}, got {type(model).__name__}: {hint}")
+            raise ValueError(f"expected a model for {name!r} from {loader}, got {type(model).__name__}: {hint}")
         options = parse_preprocessing(self.preprocessing)
         if isinstance(model, Classifier) and options:
             hint = "leave these options out, or return the network alone"

@@ -52,10 +52,12 @@ def _known_facts(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _base_line(description: Mapping[str, Any]) -> str:
-    network = description.get("of", description)
-    where = ", in this folder" if "held" in network else ""
-    sha256 = network.get("sha256") or network.get("weights") or network.get("identity", {}).get("weights")
-    return f"{base_name(description)}{where}" + (f", sha256 `{sha256}`" if sha256 else "")
+    stored = description.get("of", description)
+    line = base_name(description) + (", in this folder" if "held" in stored else "")
+    if "sha256" in stored:
+        return f"{line}, sha256 `{stored['sha256']}`"
+    digest = stored.get("weights") or stored.get("identity", {}).get("weights")
+    return f"{line}, digest of its weights `{digest}`" if digest else line
 
 
 def _alpha_line(alpha: float | Mapping[str, Any], low: float, high: float) -> str:

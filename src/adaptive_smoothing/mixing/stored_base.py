@@ -74,7 +74,7 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
 def _warn_changed(role: str, name: str) -> None:
     reason = f"{name} does not give the present weights and preprocessing of the {role} classifier"
     hint = f"save with hold=True (--hold), or pass {role}=... when you load the mixture"
-    warn_user(f"{reason}, so the folder knows it by its digests only: {hint}")
+    warn_user(f"{reason}, so the folder has its identity only: {hint}")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class BaseLoader:
             raise ValueError(f"{expected}, got a function: pass the module it was saved with")
         if "name" in description:
             return self._named(role, description)
-        expected = f"expected the {role} classifier, which this mixture knows by its digests only"
+        expected = f"expected the {role} classifier, of which this mixture has the identity only"
         raise ValueError(f"{expected}: pass {role}=... the module it was saved with")
 
     def _built(self, role: str, description: Mapping[str, Any], function: Callable[..., nn.Module] | None) -> nn.Module:
@@ -131,7 +131,7 @@ class BaseLoader:
             hint = f"{name} now has other weights or settings; find those that the mixture was saved with"
             _check_identity(role, loaded_identity(model) or Identity.of(model), description, hint)
         elif "sha256" not in description:
-            found = f"this mixture was stored by an older version, without digests of {name}"
+            found = f"this mixture was stored by an older version, without the identity of {name}"
             warn_user(f"{found}: its weights and preprocessing are not compared; save it again")
         return model
 

@@ -37,12 +37,12 @@ INSTALLED = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name
 
 
 def model_digest(model: nn.Module) -> str:
-    """Return a sha256 of the tensors, the module tree, the attributes and the source text of a model."""
+    """Return the digest of a model: of the tensors, the module tree, the attributes and the source text."""
     return _model_digest(model, {})
 
 
 def weights_digest(model: nn.Module, *, persistent_only: bool = False) -> str:
-    """Return a sha256 of all parameters and buffers, or only of those in the `state_dict`.
+    """Return the digest of all parameters and buffers, or only of those in the `state_dict`.
 
     Normalisation is usually in buffers that the `state_dict` lacks.
     """

@@ -120,7 +120,7 @@ def _read_from_url(base: str, file: ZooFile, partial: Path) -> None:
             except PASSING as error:
                 pause = next(pauses, None)
                 if pause is None or not _may_pass(error):
-                    reason = f"{url} cannot be read: {_reason(error)}; check {URL_VARIABLE} and the network."
+                    reason = f"{url} cannot be read: {_reason(error)}; check {URL_VARIABLE} and the connection."
                     raise DownloadError(reason) from error
                 time.sleep(pause)
 
@@ -182,7 +182,7 @@ def _read_from_hub(url: str, file: ZooFile, partial: Path) -> None:
             Path(found).replace(partial)
     except Exception as error:  # the errors of its HTTP client have no common class that is public
         raise DownloadError(
-            f"{url} cannot be read: {first_line(error)}; check {URL_VARIABLE} and the network."
+            f"{url} cannot be read: {first_line(error)}; check {URL_VARIABLE} and the connection."
         ) from error
     _check_content(file, partial, f"{url}/{file.path}")
 

@@ -69,7 +69,7 @@ class Identity:
         """Return how this model differs from the expected one, as text; "" if it is the same."""
         found = _preprocessing_differences(self.preprocessing, expected.preprocessing)
         if self.weights != expected.weights:
-            found.append(f"other weights (sha256 {self.weights[:12]} instead of {expected.weights[:12]})")
+            found.append(f"other weights (digest {self.weights[:12]} instead of {expected.weights[:12]})")
         if not found and (apart := _distance(self, expected)) > TOLERANCE:
             found.append(
                 f"the same weights but logits that differ by {100 * apart:.0f} %: its code or settings changed"

@@ -176,7 +176,7 @@ def _robustbench(name: str, options: Mapping[str, str], pretrained: bool) -> tup
             model_name=name, dataset=options["dataset"], threat_model=options["threat"], model_dir=folder
         )
     except (OSError, RuntimeError, KeyError) as error:
-        hint = f"check the name, the options and the network, or put the file into {folder}"
+        hint = f"check the name, the options and the connection, or put the file into {folder}"
         found = f"{type(error).__name__}: {error}"
         raise OSError(f"expected to get {name} from robustbench, got {found}; {hint}") from error
     return model, {"mean": 0.0, "std": 1.0}

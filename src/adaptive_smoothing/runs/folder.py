@@ -23,6 +23,8 @@ from adaptive_smoothing.version import code_version
 RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 # What differs between two equal runs, so it is not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"
+# Files that only some runs write. Those of a run that is replaced would look like files of the new run.
+SOMETIMES = ("adversarial.npz", "waterfall.png", "calibration.png", "radii.png", "certified.png")
 # The version of the form of all files of a run folder; docs/files.md describes each version. Older files have none.
 SCHEMA = 1
 # The kinds of runs, with a key that only the results of this kind have: older files do not name their kind.
@@ -72,13 +74,16 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
 
 
 def _remove_result(folder: Path) -> None:
-    """Remove an old result: nobody should take it for that of the new run while this is unfinished."""
+    """Remove an old result with its files: nobody should take them for those of the new run."""
     path = folder / RESULT
-    with suppress(FileNotFoundError, ValueError):
+    if not path.is_file():  # other files may belong to the user
+        return
+    with suppress(ValueError):
         for row in read_json(path).get("radii", ()):
             if re.fullmatch(r"eps-[\w.+-]+", name := str(row.get("folder"))):
                 shutil.rmtree(folder / name, ignore_errors=True)
-    path.unlink(missing_ok=True)
+    for name in (ROWS, FACTS, *SOMETIMES, RESULT):
+        (folder / name).unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:
