@@ -49,7 +49,7 @@ class FAB(StepAttack):
         clean, threat = state["clean"], self.threat.with_eps(state["eps"])
         fooled = logit_margin(logits, state["label"]) > 0
         # One step begins here, the other at the clean image.
-        here = torch.lerp(clean, images, column(torch.where(fooled, BACKWARD, 1.0), images))
+        here = torch.lerp(clean, images, column(torch.where(fooled, BACKWARD, 1.0).to(images), images))
         starts = torch.stack([here, clean])
         steps = step_to_plane(threat, starts, gradient, (gradient * images).sum((1, 2, 3)) - lead)
         length = self.threat.distance(steps.flatten(0, 1), steps.new_zeros(())).clamp_min(1e-8).view(2, -1)
