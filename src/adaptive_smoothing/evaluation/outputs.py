@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.models.contract import check_images, check_logits
-from adaptive_smoothing.models.inference import chunk_size, fp32_logits_chunked, full_precision
+from adaptive_smoothing.models.inference import chunk_size, full_precision
 from adaptive_smoothing.models.memory import with_smaller_batches
 
 # Up to so many classes the probabilities of all classes are kept, in half precision: with ten classes 20 bytes for each
 # image and output. For ImageNet they would take 2 kB. The confidence is always kept, in float32.
 MOST_CLASSES = 100
 CLEAN, ATTACKED = "clean", "attacked"
-LOGITS, BASES = "logits", ("g", "h")
+BASES = ("g", "h")
 
 
 def output_columns(logits: Tensor, bases: dict[str, Tensor], version: str) -> dict[str, Tensor]:
@@ -36,27 +35,13 @@ def output_columns(logits: Tensor, bases: dict[str, Tensor], version: str) -> di
     return columns
 
 
-def clean_outputs(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the logits and the `base_outputs` of valid images, with one pass of each network."""
-    if not isinstance(model, MixedClassifier):
-        return fp32_logits_chunked(model, images), {}
-    check_images(images)
-    bases = base_outputs(model, images)
-    logits = bases.pop(LOGITS)
-    check_logits(logits, images)
-    return logits, bases
-
-
 def base_outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """Return the logits of a mixture, alpha, and the logits of g and h as they are mixed; nothing for other models.
-
-    All of them are in full precision.
-    """
+    """Return alpha and the logits of g and h as they are mixed, in full precision; nothing for other models."""
     if not isinstance(model, MixedClassifier):
         return {}
     with torch.no_grad(), full_precision(), torch.autocast(images.device.type, enabled=False):
         parts = with_smaller_batches(lambda size: list(map(model.mix, images.split(size))), chunk_size(images))
-    return {name: torch.cat([getattr(part, name) for part in parts]).float() for name in (LOGITS, "alpha", *BASES)}
+    return {name: torch.cat([getattr(part, name) for part in parts]).float() for name in ("alpha", *BASES)}
 
 
 def _probability_columns(logits: Tensor, prefix: str) -> dict[str, Tensor]:

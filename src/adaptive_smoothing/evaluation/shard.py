@@ -14,9 +14,10 @@ from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.data.batches import Batch
 from adaptive_smoothing.evaluation.gaps import confidence_gap
-from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN, base_outputs, clean_outputs, output_columns
+from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN, base_outputs, output_columns
 from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, MISCLASSIFIED
 from adaptive_smoothing.models.contract import check_labels
+from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.runs.journal import Columns, Journal
 from adaptive_smoothing.runs.progress import ShardProgress
 from adaptive_smoothing.threat import Threat
@@ -48,7 +49,7 @@ class Shard:
         done = 0 if saved is None else int(saved[DONE])
         if saved is not None and done == len(self.stages):
             return saved
-        logits, bases = clean_outputs(engine.model, self.batch.images)
+        logits = fp32_logits_chunked(engine.model, self.batch.images)
         check_labels(self.batch.labels, self.batch.images, logits.shape[1])
         correct = (logits.argmax(1) == self.batch.labels).nonzero().squeeze(1)
         inputs = AttackInput(*self.batch, logits, self.threat).take(correct)
@@ -62,7 +63,7 @@ class Shard:
                 unfinished = {name: column.cpu().numpy() for name, column in vars(state).items()}
                 self.journal.write(self.name, unfinished | {DONE: np.array(number + 1)})
         self._check_survivors(engine, inputs, state)
-        columns = self._columns(engine, logits, bases, correct, state)
+        columns = self._columns(engine, logits, correct, state)
         self.journal.write(self.name, columns)
         return columns
 
@@ -88,9 +89,7 @@ class Shard:
             state.margin[left], state.logits[left] = margin, logits
             state.fooled_by[left[margin > 0]] = self.first_stage + len(self.stages) - 1
 
-    def _columns(
-        self, engine: Engine, logits: Tensor, bases: dict[str, Tensor], correct: Tensor, state: CascadeState
-    ) -> Columns:
+    def _columns(self, engine: Engine, logits: Tensor, correct: Tensor, state: CascadeState) -> Columns:
         """Return the columns of all images of the shard, whether they were attacked or misclassified from the start."""
 
         def fill(before: Tensor, after: Tensor) -> Tensor:
@@ -110,11 +109,11 @@ class Shard:
             "clean_gap": confidence_gap(logits.float().softmax(1)),
             "attacked_gap": confidence_gap(attacked.float().softmax(1)),
         }
-        attacked_bases = bases
+        clean_bases = attacked_bases = base_outputs(engine.model, self.batch.images)
         if len(correct):
             found = base_outputs(engine.model, state.worst)
-            attacked_bases = {name: fill(column, found[name]) for name, column in bases.items()}
-        columns |= output_columns(logits, bases, CLEAN) | output_columns(attacked, attacked_bases, ATTACKED)
+            attacked_bases = {name: fill(column, found[name]) for name, column in clean_bases.items()}
+        columns |= output_columns(logits, clean_bases, CLEAN) | output_columns(attacked, attacked_bases, ATTACKED)
         if self.keep is not None:
             columns[ADVERSARIAL] = fill(self.batch.images, state.worst)[: self.keep]
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}
