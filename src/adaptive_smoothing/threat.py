@@ -17,7 +17,7 @@ from torch import Tensor
 
 def column(values: Tensor, images: Tensor) -> Tensor:
     """Return one number per image, shaped to broadcast against the images."""
-    return values.view(-1, *[1] * (images.dim() - 1))
+    return values.view(*values.shape, *[1] * (images.dim() - values.dim()))
 
 
 def per_image(value: float | Tensor, images: Tensor) -> float | Tensor:

@@ -101,7 +101,8 @@ def test_the_norm_of_one_window_moves_to_another():
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     threat = L2(0.3)
     before = 0.9 * threat.steepest(noise) * 0.3
-    proposal = torch.tensor([[3, 0, 0, 6, 6, 1, -1, 1, -1], [3, 0, 6, 6, 0, 0, 1, 1, -1]])
+    numbers = torch.tensor([[3, 0, 0, 6, 6, 1, -1, 1, -1], [3, 0, 6, 6, 0, 0, 1, 1, -1]])
+    proposal = square_module.Proposal.of(numbers)
     moved = square_module._move_mass(clean + before, clean, torch.full((2,), 0.3), proposal) - clean
     assert (moved[0, :, 6:, 6:] == 0).all() and (moved[1, :, 6:, :3] == 0).all()
     assert torch.allclose(threat.distance(moved, torch.zeros_like(moved)), torch.full((2,), 0.3), rtol=1e-5)

@@ -24,7 +24,7 @@ MAX_CLEAN_WEIGHT, OVERSHOOT, BACKWARD = 0.1, 1.05, 0.9
 # steps are exact in Linf. In L2 they are exact for planes up to 90 % of the way to a corner of the box, and end short
 # of planes that are farther away.
 NEWTON_STEPS = 6
-# An infinite time would give NaN for a pace of zero.
+# An infinite time would give NaN for a pace of zero. Rounding would give a negative one near a corner of the box.
 LARGEST_TIME = 1e30
 # The dimensions of an image.
 IMAGE = (-3, -2, -1)
@@ -51,7 +51,7 @@ class FAB(StepAttack):
         # One step begins here, the other at the clean image.
         here = torch.lerp(clean, images, column(torch.where(fooled, BACKWARD, 1.0).to(images), images))
         starts = torch.stack([here, clean])
-        steps = step_to_plane(threat, starts, gradient, (gradient * images).sum((1, 2, 3)) - lead)
+        steps = step_to_plane(threat, starts, gradient, (gradient * images).sum(IMAGE) - lead)
         length = self.threat.distance(steps.flatten(0, 1), steps.new_zeros(())).clamp_min(1e-8).view(2, -1)
         weight = column((length[0] / length.sum(0)).clamp(max=MAX_CLEAN_WEIGHT), images)
         beyond, beyond_from_clean = torch.add(starts, steps, alpha=OVERSHOOT)
@@ -69,22 +69,17 @@ def step_to_plane(threat: Threat, points: Tensor, normal: Tensor, offset: Tensor
     """
     # Only the direction matters, and the squares of tiny gradients would underflow.
     largest = normal.abs().amax(IMAGE).clamp_min(torch.finfo(normal.dtype).tiny)
-    normal, offset = normal / _wide(largest), offset / largest
+    normal, offset = normal / column(largest, normal), offset / largest
     excess = (normal * points).sum(IMAGE) - offset
     # sign(NaN) is 0, which would stop the attack and look like robustness.
-    downhill = normal.sign() * _wide(-excess.sign().where(~excess.isnan(), excess))
+    downhill = normal.sign() * column(-excess.sign().where(~excess.isnan(), excess), points)
     room = torch.where(downhill > 0, 1 - points, points)
     pace, slope, goal = threat.pace(normal), normal.abs(), excess.abs()
     # How much each pixel gains in a unit of time, the most that it can gain, and when it reaches a face.
     rate, most, end = slope * pace, slope * room, room / pace
     time = torch.zeros_like(goal)
     for _ in range(NEWTON_STEPS):
-        moving = end > _wide(time)
+        moving = end > column(time, points)
         gained, speed = torch.where(moving, 0.0, most).sum(IMAGE), (rate * moving).sum(IMAGE)
-        time = torch.where(speed > 0, (goal - gained) / speed, time).clamp(max=LARGEST_TIME)
-    return downhill * torch.minimum(_wide(time) * pace, room)
-
-
-def _wide(values: Tensor) -> Tensor:
-    """Return one number per image, shaped to broadcast against the images."""
-    return values[..., None, None, None]
+        time = torch.where(speed > 0, (goal - gained) / speed, time).clamp(0, LARGEST_TIME)
+    return downhill * torch.minimum(column(time, points) * pace, room)

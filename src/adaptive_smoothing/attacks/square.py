@@ -1,14 +1,13 @@
 """The Square attack (Andriushchenko et al. 2020), without a gradient: random squares, kept if they widen the margin.
 
-A proposal is described by integers: the side of its square, the square's first row and column, those of a second square
-(L2 only), 1 if a bump is transposed (L2 only), then 1 or -1 for each channel. They do not depend on the model, so those
-of all queries are drawn before the first one.
+The proposals do not depend on the model, so those of all queries are drawn before the first one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +27,23 @@ CHECK_EVERY = 51
 DRAWN = 2**19
 # About one proposal in twenty is kept. With a longer lookahead, too many proposals would be made twice.
 MAX_LOOKAHEAD = 8
+
+
+class Proposal(NamedTuple):
+    """The integers that describe proposals, one per image."""
+
+    side: Tensor
+    top: Tensor
+    left: Tensor
+    source_top: Tensor  # the second square, in L2 only
+    source_left: Tensor
+    transposed: Tensor  # 1 if the bump of L2 is transposed
+    signs: Tensor  # 1 or -1, [N, channels, 1, 1]
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> Proposal:
+        """Return the proposals of rows that `_draw` has made."""
+        return cls(*numbers[:, :6].unbind(1), signs=numbers[:, 6:, None, None])
 
 
 @dataclass(frozen=True)
@@ -70,9 +86,9 @@ class Square(StepAttack):
         clean, worst, eps = (state[name].repeat_interleave(self.lookahead, 0) for name in ("clean", "worst", "eps"))
         rows, ahead = (torch.arange(count, device=clean.device) for count in (len(state["step"]), self.lookahead))
         step = state["step"][:, None] + ahead
-        proposal = state["proposals"][rows[:, None], step.clamp(max=self.queries)].flatten(0, 1).long()
+        numbers = state["proposals"][rows[:, None], step.clamp(max=self.queries)].flatten(0, 1).long()
         change = _move_mass if isinstance(self.threat, L2) else _flip
-        images = self.threat.with_eps(eps).project(change(worst, clean, eps, proposal), clean)
+        images = self.threat.with_eps(eps).project(change(worst, clean, eps, Proposal.of(numbers)), clean)
         images = images.view(*step.shape, *clean.shape[1:])
         return torch.where(step.view(*step.shape, 1, 1, 1) == 0, state["start"][:, None], images).flatten(0, 1)
 
@@ -126,11 +142,10 @@ def _stripes(state: State) -> Tensor:
     return _signs(chance) * column(state["eps"], state["clean"])
 
 
-def _flip(worst: Tensor, clean: Tensor, eps: Tensor, proposal: Tensor) -> Tensor:
-    """Return a proposal in Linf: in a square, every channel moves to one end of its range."""
-    side, top, left = proposal[:, :3].unbind(1)
-    signs = proposal[:, 6:, None, None]
-    return worst + 2 * column(eps, worst) * signs * _window(worst, side, top, left)
+def _flip(worst: Tensor, clean: Tensor, eps: Tensor, proposal: Proposal) -> Tensor:
+    """Return proposals in Linf: in a square, every channel moves to one end of its range."""
+    inside = _window(worst, proposal.side, proposal.top, proposal.left)
+    return worst + 2 * column(eps, worst) * proposal.signs * inside
 
 
 def _window(images: Tensor, side: Tensor, top: Tensor, left: Tensor) -> Tensor:
@@ -165,17 +180,17 @@ def _tiles(state: State) -> Tensor:
     return delta / _length(delta, (1, 2, 3)) * column(state["eps"], clean)
 
 
-def _move_mass(worst: Tensor, clean: Tensor, eps: Tensor, proposal: Tensor) -> Tensor:
-    """Return a proposal in L2: the norm of one window, and the unused norm, moves to a bump in another window."""
+def _move_mass(worst: Tensor, clean: Tensor, eps: Tensor, proposal: Proposal) -> Tensor:
+    """Return proposals in L2: the norm of one window, and the unused norm, moves to a bump in another window."""
     delta, eps = worst - clean, column(eps, clean)
-    side, top, left, source_top, source_left, transposed = proposal[:, :6].unbind(1)
+    side, top, left, source_top, source_left, transposed, signs = proposal
     to, source = _window(delta, side, top, left), _window(delta, side, source_top, source_left)
     both = (delta * torch.maximum(to, source)).square().sum((2, 3), keepdim=True)
     unused = (eps.square() - delta.square().sum((1, 2, 3), keepdim=True)).clamp_min(0)
     row, col = _positions(delta, top, left)
     turned = (transposed == 1)[:, None, None]
     bump = _bump(side, torch.where(turned, col, row), torch.where(turned, row, col))[:, None] * to
-    bump = proposal[:, 6:, None, None] * bump / _length(bump, (2, 3))
+    bump = signs * bump / _length(bump, (2, 3))
     moved = bump + delta * to / _length(delta * to, (2, 3))
     moved = moved / _length(moved, (2, 3)) * (unused / delta.shape[1] + both).sqrt()
     delta = torch.where(to > 0, moved, delta * (1 - source))

@@ -60,7 +60,7 @@ def test_weights_are_cast_in_the_first_pass_only(model, images):
                 logits(model, images, given)
             counts.append(casts.count)
     assert counts == [1, 1, 1, 0]
-    assert mode.kept[id(model[2].weight)][2].is_contiguous(memory_format=torch.channels_last)
+    assert mode.kept[id(model[2].weight), torch.channels_last][2].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_weight_that_has_changed_is_cast_again(model, images):
@@ -78,7 +78,7 @@ def test_weights_that_are_trained_keep_their_gradient(model, images):
 
 
 def test_a_fast_model_keeps_its_weights_in_bfloat16(model, images):
-    fast = FastModel(model, torch.device("cpu"), BFLOAT16)
+    fast = FastModel(model, torch.device("cpu"), BFLOAT16, fixed_weights=True)
     with frozen(model), torch.no_grad():
         first = fast(images)
         with Casts(model[2].weight.shape) as casts:
@@ -97,3 +97,32 @@ def test_a_part_of_the_model_without_autocast_stays_in_float32(model, images):
         found = logits(model, images, mode := CastWeights(torch.bfloat16))
         assert torch.equal(found, logits(model, images)) and found.dtype == torch.float32
     assert len(mode.kept) == 3  # two weights and a bias of the convolutions
+
+
+def test_without_fixed_weights_a_change_reaches_every_pass(model, images):
+    """Graphs of the training attacks read the weights where they are, so nothing may be kept."""
+    fast = FastModel(model, torch.device("cpu"), BFLOAT16)
+    with frozen(model), torch.no_grad(), Casts(model[2].weight.shape) as casts:
+        fast(images)
+        fast(images)
+    assert casts.count == 2
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_in_another_layout_keep_it(channels):
+    """Otherwise `view` in the model would fail."""
+    model = nn.Conv2d(channels, 4, 3, bias=False).eval()
+    with frozen(model), torch.no_grad():
+        features = logits(model, torch.rand(2, channels, 8, 8), CastWeights(torch.bfloat16))
+    assert features.view(2, -1).shape == (2, 144)
+
+
+def test_vmap_inference_mode_and_another_autocast_are_left_alone(model, images):
+    mode = CastWeights(torch.bfloat16)
+    with frozen(model), torch.no_grad():
+        for function in (
+            lambda images: torch.func.vmap(model)(images[:, None]).squeeze(1),
+            torch.inference_mode()(model),
+            torch.autocast("cpu", torch.float16)(model),
+        ):
+            assert torch.equal(logits(function, images, mode), logits(function, images)) and not mode.kept

@@ -14,6 +14,7 @@ from adaptive_smoothing.attacks.engine import engine as engine_module
 from adaptive_smoothing.attacks.engine.arithmetic import BFLOAT16, FULL_PRECISION
 from adaptive_smoothing.attacks.engine.engine import SIZES, Engine
 from adaptive_smoothing.attacks.engine.jobs import run_attack
+from adaptive_smoothing.attacks.engine.recorder import RecordingError
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.threat import Linf
 
@@ -246,9 +247,14 @@ def test_the_step_before_a_recording_is_one_of_the_steps(network, monkeypatch):
 
 def test_a_model_that_cannot_be_recorded_is_attacked_without_recording(network, monkeypatch):
     with pytest.warns(UserWarning, match="this model cannot be recorded, so attacks take longer: not permitted"):
-        engine, found, expected = run_with_recorder(network, monkeypatch, RuntimeError("not permitted"))
+        engine, found, expected = run_with_recorder(network, monkeypatch, RecordingError("not permitted"))
     assert torch.equal(found.worst, expected.worst) and torch.equal(found.queries, expected.queries)
     assert engine.size == 64
+
+
+def test_an_error_of_the_model_is_not_taken_for_one_of_recording(network, monkeypatch):
+    with pytest.raises(RuntimeError, match="mine"):
+        run_with_recorder(network, monkeypatch, RuntimeError("mine"))
 
 
 def test_memory_that_runs_out_while_recording_halves_the_batch(network, monkeypatch):

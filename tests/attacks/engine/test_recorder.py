@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import Planes, make_images
 
-from adaptive_smoothing.attacks.engine.recorder import RecordedObjective, Recorder
+from adaptive_smoothing.attacks.engine.recorder import RecordedObjective, Recorder, RecordingError
 from adaptive_smoothing.attacks.objectives import loss_and_gradient, margin
 
 
@@ -61,6 +61,16 @@ def test_an_error_of_the_step_is_raised_and_ends_the_recording(recorder, error):
     with pytest.raises(type(error)) as raised:
         recorder.record(step)
     assert raised.value is error and recorder.graph.calls == ["begin", "end"]
+
+
+def test_a_step_that_cannot_be_recorded_raises_an_error_of_its_own(recorder):
+    def step():
+        if recorder.graph.calls:
+            raise RuntimeError("not permitted when stream is capturing")
+
+    with pytest.raises(RecordingError, match="not permitted"):
+        recorder.record(step)
+    assert recorder.graph.calls == ["begin", "end"]
 
 
 def test_an_error_of_the_first_step_begins_no_recording(recorder):

@@ -80,13 +80,19 @@ def fast_arithmetics(device: torch.device) -> tuple[Arithmetic, ...]:
 class FastModel:
     """A model in an arithmetic, by default the fastest of the device. It returns float32 logits.
 
-    In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`), and weights
-    are cast once (`cast_weights.py`). This does not apply to a model that is compiled, or has a compiled part: the
-    compiler does much the same.
+    In fast arithmetic on a GPU, batch norms are fused with the activations after them (`batch_norm.py`). With
+    `fixed_weights`, which must never change, weights are cast once (`cast_weights.py`). Neither applies to a model that
+    is compiled, or has a compiled part: the compiler does much the same.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, arithmetic: Arithmetic | None = None, *, compiled: bool = False
+        self,
+        model: nn.Module,
+        device: torch.device,
+        arithmetic: Arithmetic | None = None,
+        *,
+        compiled: bool = False,
+        fixed_weights: bool = False,
     ) -> None:
         self.device, self.arithmetic = device, arithmetic or fast_arithmetics(device)[0]
         # Both `__call__` and `mix` of a mixture use its `mix`, so that one function is compiled.
@@ -95,8 +101,8 @@ class FastModel:
         compiled = compiled or any(map(_is_compiled, model.modules()))
         self.fuses = not compiled and self.arithmetic != FULL_PRECISION and has_kernels(device)
         self._plan: Plan | None = None
-        casts = not compiled and self.arithmetic == BFLOAT16
-        self._weights: AbstractContextManager[Any] = CastWeights(torch.bfloat16) if casts else nullcontext()
+        keeps = fixed_weights and not compiled and self.arithmetic == BFLOAT16
+        self._weights: AbstractContextManager[Any] = CastWeights(torch.bfloat16) if keeps else nullcontext()
 
     def __call__(self, images: Tensor) -> Tensor:
         answer = self._answer(images)

@@ -188,7 +188,7 @@ def _arguments(
     channels = mean, variance, weight, bias
     if torch.is_grad_enabled() and any(each.requires_grad for each in channels):
         return None
-    plain = all(type(each) in (Tensor, Parameter) and not _is_wrapped(each) for each in (inputs, *channels))
+    plain = all(type(each) in (Tensor, Parameter) and not is_wrapped(each) for each in (inputs, *channels))
     if not plain or inputs.dim() not in (2, 4) or inputs.dtype not in (torch.float32, torch.bfloat16):
         return None
     if any(each.dtype != torch.float32 or not each.is_contiguous() for each in channels):
@@ -204,7 +204,7 @@ def _saving_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def _is_wrapped(tensor: Tensor) -> bool:
+def is_wrapped(tensor: Tensor) -> bool:
     """Return whether a tensor belongs to a transform of `torch.func`, such as vmap, and has no memory of its own."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 

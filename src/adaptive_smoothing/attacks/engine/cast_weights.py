@@ -10,42 +10,59 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
+from adaptive_smoothing.attacks.engine.batch_norm import is_wrapped
+
 LAYERS = {torch.conv1d, torch.conv2d, torch.conv3d, F.linear}
 
 
 class CastWeights(TorchFunctionMode):
     """A mode, for use inside `torch.autocast`, in which layers with frozen weights get weights of the other type.
 
-    The mode keeps them, and images should be in channels-last format, as the kept weights of convolutions are.
+    The mode keeps these, for weights that do not change: a CUDA graph goes on with the kept ones of its recording.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        # For each weight, by its identity: the weight, its version, and what it was cast to.
-        self.kept: dict[int, tuple[Parameter, int, Tensor]] = {}
+        # What a weight was cast to, by its identity and the layout; the weight is kept, so that no other one gets its
+        # identity, and its version shows whether it has changed.
+        self.kept: dict[tuple[int, torch.memory_format], tuple[Parameter, int, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in LAYERS and not torch.compiler.is_compiling():
-            args = [self._cast(value) for value in args]
-            kwargs = {name: self._cast(value) for name, value in kwargs.items()}
+            images = args[0] if args else kwargs["input"]
+            if not is_wrapped(images):  # autocast does not cast inside vmap
+                layout = _layout(images)
+                args = [self._cast(value, layout) for value in args]
+                kwargs = {name: self._cast(value, layout) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
-    def _cast(self, value: Any) -> Any:
-        if type(value) is not Parameter or not self._applies_to(value):
+    def _cast(self, value: Any, layout: torch.memory_format) -> Any:
+        if type(value) is not Parameter or not self._is_cast(value):
             return value
-        weight, version, cast = self.kept.get(id(value), (None, None, None))
-        if weight is not value or version != value._version or cast is None:
-            layout = torch.channels_last if value.dim() == 4 else torch.preserve_format
-            cast = value.detach().to(self.dtype, memory_format=layout)
-            # What is computed while a graph is recorded has no value before the graph is replayed.
-            if not (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-                self.kept[id(value)] = value, value._version, cast
+        layout = layout if value.dim() == 4 else torch.preserve_format
+        kept = self.kept.get((id(value), layout))
+        if kept is not None and kept[0] is value and kept[1] == value._version:
+            return kept[2]
+        cast = value.detach().to(self.dtype, memory_format=layout)
+        # What is computed while a graph is recorded has no value before the graph is replayed.
+        if not (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.kept[id(value), layout] = value, value._version, cast
         return cast
 
-    def _applies_to(self, weight: Parameter) -> bool:
-        """Return whether autocast would cast a weight, in the same way every time: models may disable it in a part."""
-        if not torch.is_autocast_enabled(weight.device.type) or weight.dtype != torch.float32:
+    def _is_cast(self, weight: Parameter) -> bool:
+        """Return whether a weight is in float32 and not trained, and autocast would cast it to the type of the mode."""
+        device = weight.device.type
+        if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != self.dtype:
             return False
-        return not (torch.is_grad_enabled() and weight.requires_grad) and not weight.is_inference()
+        inference = torch.is_inference_mode_enabled() or weight.is_inference()
+        trained = torch.is_grad_enabled() and weight.requires_grad
+        return weight.dtype == torch.float32 and not trained and not inference
+
+
+def _layout(images: Tensor) -> torch.memory_format:
+    """Return the layout that weights should have: channels-last only if the images have no other."""
+    if images.dim() == 4 and images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous():
+        return torch.channels_last
+    return torch.preserve_format

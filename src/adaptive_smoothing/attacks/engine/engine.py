@@ -56,7 +56,10 @@ class Passes:
 
 @dataclass
 class Engine:
-    """A model prepared for attacks on one device. Compiled and recorded functions are kept for the next images."""
+    """A model prepared for attacks on one device. Compiled and recorded functions are kept for the next images.
+
+    The weights of the model must not change as long as the engine is used.
+    """
 
     model: nn.Module
     device: torch.device
@@ -169,7 +172,7 @@ class Engine:
         if key not in self._fast:
             # Attacks on a view are too short to make up for the time of compiling it.
             compiled = model is self.model and self._compiles(arithmetic)
-            self._fast[key] = FastModel(model, self.device, arithmetic, compiled=compiled)
+            self._fast[key] = FastModel(model, self.device, arithmetic, compiled=compiled, fixed_weights=True)
         return self._fast[key]
 
     def _compiles(self, arithmetic: Arithmetic) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.engine.arithmetic import DEFAULT_FLOAT32, Arithmetic
-from adaptive_smoothing.attacks.engine.recorder import Recorder
+from adaptive_smoothing.attacks.engine.recorder import Recorder, RecordingError
 from adaptive_smoothing.attacks.objectives import Model, Objective, loss_and_gradient
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
 from adaptive_smoothing.models.inference import compiled_for_any_size
@@ -97,8 +97,6 @@ class JobBatch:
         """Make a step, and record one if the model can be recorded."""
         try:
             self.graph = recorder.record(self.step_in_place)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+        except RecordingError as error:
             warn_user(f"this model cannot be recorded, so attacks take longer: {error}")
             self.recorder = None

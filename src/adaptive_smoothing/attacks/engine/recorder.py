@@ -15,6 +15,10 @@ from adaptive_smoothing.models.memory import device_number
 from adaptive_smoothing.threat import column
 
 
+class RecordingError(RuntimeError):
+    """A step cannot be recorded as a CUDA graph."""
+
+
 class Recorder:
     """Records functions on one stream, with one memory pool that all graphs share.
 
@@ -31,24 +35,34 @@ class Recorder:
     def record(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """Make a step, then record another one, which computes nothing, and return its graph.
 
-        The first step loads kernels and compiles, which is impossible while a graph is recorded.
+        The first step loads kernels and compiles, which is impossible while a graph is recorded. If only recording
+        fails, the error is a `RecordingError`.
         """
         self.stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):
             with torch.cuda.use_mem_pool(self.pool):
                 step()
-            # As torch.cuda.graph does, without emptying the cache each time. The cast is for torch's type stubs.
+            # As torch.cuda.graph does, without emptying the cache each time.
             torch.cuda.synchronize()
-            graph.capture_begin(pool=cast(Any, self.pool.id))
             try:
-                step()
-            except BaseException:
-                with suppress(RuntimeError):  # a second error would hide the first, such as a lack of memory
-                    graph.capture_end()
+                graph = self._capture(step)
+            except torch.OutOfMemoryError:
                 raise
-            graph.capture_end()
+            except RuntimeError as error:
+                raise RecordingError(str(error)) from error
         torch.cuda.current_stream().wait_stream(self.stream)
+        return graph
+
+    def _capture(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=cast(Any, self.pool.id))  # the cast is for torch's type stubs
+        try:
+            step()
+        except BaseException:
+            with suppress(RuntimeError):  # a second error would hide the first, such as a lack of memory
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph
 
 
