@@ -110,6 +110,17 @@ def test_the_step_to_a_plane_with_3072_pixels(threat, farthest):
     assert torch.allclose(step.abs().double(), expected, atol=1e-3)
 
 
+def test_rounding_at_a_corner_does_not_lead_out_of_the_box():
+    """The plane goes exactly through a corner, where the last moving pixels have tiny gradients."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(2048, 3, 16, 16, generator=generator)
+    normal = torch.randn(points.shape, generator=generator) ** 9
+    corner = (normal < 0).float()
+    step = step_to_plane(Linf(0.1), points, normal, (normal * corner).sum((1, 2, 3)))
+    there = points + step
+    assert there.min() >= 0 and there.max() <= 1 + 1e-6
+
+
 @pytest.mark.parametrize("threat", [Linf(0.1), L2(0.1)])
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e12])
 def test_the_scale_of_the_gradient_does_not_matter(threat, scale):

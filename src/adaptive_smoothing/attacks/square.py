@@ -43,7 +43,8 @@ class Proposal(NamedTuple):
     @classmethod
     def of(cls, numbers: Tensor) -> Proposal:
         """Return the proposals of rows that `_draw` has made."""
-        return cls(*numbers[:, :6].unbind(1), signs=numbers[:, 6:, None, None])
+        side, top, left, source_top, source_left, transposed = numbers[:, :6].unbind(1)
+        return cls(side, top, left, source_top, source_left, transposed, numbers[:, 6:, None, None])
 
 
 @dataclass(frozen=True)
