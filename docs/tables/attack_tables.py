@@ -12,9 +12,9 @@ from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import png
 from adaptive_smoothing.report.tables import Table
-from adaptive_smoothing.report.verdicts import WATERFALL, waterfall_figure
+from adaptive_smoothing.report.verdicts import waterfall_figure
 from adaptive_smoothing.results import read_json, read_rows
-from adaptive_smoothing.runs.folder import RESULT, ROWS
+from adaptive_smoothing.runs.folder import RESULT, ROWS, WATERFALL
 
 # Words in stored result files, and those of the documents.
 OBJECTIVES = {

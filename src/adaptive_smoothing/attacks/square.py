@@ -91,7 +91,7 @@ class Square(StepAttack):
         change = _move_mass if isinstance(self.threat, L2) else _flip
         images = self.threat.with_eps(eps).project(change(worst, clean, eps, Proposal.of(numbers)), clean)
         images = images.view(*step.shape, *clean.shape[1:])
-        return torch.where(step.view(*step.shape, 1, 1, 1) == 0, state["start"][:, None], images).flatten(0, 1)
+        return torch.where(column(step == 0, images), state["start"][:, None], images).flatten(0, 1)
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         labels = state["label"].repeat_interleave(self.lookahead)

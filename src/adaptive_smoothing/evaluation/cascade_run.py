@@ -41,7 +41,7 @@ class EvaluationOptions:
     Args:
         batch_size: images per batch; the default suits the device and the size of the images.
         shard_size: images that are attacked and journalled together; default 1,000, on a CPU 32.
-        compiled: compile the model, for runs of an hour and more on a GPU; it takes about a minute.
+        compiled: compile the model, for runs of half an hour and more on a GPU; it takes about a minute.
         precise: search for attacks in float32 as well; successes are always confirmed in float32.
         alarms: check for signs of masked gradients.
         memory: the most memory to use on a GPU, such as "6G"; default: all of it, if it is needed.

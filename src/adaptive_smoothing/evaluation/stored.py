@@ -14,10 +14,7 @@ from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.radii import RadiusCurve
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.results import read_rows, write_rows
-from adaptive_smoothing.runs.folder import ROWS, SCHEMA, read_result
-
-# The attacked images. They are float32 in [0, 1], because rounding to 256 levels would undo some attacks.
-ADVERSARIAL_FILE = "adversarial.npz"
+from adaptive_smoothing.runs.folder import ADVERSARIAL_FILE, ROWS, SCHEMA, read_result
 
 
 def save_adversarial(folder: str | Path, verdict: Verdict) -> None:

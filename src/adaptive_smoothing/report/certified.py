@@ -18,10 +18,9 @@ from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import percent, read_rows, write_bytes, write_json
-from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS, read_result, with_schema
+from adaptive_smoothing.runs.folder import CERTIFIED, FACTS, RESULT, ROWS, read_result, with_schema
 
-FIGURE = "certified.png"
-WRITTEN = (RESULT, ROWS, FACTS, FIGURE)
+WRITTEN = (RESULT, ROWS, FACTS, CERTIFIED)
 FRONTIER, FRONTIER_FIGURE = "frontier.json", "frontier.png"
 FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
 
@@ -29,7 +28,7 @@ FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
 def write_certificates(folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]) -> None:
     """Write the files of the run folder."""
     result, figure = {**certificates.summary(), "models": models}, side_by_side([certified_panel(certificates)])
-    write_result(folder, "certification", result, certificates.rows, {FIGURE: figure}, facts)
+    write_result(folder, "certification", result, certificates.rows, {CERTIFIED: figure}, facts)
 
 
 def read_certificates(folder: Path) -> Certificates:

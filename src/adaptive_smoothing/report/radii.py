@@ -16,10 +16,8 @@ from adaptive_smoothing.report.style import LIGHT
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.verdicts import write_verdict
 from adaptive_smoothing.results import percent
-from adaptive_smoothing.runs.folder import FACTS, RESULT
+from adaptive_smoothing.runs.folder import FACTS, RADII, RESULT
 from adaptive_smoothing.threat import radius_text
-
-RADII = "radii.png"
 
 
 def write_radii(folder: Path, curve: RadiusCurve, models: dict[str, Any], facts: dict[str, Any]) -> list[str]:

@@ -16,16 +16,15 @@ from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.calibration import BINS, Calibration
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.outputs import CLEAN
-from adaptive_smoothing.evaluation.stored import ADVERSARIAL_FILE, save_adversarial
+from adaptive_smoothing.evaluation.stored import save_adversarial
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import Panel, legend_below, percent_axes, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT
 from adaptive_smoothing.report.tables import Table, gap_statistics_table
 from adaptive_smoothing.results import percent, percent_with_interval
-from adaptive_smoothing.runs.folder import FACTS, RESULT, ROWS
+from adaptive_smoothing.runs.folder import ADVERSARIAL_FILE, CALIBRATION, FACTS, RESULT, ROWS, WATERFALL
 
-WATERFALL, CALIBRATION = "waterfall.png", "calibration.png"
 # Bins of the histogram of leads.
 LEAD_BINS = 40
 # Bins of a reliability diagram with fewer images are not drawn.

@@ -23,8 +23,11 @@ from adaptive_smoothing.version import code_version
 RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 # What differs between two equal runs, so it is not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"
+# The attacked images. They are float32 in [0, 1], because rounding to 256 levels would undo some attacks.
+ADVERSARIAL_FILE = "adversarial.npz"
+WATERFALL, CALIBRATION, RADII, CERTIFIED = "waterfall.png", "calibration.png", "radii.png", "certified.png"
 # Files that only some runs write. Those of a run that is replaced would look like files of the new run.
-SOMETIMES = ("adversarial.npz", "waterfall.png", "calibration.png", "radii.png", "certified.png")
+OF_SOME_RUNS = (ADVERSARIAL_FILE, WATERFALL, CALIBRATION, RADII, CERTIFIED)
 # The version of the form of all files of a run folder; docs/files.md describes each version. Older files have none.
 SCHEMA = 1
 # The kinds of runs, with a key that only the results of this kind have: older files do not name their kind.
@@ -82,7 +85,7 @@ def _remove_result(folder: Path) -> None:
         for row in read_json(path).get("radii", ()):
             if re.fullmatch(r"eps-[\w.+-]+", name := str(row.get("folder"))):
                 shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (ROWS, FACTS, *SOMETIMES, RESULT):
+    for name in (ROWS, FACTS, *OF_SOME_RUNS, RESULT):
         (folder / name).unlink(missing_ok=True)
 
 
