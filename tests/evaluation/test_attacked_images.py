@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import adaptive_smoothing as ads
+from adaptive_smoothing.attacks.cascade import Cascade, Stage
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.threat import L2, Linf
@@ -104,7 +105,8 @@ def test_an_attack_with_a_threat_of_its_own_is_checked_against_it(linear, forty)
 
 
 def test_an_attack_that_changes_its_arguments_in_place_hides_nothing(linear, forty):
-    found = ads.evaluate(linear, forty, lambda model, images, labels: images.add_(0.25))
+    with pytest.warns(UserWarning, match="more likely on 39 of 40 images"):
+        found = ads.evaluate(linear, forty, lambda model, images, labels: images.add_(0.25))
     assert found.largest_distances["Linf"] == pytest.approx(0.25)
     assert torch.equal(found.labels, forty.labels)
 
@@ -133,3 +135,40 @@ def test_an_attack_that_leaves_the_model_in_train_mode_is_an_error(linear, forty
     model = torch.nn.Sequential(linear, torch.nn.Dropout(0.5)).eval()
     with pytest.raises(ValueError, match="expected a model in eval mode"):
         ads.evaluate(model, forty, lambda model, images, labels: (model.train(), images)[1])
+
+
+def toward_the_label(model, images, labels):
+    """An attack as a targeted one is by mistake, if it is given the labels as its targets."""
+    return Shift(-0.02)(model, images, labels)
+
+
+def test_an_attack_that_makes_images_easier_is_doubted(linear, forty):
+    with pytest.warns(UserWarning, match="the correct class more likely on 40 of 40 images; check whether .* targeted"):
+        found = ads.evaluate(linear, forty, toward_the_label, Linf(0.02))
+    assert found.easier.all() and "more likely on 40 of 40" in repr(found)
+    against = ads.evaluate(linear, forty, Shift(0.001), Linf(0.02))
+    assert not against.easier.any() and not against.doubts
+
+
+def test_images_that_are_easier_or_outside_raise_alarms_in_a_cascade(linear, forty):
+    def alarms(attack):
+        cascade = Cascade("one", Linf(0.02), (Stage("mine", attack),))
+        with warnings.catch_warnings(action="ignore"):
+            verdict = ads.evaluate(linear, forty, cascade)
+        return [alarm.name for alarm in verdict.alarms], verdict.rows()["outside"].sum()
+
+    assert alarms(toward_the_label) == (["easier-images"], 0)
+    assert alarms(Shift(0.001, 0.001, 0.3)) == (["outside-threat"], 13)
+    assert alarms(Shift(0.001)) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "through", [lambda attack: attack, lambda attack: Cascade("one", Linf(1.0), (Stage("mine", attack),))]
+)
+def test_an_attack_that_changes_the_model_is_refused(linear, forty, through):
+    def attack(model, images, labels):
+        model.linear.weight.data.mul_(-1)
+        return images
+
+    with pytest.raises(ValueError, match="expected an attack that leaves the model as it is, got one that changes"):
+        ads.evaluate(linear, forty, through(attack))

@@ -27,6 +27,7 @@ from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.attacks.views import MakeView, Predicate
 from adaptive_smoothing.models.contract import check_eval
+from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.settings import warn_user
 from adaptive_smoothing.threat import Threat, check_threat, column
 
@@ -149,12 +150,14 @@ class CascadeState:
     margin: Tensor
     logits: Tensor
     queries: Tensor
+    outside: Tensor  # whether an attack returned an image outside the threat model
 
     @classmethod
     def before(cls, inputs: AttackInput) -> CascadeState:
         """Return the state before the first stage."""
         start = AttackOutcome.before(inputs)
-        return cls(torch.full_like(inputs.labels, -1), start.worst, start.margin, start.logits, start.queries)
+        none_fooled, none_outside = torch.full_like(inputs.labels, -1), torch.zeros_like(start.fooled)
+        return cls(none_fooled, start.worst, start.margin, start.logits, start.queries, none_outside)
 
     def left(self) -> Tensor:
         """Return the positions of the survivors."""
@@ -204,7 +207,27 @@ def run_stage(
         )
     else:
         outcome = engine.run_with_retries(part, stage.source, lambda view: run_plain_attack(engine, attack, part, view))
+        state.outside[which] |= outcome.margin == -torch.inf
     state.add(number, which, outcome)
+
+
+def is_foreign(attack: object) -> bool:
+    """Return whether an attack is any function, about which nothing is known."""
+    return not isinstance(attack, StepAttack | PGD)
+
+
+def call_attack(attack: PlainAttack, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the images of an attack, and check their form and that the attack did not change the model."""
+    if not is_foreign(attack):
+        return attack(model, images, labels)
+    before = weights_digest(model)
+    # Copies, because the attack may change its arguments in place.
+    adversarial = check_returned(attack(model, images.clone(), labels.clone()), images)
+    check_eval(model)
+    if weights_digest(model) != before:
+        hint = "let it work on a copy, copy.deepcopy(model), or restore the model"
+        raise ValueError(f"expected an attack that leaves the model as it is, got one that changes its weights: {hint}")
+    return adversarial
 
 
 def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, view: nn.Module | None) -> AttackOutcome:
@@ -216,10 +239,9 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
             attack = replace(attack, threat=attack.threat.with_eps(part.threat.eps))
         calls: list[int] = []
         with attacked.register_forward_hook(lambda module, images, logits, calls=calls: calls.append(len(logits))):
-            found.append(check_returned(attack(attacked, part.images, part.labels), part.images))
+            found.append(call_attack(attack, attacked, part.images, part.labels))
         queries[rows] = len(calls)
         engine.passes.add(sum(calls), gradient=True)
-    check_eval(engine.model)  # an attack may have left it in train mode
     worst = torch.cat(found)
     inside = inside_threat(worst, inputs.images, inputs.threat)
     if not inside.all():  # images that do not count would make the model look robust

@@ -67,6 +67,8 @@ ADVICE = {
     "fab-breaks": "the earlier losses are not enough: try others (for a mixture --preset adaptive, which flips g)",
     "square-breaks": "gradients are masked: find out where, and attack with more starts and a smooth surrogate",
     "surrogate-breaks": "the gradient of the model misses many examples: attack several different surrogates",
+    "outside-threat": "give the attack the eps of the evaluation, and clamp its images to [0, 1]",
+    "easier-images": "check whether the attack is targeted at the labels that it is given, or lowers the loss",
     "transfer-breaks": "the white-box attack is stuck: start it from the transferred images, or use more starts",
 }
 
@@ -233,3 +235,15 @@ def check_stages(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> l
         if count >= FEW and count > bound * images:
             found.append(_alarm(name, f"{observation} {count} of {images} images that white-box attacks had missed"))
     return found
+
+
+def outside_images(outside: int, attacked: int) -> Alarm | None:
+    """Check for attacked images that are outside the threat model, so that they do not count as fooled."""
+    found = f"an attack left the ball or [0, 1] on {outside} of {attacked} images; they prove nothing"
+    return _alarm("outside-threat", found) if outside else None
+
+
+def easier_images(easier: int, attacked: int) -> Alarm | None:
+    """Check for an attack that makes most images easier, for example because it is targeted at their own labels."""
+    found = f"an attack made the correct class more likely on {easier} of {attacked} images"
+    return _alarm("easier-images", found) if easier > MOST * attacked else None

@@ -19,7 +19,7 @@ from adaptive_smoothing.evaluation import alarms
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.outputs import ATTACKED
 from adaptive_smoothing.evaluation.shard import Shard
-from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, ROBUST, Verdict, attack_title
+from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, OUTSIDE, ROBUST, Verdict, attack_title
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.models.memory import limited_memory, parse_bytes, with_smaller_batches
@@ -210,4 +210,16 @@ class EvaluationRun(ShardedRun):
         found = alarms.check_stages(keys[:first], np.where(fooled_by < first, fooled_by, ROBUST), len(self.data))
         # For the audit the whole cascade counts as one stage.
         late = fooled_by[fooled_by >= first] - first + 1
-        return found + alarms.check_stages(("cascade", *keys[first:]), late, audited)
+        found += alarms.check_stages(("cascade", *keys[first:]), late, audited)
+        return found + self._image_alarms(columns) if OUTSIDE in columns else found
+
+    @staticmethod
+    def _image_alarms(columns: Columns) -> list[alarms.Alarm]:
+        """Return the alarms about the images that attacks of any author returned."""
+        robust, attacked = columns["fooled_by"] == ROBUST, int((columns["fooled_by"] >= ROBUST).sum())
+        easier = robust & (columns["attacked_gap"] > columns["clean_gap"])
+        checks = (
+            alarms.outside_images(int(columns[OUTSIDE].sum()), attacked),
+            alarms.easier_images(int(easier.sum()), attacked),
+        )
+        return [alarm for alarm in checks if alarm is not None]

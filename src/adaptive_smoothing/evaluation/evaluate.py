@@ -185,7 +185,7 @@ def _evaluate_plain(
         predictions = logits.argmax(1)
         found = AttackedImages.without_attack(predictions)
         if attack is not None:
-            found = _attack_correct(model, batch, found, attack, threat, first=done)
+            found = _attack_correct(model, batch, logits, attack, threat, first=done)
         clean.append(predictions.cpu())
         attacked.append(found.cpu())
         done += len(batch.labels)
@@ -204,26 +204,29 @@ def _evaluate_plain(
         attack=title,
         threat=threat,
         outside=after.outside,
+        easier=after.easier,
         distances=after.distances,
     )
-    if after.outside.any():
-        warn_user(f"{title}: {result.remarks[-1]}")
+    for remark in result.doubts:
+        warn_user(f"{title}: {remark}")
     return result
 
 
 def _attack_correct(
-    model: nn.Module, batch: Batch, found: AttackedImages, attack: PlainAttack, threat: Threat | None, first: int
+    model: nn.Module, batch: Batch, logits: Tensor, attack: PlainAttack, threat: Threat | None, first: int
 ) -> AttackedImages:
     """Attack the images of a batch that are classified correctly.
 
     Args:
-        found: the predictions before the attack.
+        logits: of the images before the attack.
         first: position of the batch in the data.
     """
+    found = AttackedImages.without_attack(logits.argmax(1))
     correct = (found.predictions == batch.labels).nonzero().squeeze(1)
     if not len(correct):
         return found
     # PGD and the threat may have a radius for each image of the data.
     attack = attack.take(first + correct) if isinstance(attack, PGD) else attack
     threat = None if threat is None else threat.take(first + correct)
-    return found.replaced(correct, attack_images(model, batch.images[correct], batch.labels[correct], attack, threat))
+    images, labels = batch.images[correct], batch.labels[correct]
+    return found.replaced(correct, attack_images(model, images, labels, logits[correct], attack, threat))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from adaptive_smoothing.evaluation.alarms import Alarm
+from adaptive_smoothing.evaluation.alarms import Alarm, easier_images
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.calibration import Calibration
 from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
@@ -19,8 +19,9 @@ from adaptive_smoothing.threat import Threat, threat_title
 
 # In `fooled_by`: misclassified without an attack, and not fooled by any attack.
 MISCLASSIFIED, ROBUST = -2, -1
-# The column of a shard with attacked images.
-ADVERSARIAL = "adversarial"
+# The column of a shard with attacked images, and the one for attacks of any author: which returned images were outside
+# the threat model.
+ADVERSARIAL, OUTSIDE = "adversarial", "outside"
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,11 +86,13 @@ class AttackEvaluation(Evaluation):
     Args:
         threat: what the attacked images were checked against; None: nothing.
         outside: which attacked images were outside the threat or [0, 1]. They prove nothing and count as not fooled.
+        easier: on which attacked images the correct class leads by more than before the attack.
         distances: by norm, how far the attack moved each image; 0 for images that were not attacked.
     """
 
     threat: Threat | None
     outside: Tensor
+    easier: Tensor
     distances: dict[str, Tensor]
 
     @property
@@ -99,15 +102,22 @@ class AttackEvaluation(Evaluation):
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader has to know about the attacked images: how far they are, and how many do not count."""
+        """What a reader has to know about the attacked images: how far they are, and what speaks against them."""
         largest = ", ".join(f"{norm} {distance:.4g}" for norm, distance in self.largest_distances.items())
-        if self.threat is None:
-            return [f"largest distance of an attacked image: {largest}; not checked against a threat"]
-        found = [f"largest distance of an attacked image: {largest}"]
-        if self.outside.any():
-            count = f"{int(self.outside.sum())} of {int(self.clean_correct.sum())} attacked images"
+        unchecked = "; not checked against a threat" * (self.threat is None)
+        counted = " that counts" * bool(self.outside.any())
+        return [f"largest distance of an attacked image{counted}: {largest}{unchecked}", *self.doubts]
+
+    @property
+    def doubts(self) -> list[str]:
+        """Signs that the robust accuracy is too high because the attack failed."""
+        attacked, found = int(self.clean_correct.sum()), []
+        if self.threat is not None and (outside := int(self.outside.sum())):
             where = f"outside {threat_title(self.threat)} or [0, 1]"
-            found.append(f"{count} were {where}; they prove nothing and count as not fooled")
+            meaning = "they prove nothing and count as not fooled"
+            found.append(f"{outside} of {attacked} attacked images were {where}; {meaning}")
+        if alarm := easier_images(int(self.easier.sum()), attacked):
+            found.append(f"{alarm.observation}; {alarm.advice}")
         return found
 
     def __repr__(self) -> str:
