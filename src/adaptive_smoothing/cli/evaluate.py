@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +19,9 @@ from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, as_preset, find_preset
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen, show_alarms
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.evaluation.alarms import Alarm
 from adaptive_smoothing.evaluation.binarization import binarization_test
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, EvaluationRun
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
@@ -258,12 +257,3 @@ def _binarization_sentence(found: dict[str, Any]) -> str:
             f"{percent(found['attack_success'], 0)}, random points in {percent(found['random_success'], 0)}."
         )
     return f"Binarization test {'passed' if found['passed'] else 'FAILED'}: {outcome}"
-
-
-def show_alarms(console: Console, alarms: Sequence[Alarm] | None) -> None:
-    """Print the alarms of a run; None if they were off."""
-    for alarm in alarms or ():
-        console.print(f"[yellow]alarm[/] {alarm.name}:", end=" ")
-        console.print(f"{alarm.observation}; {alarm.advice}.", markup=False)
-    if not alarms:
-        console.print("Alarms were off." if alarms is None else "No alarm fired.")

@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import screen
-from adaptive_smoothing.cli.evaluate import show_alarms
+from adaptive_smoothing.cli.console import screen, show_alarms
 from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.evaluation.alarms import Alarm
 from adaptive_smoothing.mixing.export import FORMATS, Exported, Shape, find_format

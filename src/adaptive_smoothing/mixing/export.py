@@ -197,16 +197,17 @@ def _numbers(model: nn.Module) -> Numbers:
 
 def _facts(model: nn.Module, shape: Shape, numbers: Numbers, name: str) -> dict[str, Any]:
     """Return the facts that the file says about itself. The digest is that of `result.json` of an evaluation."""
-    logits, alpha_range = dry_run(model, model, shape), getattr(model, "alpha_range", None)
-    return {
+    facts = {
         "producer": f"adaptive-smoothing {code_version()}",
         "name": name,
         "digest": model_digest(model),
-        "classes": logits.shape[1],
+        "classes": dry_run(model, model, shape).shape[1],
         "shape": list(shape),
         "defaults": {name: _rounded(number) for name, number in numbers.items()},
-        **({"alpha_range": [_rounded(end) for end in alpha_range]} if alpha_range is not None else {}),
     }
+    if hasattr(model, "moved_by"):  # a MixedClassifier
+        facts["alpha_range"] = [_rounded(end) for end in model.get_buffer("alpha_range")]
+    return facts
 
 
 def _rounded(number: Tensor) -> float:
