@@ -1,5 +1,6 @@
 """The guides run as they are printed: their commands and Python blocks are read from the pages, and made small."""
 
+import ast
 import re
 import runpy
 import shlex
@@ -131,6 +132,16 @@ def test_python_blocks_can_be_compiled(page: str):
     assert python_blocks(page)
     for text in python_blocks(page):
         compile(text, page, "exec")
+
+
+def test_blocks_about_other_tools_import_what_they_use():
+    """They need four libraries and minutes; tests/evaluation/test_foreign_attacks.py runs such attacks."""
+    nodes = [*ast.walk(ast.parse("\n".join(python_blocks("other-tools.md"))))]
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    assert {node.id for node in names} - bound == set()
 
 
 def test_the_test_makes_the_guide_smaller_where_it_says():

@@ -1,10 +1,15 @@
 """Result files are written whole or not at all; intervals have known values."""
 
+import os
+import stat
+
 import numpy as np
 import pytest
 
 from adaptive_smoothing.results import (
     atomic,
+    check_new_file,
+    check_writable,
     difference,
     interval,
     intervals,
@@ -36,6 +41,36 @@ def test_two_processes_can_write_one_file(tmp_path):
             theirs.write_bytes(b"theirs")
         assert (tmp_path / "file").read_bytes() == b"theirs"
     assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_a_check_makes_no_folder(tmp_path):
+    check_writable(tmp_path / "new" / "one")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"got .*one \(Not a directory\): choose another --out"):
+        check_writable(tmp_path / "file" / "one")
+
+
+def test_only_a_regular_file_is_replaced(tmp_path):
+    """A rename would replace a device such as /dev/full by a file, or fail with the name of the partial file."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, what in (("pipe", "a device or a pipe"), ("folder", "a folder")):
+        with pytest.raises(FileExistsError, match=rf"expected a file to write, got .*{name}, which is {what}: choose"):
+            write_json(tmp_path / name, {})
+        with pytest.raises(FileExistsError, match=f"which is {what}"):
+            check_new_file(tmp_path / name, overwrite=True)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and len([*tmp_path.iterdir()]) == 2
+
+
+def test_a_new_file_is_checked_before_it_is_written(tmp_path):
+    check_new_file(tmp_path / "new" / "a", overwrite=False)
+    (tmp_path / "a").write_text("")
+    check_new_file(tmp_path / "a", overwrite=True)
+    with pytest.raises(FileExistsError, match=r"expected a new file, got .*a, which exists: .*--overwrite"):
+        check_new_file(tmp_path / "a", overwrite=False)
+    with pytest.raises(OSError, match=r"expected a folder that can be written to, got .*a \(Not a directory\)"):
+        check_new_file(tmp_path / "a" / "b", overwrite=True)
 
 
 def test_the_difference_is_over_the_same_images():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     If two processes write the same file, the last one to finish replaces the other's.
     """
     path = Path(path)
+    _check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The number of a process does not tell two machines or containers apart that share a folder.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
@@ -28,6 +30,32 @@ def atomic(path: str | Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_new_file(path: Path, *, overwrite: bool) -> None:
+    """Raise an error, before any work is done, if a file cannot be written, or exists and may not be replaced."""
+    check_writable(path.parent)
+    _check_regular(path)
+    if path.exists() and not overwrite:
+        hint = "choose another, or replace it with --overwrite (overwrite=True)"
+        raise FileExistsError(f"expected a new file, got {path}, which exists: {hint}")
+
+
+def check_writable(folder: Path) -> None:
+    """Raise an error if a folder cannot be written to, or is missing and cannot be made. It is not made here."""
+    try:
+        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        hint = "choose another --out"
+        raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error
+
+
+def _check_regular(path: Path) -> None:
+    """Raise an error if something other than a file would be replaced, such as a device."""
+    if path.exists() and not path.is_file():
+        found = "a folder" if path.is_dir() else "a device or a pipe"
+        raise FileExistsError(f"expected a file to write, got {path}, which is {found}: choose another name")
 
 
 def write_text(path: str | Path, text: str) -> None:

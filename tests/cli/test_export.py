@@ -1,12 +1,20 @@
 import json
+import os
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli import export as verb
 from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.loading import LoadedModel
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.results import read_json, write_json
+from adaptive_smoothing.runs.folder import RESULT
 
 pytestmark = pytest.mark.usefixtures("package")
 RUN = Path(__file__).parents[2] / "results" / "verdicts" / "h-standard"
@@ -23,8 +31,15 @@ def test_a_mixture_is_written_as_a_graph_with_alpha_as_an_input(tmp_path: Path) 
     assert "The input alpha moves it between g and h; default 0.75." in printed
     assert "the largest difference is" in printed
     assert (tmp_path / "model.pt2").stat().st_size > 1000
-    with pytest.raises(FileExistsError, match="choose another --out, or add --overwrite"):
+    with pytest.raises(FileExistsError, match=r"expected a new file, got model.pt2, which exists: .*--overwrite"):
         run(*pair, "--out", "model.pt2")
+
+
+def test_a_range_of_alpha_is_printed(tmp_path: Path) -> None:
+    g, h = zoo.load(demo.STANDARD), zoo.load(demo.ROBUST)
+    MixedClassifier(g, h, 0.5, alpha_range=(0.5, 1.0)).save_pretrained(tmp_path / "mine", hold=True)
+    printed = run("mine", "--out", "model.pt2", "--shape", "3x16x16")
+    assert "From 0 to 1, alpha gives h a weight of 0.5 to 1: the alpha_range of the mixture." in printed
 
 
 def test_the_format_is_that_of_the_suffix_or_of_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +56,71 @@ def test_the_format_is_that_of_the_suffix_or_of_the_option(monkeypatch: pytest.M
     assert found == [("a.onnx", "onnx", None), ("a.bin", "pt2", (1, 8, 9))]
 
 
+def test_without_a_name_the_file_has_that_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(verb, "export_model", lambda model, path, **options: found.append(str(path)))
+    monkeypatch.setattr(verb, "_show", lambda written, console: None)
+    run(demo.STANDARD)
+    run(demo.STANDARD, "--format", "pt2")
+    assert found == ["model.onnx", "model.pt2"]
+
+
+@pytest.mark.parametrize("options", [("--out", "deep/Mine2026Mixed.json"), ("--format", "robustbench")])
+def test_an_entry_of_robustbench_has_a_file_that_loads_the_model(tmp_path: Path, options: tuple[str, ...]) -> None:
+    names = (demo.STANDARD, demo.ROBUST, "--alpha", "0.75")
+    evaluation = ("--attack", "standard", "--threat", "Linf:1/2", "--images", "2", "--set", "alarms=false")
+    CliRunner().invoke(app, ["evaluate", *names, *evaluation, "--out", "runs", "--device", "cpu"])
+    loaded = LoadedModel.load(demo.STANDARD, demo.ROBUST, 0.75, "cpu")
+    entry = tmp_path / (options[1] if options[0] == "--out" else "model_info.json")
+    printed = run("runs", *options)
+    assert "load_model() returns the model for benchmark() of RobustBench" in printed
+    assert "Uses eps = 0.5 instead of 8/255." in read_json(entry)["footnote"] and "Alarms were off." in printed
+    images = torch.rand(2, 3, 32, 32)
+    model = runpy.run_path(str(entry.with_suffix(".py")))["load_model"]()
+    assert torch.equal(model(images), loaded.model(images))
+    with pytest.raises(FileExistsError, match="which exists"):
+        run("runs", *options)
+    entry.unlink()
+    with pytest.raises(FileExistsError, match=r"\.py, which exists"):
+        run("runs", *options)
+    result = read_json(tmp_path / "runs" / RESULT)
+    result["settings"]["model"] = "of another model"
+    write_json(tmp_path / "runs" / RESULT, result)
+    assert "that loads the model: expected the evaluated model" in run("runs", *options, "--overwrite")
+    assert not entry.with_suffix(".py").exists()
+
+
+def test_alarms_of_the_run_are_printed_and_the_adaptive_attacks_need_autoattack() -> None:
+    printed = run(str(RUN.with_name("mixture-standard")), "--out", "a.json")
+    assert "alarm fab-breaks: FAB" in printed and "RobustBench also needs" not in printed
+    printed = run(str(RUN.with_name("mixture-adaptive")), "--out", "b.json")
+    assert "No alarm fired." in printed and "RobustBench also needs autoattack_acc, from a run with" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ((demo.ROBUST,), "H"),
+        (("--alpha", "0.5", "--shape", "3x32x32"), "--alpha, --shape"),
+        (("--device", "auto", "--mean", "0.5"), "--device, --mean"),
+    ],
+)
+def test_options_of_a_model_are_refused_for_a_run(options: tuple[str, ...], found: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"expected a run folder alone for --format robustbench, got also {found}:"):
+        run(str(RUN), *options, "--out", "x.json")
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_the_place_is_checked_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb.LoadedModel, "load", lambda *given: pytest.fail("a model was loaded"))
+    (tmp_path / "folder.onnx").mkdir()
+    os.mkfifo(tmp_path / "pipe.onnx")  # stands for a device
+    for name, found in (("folder", "a folder"), ("pipe", "a device or a pipe")):
+        with pytest.raises(FileExistsError, match=f"got {name}.onnx, which is {found}: choose another name"):
+            run(demo.STANDARD, "--out", f"{name}.onnx", "--overwrite")
+    assert (tmp_path / "pipe.onnx").is_fifo()
+
+
 def test_an_evaluation_is_written_as_an_entry_of_robustbench(tmp_path: Path) -> None:
     printed = run(str(RUN), "--out", "Mine2026Mixed.json", "--set", "venue=arXiv", "--set", "additional_data=false")
     assert "belongs in model_info/cifar10/Linf of RobustBench" in printed
@@ -52,7 +132,10 @@ def test_an_evaluation_is_written_as_an_entry_of_robustbench(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--out", "model.pb"), "ends in .onnx, .pt2, .json, got 'model.pb'"),
+        (("--out", "model.pb"), "ends in .onnx or .pt2 or .json, got 'model.pb'"),
+        (("--out", "a.onnx", "--format", "pt2"), "ends in .pt2 for pt2, got 'a.onnx'"),
+        (("--out", "a.py", "--format", "robustbench"), "ends in .json for robustbench, got 'a.py'"),
+        (("--shape", "0x32x32"), r"three whole numbers above 0, got \(0, 32, 32\)"),
         (("--format", "onxx"), "did you mean 'onnx'"),
         (("--shape", "32"), "such as 3x32x32, got '32'"),
         (("--set", "venue=arXiv"), "--set with --format robustbench only"),
@@ -62,3 +145,9 @@ def test_an_evaluation_is_written_as_an_entry_of_robustbench(tmp_path: Path) -> 
 def test_errors(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run(demo.STANDARD, *arguments)
+
+
+def test_another_kind_of_run_is_refused() -> None:
+    stored = Path(__file__).parents[1] / "report" / "stored" / "certification"
+    with pytest.raises(ValueError, match=r"expected the evaluation of a model in .*, got a run of kind certification"):
+        run(str(stored), "--out", "a.json")

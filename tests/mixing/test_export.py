@@ -1,8 +1,11 @@
 """Exported graphs: the values of the model for any batch and any alpha, the facts in the file, and errors."""
 
+import copy
 import json
 import sys
+import warnings
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +119,7 @@ def test_an_onnx_file_describes_itself(onnx):
     assert facts["digest"] == model_digest(mixed) and facts["producer"].startswith("adaptive-smoothing 0")
     default = getattr(mixed, mixed.moved_by).item()
     assert json.loads(facts["defaults"]) == {mixed.moved_by: pytest.approx(default)}
+    assert json.loads(facts["alpha_range"]) == pytest.approx(mixed.alpha_range.tolist())
     assert graph.get_inputs()[0].shape == ["batch", *SHAPE]
 
 
@@ -158,6 +162,8 @@ def test_a_plain_classifier_and_an_alpha_module_have_images_as_their_only_input(
 @pytest.mark.parametrize(
     ("model", "path", "message"),
     [
+        (copy.deepcopy(G).double(), "a.onnx", r"float32 for ONNX, got float64: call model.float\(\), or write a .pt2"),
+        (MixedClassifier(G, copy.deepcopy(H).bfloat16(), 0.5), "a.onnx", "float32 for ONNX, got bfloat16"),
         (SmoothedClassifier(G, 0.1), "a.onnx", "got a SmoothedClassifier.*export its base"),
         (GradientMixedClassifier(G, H, 1.0, r="gradient_ratio"), "a.pt2", "that torch.export can trace, got"),
         (G, "model.pb", r"ends in .onnx or .pt2, got 'model.pb'"),
@@ -171,6 +177,63 @@ def test_what_cannot_be_exported_is_explained(model, path, message, tmp_path, mo
     with pytest.raises(ValueError, match=message):
         export(model, path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shape", ["3x40x40", (3, -1, 32), (3, 32), (3, 32, 32.0), 32, ()])
+def test_a_shape_is_three_whole_numbers(shape, tmp_path):
+    with pytest.raises(ValueError, match=r"expected shape as \(channels, height, width\).*, got .*--shape 3x32x32"):
+        export(G, tmp_path / "a.pt2", shape=shape)
+
+
+def test_a_path_is_a_text():
+    with pytest.raises(TypeError, match=r"expected the path of a file to write, such as 'model.onnx', got 3"):
+        MixedClassifier(G, H, 0.5).export(3)
+
+
+def test_format_and_suffix_must_agree():
+    assert exporting.find_format(Path("a.ONNX"), None) == exporting.find_format(Path("a.bin"), "onnx") == "onnx"
+    with pytest.raises(ValueError, match=r"expected a file that ends in .pt2 for pt2, got 'a.onnx': rename it"):
+        exporting.find_format(Path("a.onnx"), "pt2")
+
+
+def test_a_file_is_replaced_with_overwrite_only(tmp_path, linear):
+    mixed, path = MixedClassifier(linear, linear, 0.5), tmp_path / "a.pt2"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"expected a new file, got .*a.pt2, which exists: .*overwrite=True"):
+        mixed.export(path, shape=(3, 8, 8))
+    assert path.read_text() == "mine"
+    assert mixed.export(path, shape=(3, 8, 8), overwrite=True).path.stat().st_size > 100
+
+
+def test_the_place_is_checked_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "folder.onnx").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(exporting, "check_eval", lambda model: pytest.fail("the model was looked at"))
+    for name, message in (("folder.onnx", "which is a folder"), ("file/a.onnx", "expected a folder that can be")):
+        with pytest.raises(OSError, match=message):
+            export(G, tmp_path / name, overwrite=True)
+
+
+def test_the_input_alpha_is_that_of_with_alpha(tmp_path, linear):
+    """With a range it is not the weight of h."""
+    mixed = MixedClassifier(linear, linear, 0.5, alpha_range=(0.5, 1.0))
+    written = mixed.export(tmp_path / "a.pt2", shape=(3, 8, 8))
+    assert written.facts["alpha_range"] == [0.5, 1.0] and written.facts["defaults"] == {"alpha": 0.5}
+    graph, image = torch.export.load(written.path).module(), torch.rand(1, 3, 8, 8)
+    weights = [graph(image, alpha=torch.tensor(alpha))["alphas"].item() for alpha in (0.0, 0.3, 0.8, 1.0)]
+    assert weights == pytest.approx([0.5, 0.65, 0.9, 1.0])
+    assert weights == pytest.approx([mixed.with_alpha(alpha).mix(image).alpha.item() for alpha in (0.0, 0.3, 0.8, 1.0)])
+
+
+def test_an_onnx_export_does_not_warn(tmp_path, linear):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export(linear, tmp_path / "a.onnx", shape=(3, 8, 8))
+
+
+def test_a_gradient_mixture_without_gradients_can_be_exported(tmp_path, linear):
+    mixed = GradientMixedClassifier(linear, linear, 1.0, r="one")
+    assert export(mixed, tmp_path / "a.pt2", shape=(3, 8, 8)).difference <= 1e-6
 
 
 def test_two_sizes_need_a_shape(tmp_path):

@@ -18,6 +18,7 @@ from adaptive_smoothing.cli import INTERRUPTED
 from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.alarms import Alarm
 from adaptive_smoothing.evaluation.sweep import attack_count, tradeoff
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -49,6 +50,15 @@ def print_report(console: Console, texts: Iterable[str], shown: Iterable[Table])
     for table in shown:
         console.print()
         console.print(rich_table(table))
+
+
+def show_alarms(console: Console, alarms: Sequence[Alarm] | None) -> None:
+    """Print the alarms of a run; None if they were off."""
+    for alarm in alarms or ():
+        console.print(f"[yellow]alarm[/] {alarm.name}:", end=" ")
+        console.print(f"{alarm.observation}; {alarm.advice}.", markup=False)
+    if not alarms:
+        console.print("Alarms were off." if alarms is None else "No alarm fired.")
 
 
 def finish(console: Console, page: Path, interrupted: bool) -> None:

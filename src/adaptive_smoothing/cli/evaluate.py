@@ -19,7 +19,7 @@ from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, as_preset, find_preset
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen, show_alarms
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
@@ -27,7 +27,6 @@ from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, Evaluat
 from adaptive_smoothing.evaluation.cost import Cost, measure_cost
 from adaptive_smoothing.evaluation.radii import RadiusCurve, check_radii, evaluate_radii, journal_of
 from adaptive_smoothing.evaluation.stored import different_settings, load_curve
-from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
 from adaptive_smoothing.report.radii import radii_table, write_radii
 from adaptive_smoothing.report.verdicts import sentences, verdict_tables, write_verdict
@@ -225,7 +224,7 @@ class Run:
         console.print()
         if BINARIZATION in facts:
             console.print(_binarization_sentence(facts[BINARIZATION]), markup=False)
-        _show_alarms(console, verdict)
+        show_alarms(console, verdict.alarms)
         applicable = cascade.for_model(self.loaded.model).stage_keys
         if titles := [stage_title(key) for key in cascade.stage_keys if key not in applicable]:
             console.print(f"Attacks that do not apply to this model: {'; '.join(titles)}.", markup=False)
@@ -258,11 +257,3 @@ def _binarization_sentence(found: dict[str, Any]) -> str:
             f"{percent(found['attack_success'], 0)}, random points in {percent(found['random_success'], 0)}."
         )
     return f"Binarization test {'passed' if found['passed'] else 'FAILED'}: {outcome}"
-
-
-def _show_alarms(console: Console, verdict: Verdict) -> None:
-    for alarm in verdict.alarms or ():
-        console.print(f"[yellow]alarm[/] {alarm.name}:", end=" ")
-        console.print(f"{alarm.observation}; {alarm.advice}.", markup=False)
-    if not verdict.alarms:
-        console.print("Alarms were off." if verdict.alarms is None else "No alarm fired.")

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import screen
+from adaptive_smoothing.cli.console import screen, show_alarms
 from adaptive_smoothing.cli.shared import print_result
-from adaptive_smoothing.mixing.export import FORMATS, Exported, Shape
+from adaptive_smoothing.evaluation.alarms import Alarm
+from adaptive_smoothing.mixing.export import FORMATS, Exported, Shape, find_format
 from adaptive_smoothing.mixing.export import export as export_model
 from adaptive_smoothing.mixing.loading import LoadedModel
-from adaptive_smoothing.report.robustbench import Publication, folder_of, missing, write_model_info
+from adaptive_smoothing.report.robustbench import AUTOATTACK, Publication, folder_of, missing, model_info
+from adaptive_smoothing.report.robustbench_loader import loader_text
+from adaptive_smoothing.results import check_new_file, write_json, write_text
 from adaptive_smoothing.runs.folder import read_result
-from adaptive_smoothing.settings import changed, check_choice
+from adaptive_smoothing.settings import changed
 
 ROBUSTBENCH = "robustbench"
 SUFFIXES = {**FORMATS, ROBUSTBENCH: ".json"}
+# The files that are written by default.
+FILES = {"onnx": "model.onnx", "pt2": "model.pt2", ROBUSTBENCH: "model_info.json"}
 
 
 def export(
@@ -29,7 +34,9 @@ def export(
     ],
     robust: Annotated[str | None, typer.Argument(metavar="H", help="The robust model of a mixture G H.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Default weight of H in a mixture G H.")] = None,
-    out: Annotated[Path, typer.Option(help=f"File to write: {', '.join(SUFFIXES.values())}.")] = Path("model.onnx"),
+    out: Annotated[
+        Path | None, typer.Option(help=f"File to write: {', '.join(SUFFIXES.values())}; default: {FILES['onnx']}.")
+    ] = None,
     format: Annotated[str | None, typer.Option(help=f"{', '.join(SUFFIXES)}; default: from the file's name.")] = None,
     shape: Annotated[str | None, typer.Option(help="Channels, height, width of the images: 3x32x32.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
@@ -41,23 +48,20 @@ def export(
     size: opt.Size = None,
 ) -> None:
     """Write a model as ONNX or .pt2 with alpha as an input, or an evaluation as an entry of RobustBench."""
-    format = format or next((name for name, suffix in SUFFIXES.items() if out.suffix == suffix), None)
-    if format is None:
-        expected = f"a file that ends in {', '.join(SUFFIXES.values())}"
-        raise ValueError(f"expected {expected}, got {str(out)!r}: rename it, or add --format")
-    check_choice("--format", format, SUFFIXES)
-    if out.exists() and not overwrite:
-        raise FileExistsError(f"expected a new file, got {out}, which exists: choose another --out, or add --overwrite")
-    console = screen()
+    out = out or Path(FILES.get(format or "onnx", ""))
+    format = find_format(out, format, SUFFIXES)
+    check_new_file(out, overwrite=overwrite)
     if format == ROBUSTBENCH:
-        _write_entry(Path(model), out, changed(Publication(), changes), console)
+        given = {"H": robust, "--alpha": alpha, "--shape": shape, "--device": None if device == "cpu" else device}
+        _check_unused(given | {"--loader": loader, "--mean": mean, "--std": std, "--size": size})
+        _write_entry(Path(model), out, changed(Publication(), changes), overwrite=overwrite)
         return
     if changes:
         raise ValueError(f"expected --set with --format {ROBUSTBENCH} only, got it with {format}: leave it out")
-    own = opt.own_models(loader, mean, std, size)
+    own, sizes = opt.own_models(loader, mean, std, size), _shape(shape)
     loaded = LoadedModel.load(model, robust, alpha, opt.pick_device(device), own)
-    written = export_model(loaded.model, out, shape=_shape(shape), format=format, name=loaded.short)
-    _show(written, console)
+    written = export_model(loaded.model, out, shape=sizes, format=format, name=loaded.short, overwrite=overwrite)
+    _show(written, screen())
 
 
 def _shape(text: str | None) -> Shape | None:
@@ -77,15 +81,43 @@ def _show(written: Exported, console: Console) -> None:
     )
     for name, default in facts["defaults"].items():
         console.print(f"The input {name} moves it between g and h; default {default:g}.")
+    if "alpha" in facts["defaults"] and facts["alpha_range"] != [0, 1]:
+        low, high = facts["alpha_range"]
+        console.print(f"From 0 to 1, alpha gives h a weight of {low:g} to {high:g}: the alpha_range of the mixture.")
     checked = "onnxruntime" if written.format == "onnx" else "torch.export"
     console.print(f"Compared with PyTorch in {checked}: the largest difference is {written.difference:.1g}.")
     print_result({"path": str(written.path), "difference": written.difference, **facts})
 
 
-def _write_entry(run: Path, out: Path, publication: Publication, console: Console) -> None:
-    info = write_model_info(run, out, publication)
-    place = folder_of(read_result(run))
+def _check_unused(given: dict[str, Any]) -> None:
+    if unused := [name for name, value in given.items() if value is not None]:
+        found = f"also {', '.join(unused)}: leave them out, because the evaluation was made before"
+        raise ValueError(f"expected a run folder alone for --format {ROBUSTBENCH}, got {found}")
+
+
+def _write_entry(run: Path, out: Path, publication: Publication, *, overwrite: bool) -> None:
+    """Write the entry of a run, and next to it a Python file that loads the model."""
+    if out.suffix.lower() != SUFFIXES[ROBUSTBENCH]:
+        raise ValueError(f"expected a file that ends in .json for {ROBUSTBENCH}, got {str(out)!r}: rename it")
+    result, console, loader = read_result(run, "evaluation"), screen(), out.with_suffix(".py")
+    info, place = model_info(result, publication), folder_of(result)
+    check_new_file(loader, overwrite=overwrite)
+    write_json(out, info)
     console.print(f"Written to {out}, which belongs in {place} of RobustBench.", markup=False, soft_wrap=True)
+    console.print(_write_loader(result, loader), markup=False, soft_wrap=True)
     if empty := missing(info):
         console.print(f"Add {', '.join(empty)} with --set, for example --set {empty[0]}=...", markup=False)
+    if AUTOATTACK not in info:
+        console.print(f"RobustBench also needs {AUTOATTACK}, from a run with --attack standard.", markup=False)
+    show_alarms(console, None if result["alarms"] is None else [*map(Alarm.from_summary, result["alarms"])])
     print_result(info)
+
+
+def _write_loader(result: dict[str, Any], path: Path) -> str:
+    """Write a file with `load_model()`, and return a sentence that says so, or why there is none."""
+    path.unlink(missing_ok=True)  # that of another entry
+    try:
+        write_text(path, loader_text(result))
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        return f"There is no {path} that loads the model: {error}"
+    return f"Written to {path}: load_model() returns the model for benchmark() of RobustBench."

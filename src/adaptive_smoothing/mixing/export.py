@@ -2,7 +2,9 @@
 
 The graph maps images [N, C, H, W] in [0, 1], of any batch size N, to `logits` [N, classes]. For a mixture, the number
 that moves it between g and h is a second input, `alpha` or `alpha_shift`, and the alpha of each image a second output,
-`alphas` [N]. The logits of an image outside [0, 1] are NaN. So are all logits if `alpha` is outside [0, 1].
+`alphas` [N]. The input `alpha` is that of `with_alpha`: the weight of h is low + (high - low) * alpha for the
+`alpha_range` (low, high) of the mixture. The logits of an image outside [0, 1] are NaN. So are all logits if `alpha` is
+outside [0, 1].
 
 A graph is compared with the model before it is written. A .pt2 file is an output only: loading one can run code.
 """
@@ -10,7 +12,8 @@ A graph is compared with the model before it is written. A .pt2 file is an outpu
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from adaptive_smoothing.models.inference import full_precision
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import Resize
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.results import write_bytes
+from adaptive_smoothing.results import check_new_file, write_bytes
 from adaptive_smoothing.settings import check_choice
 from adaptive_smoothing.version import code_version
 
@@ -47,7 +50,8 @@ class Exported:
     """A file that `export` wrote.
 
     Args:
-        facts: what the file says about itself: input shape, classes, default alpha, version and digest of the model.
+        facts: what the file says about itself: input shape, classes, default alpha, version and digest of the model;
+            for a mixture also its `alpha_range`, the weights of h between which alpha moves it.
         difference: the largest difference from the model, which was at most `TOLERANCE`.
     """
 
@@ -58,7 +62,13 @@ class Exported:
 
 
 def export(
-    model: nn.Module, path: Path | str, *, shape: Shape | None = None, format: str | None = None, name: str = ""
+    model: nn.Module,
+    path: Path | str,
+    *,
+    shape: Shape | None = None,
+    format: str | None = None,
+    name: str = "",
+    overwrite: bool = False,
 ) -> Exported:
     """Write a classifier or a mixture as a graph, after a comparison with the model on random images.
 
@@ -67,15 +77,18 @@ def export(
         shape: channels, height and width of the images; default: the size that the model resizes to, or (3, 32, 32).
         format: "onnx" or "pt2", for a path with another suffix.
         name: the name of the model, for the facts in the file.
+        overwrite: replace an existing file.
     """
-    path, format = Path(path), _format(Path(path), format)
+    path = _checked_path(path)
+    format = find_format(path, format)
+    check_new_file(path, overwrite=overwrite)
     check_eval(model)
-    _check_can_export(model)
+    _check_can_export(model, format)
     for package in ("onnxscript", "onnxruntime") if format == "onnx" else ():
         require(package)
     # ONNX has no device; a program of torch.export runs on the device it was traced on.
     model = copy.deepcopy(model).cpu() if format == "onnx" and _device(model).type != "cpu" else model
-    shape, numbers = shape or _input_shape(model), _numbers(model)
+    shape, numbers = _input_shape(model) if shape is None else _checked_shape(shape), _numbers(model)
     facts = _facts(model, shape, numbers, name)
     graph = Graph(model)
     with torch.no_grad():
@@ -120,21 +133,43 @@ class _Outputs(nn.Module):
         return {"logits": mixed.logits, "alphas": mixed.alpha}
 
 
-def _format(path: Path, format: str | None) -> str:
-    if format is None:
-        format = next((known for known, suffix in FORMATS.items() if path.suffix == suffix), None)
-    if format is None:
-        expected = f"a file that ends in {' or '.join(FORMATS.values())}"
+def find_format(path: Path, format: str | None, suffixes: Mapping[str, str] = FORMATS) -> str:
+    """Return the format of a file: the given one, or that of its suffix. A suffix of another format is an error."""
+    named = next((known for known, suffix in suffixes.items() if path.suffix.lower() == suffix), None)
+    if (found := format or named) is None:
+        expected = f"a file that ends in {' or '.join(suffixes.values())}"
         raise ValueError(f"expected {expected}, got {str(path)!r}: rename it, or name the format")
-    check_choice("the format", format, FORMATS)
-    return format
+    check_choice("the format", found, suffixes)
+    if named not in (None, found):
+        hint = "rename it, or leave the format out"
+        raise ValueError(f"expected a file that ends in {suffixes[found]} for {found}, got {str(path)!r}: {hint}")
+    return found
 
 
-def _check_can_export(model: nn.Module) -> None:
+def _checked_path(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"expected the path of a file to write, such as 'model.onnx', got {path!r}: pass a text")
+    return Path(path)
+
+
+def _checked_shape(shape: object) -> Shape:
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    if len(sizes) != 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        expected = "shape as (channels, height, width), three whole numbers above 0"
+        raise ValueError(f"expected {expected}, got {shape!r}: for example shape=(3, 32, 32), or --shape 3x32x32")
+    channels, height, width = sizes
+    return channels, height, width
+
+
+def _check_can_export(model: nn.Module, format: str) -> None:
     if any(isinstance(module, SmoothedClassifier) for module in model.modules()):
         expected = "expected a model that runs each of its networks once per image"
         hint = "export its base, and average over the noise where the graph is run"
         raise ValueError(f"{expected}, got a SmoothedClassifier, which runs its base once per draw of noise: {hint}")
+    others = {weight.dtype for weight in model.parameters() if weight.is_floating_point()} - {torch.float32}
+    if format == "onnx" and others:  # onnxruntime has few operators for them
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in others))
+        raise ValueError(f"expected a model in float32 for ONNX, got {found}: call model.float(), or write a .pt2 file")
 
 
 def _input_shape(model: nn.Module) -> Shape:
@@ -162,15 +197,21 @@ def _numbers(model: nn.Module) -> Numbers:
 
 def _facts(model: nn.Module, shape: Shape, numbers: Numbers, name: str) -> dict[str, Any]:
     """Return the facts that the file says about itself. The digest is that of `result.json` of an evaluation."""
-    logits = dry_run(model, model, shape)
-    return {
+    facts = {
         "producer": f"adaptive-smoothing {code_version()}",
         "name": name,
         "digest": model_digest(model),
-        "classes": logits.shape[1],
+        "classes": dry_run(model, model, shape).shape[1],
         "shape": list(shape),
-        "defaults": {name: float(f"{number:.7g}") for name, number in numbers.items()},  # 0.8, not 0.800000011
+        "defaults": {name: _rounded(number) for name, number in numbers.items()},
     }
+    if hasattr(model, "moved_by"):  # a MixedClassifier
+        facts["alpha_range"] = [_rounded(end) for end in model.get_buffer("alpha_range")]
+    return facts
+
+
+def _rounded(number: Tensor) -> float:
+    return float(f"{number:.7g}")  # 0.8, not 0.800000011
 
 
 def _trace(graph: Graph, images: Tensor, numbers: Numbers) -> torch.export.ExportedProgram:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -38,9 +39,12 @@ def as_onnx(program: torch.export.ExportedProgram, numbers: Numbers, facts: dict
     """Return the content of an ONNX file, and its function in onnxruntime. Its numbers are inputs with a default."""
     ir, runtime = require("onnx_ir"), require("onnxruntime")
     outputs = ["logits", *["alphas"] * (len(program.graph_signature.user_outputs) > 1)]
-    written = torch.onnx.export(
-        program, (), dynamo=True, input_names=["images", *numbers], output_names=outputs, verbose=False
-    )
+    with warnings.catch_warnings():
+        # torch warns of its own code.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        written = torch.onnx.export(
+            program, (), dynamo=True, input_names=["images", *numbers], output_names=outputs, verbose=False
+        )
     assert written is not None  # it is for a trace without dynamo only
     graph = written.model.graph
     for value in graph.inputs:

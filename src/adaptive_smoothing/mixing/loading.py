@@ -139,7 +139,8 @@ class LoadedModel:
             facts: dict[str, Any] = {role: base_facts(description[role]) for role in pretrained.ROLES}
             facts |= {key: description[key] for key in ("alpha", "numbers")}
             short = short_name(model)
-            return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, {"mixture": short, **facts}, short)
+            facts = {"mixture": short, "source": model, **facts}
+            return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short)
         if robust is None or alpha is None:
             (loaded,) = own.load([model], device)
             return cls(loaded, {model: loaded}, {"model": facts_of(loaded)}, short_name(model))

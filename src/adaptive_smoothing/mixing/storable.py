@@ -80,13 +80,19 @@ class StorableMixture(BaseClassifiers):
             return hub.push(folder, repository, license=license, private=private, token=token, revision=revision)
 
     def export(
-        self, path: Path | str, *, shape: tuple[int, int, int] | None = None, format: str | None = None
+        self,
+        path: Path | str,
+        *,
+        shape: tuple[int, int, int] | None = None,
+        format: str | None = None,
+        overwrite: bool = False,
     ) -> Exported:
         """Write the mixture as a graph, `.onnx` or `.pt2`, that runs without this library; see `mixing.export`.
 
-        Alpha, or for a learned alpha `alpha_shift`, stays an input of the graph.
+        Alpha, or for a learned alpha `alpha_shift`, stays an input of the graph. An existing file is replaced with
+        `overwrite` only.
         """
-        return export_graph(self, path, shape=shape, format=format)
+        return export_graph(self, path, shape=shape, format=format, overwrite=overwrite)
 
     @classmethod
     def from_pretrained(

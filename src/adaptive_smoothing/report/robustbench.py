@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.folder import read_result
+from adaptive_smoothing.mixing.mixers import OLD_KINDS
+from adaptive_smoothing.models import third_party, zoo
+from adaptive_smoothing.settings import check_choice
 from adaptive_smoothing.threat import parse_threat, radius_text
 
-# The preset whose result RobustBench calls autoattack_acc.
-AUTOATTACK = "standard"
-# The images in RobustBench's own evaluation of CIFAR.
-ALL_IMAGES = 10_000
-DATASETS = {"builtin": "cifar10"}
+# The field for the robust accuracy of a preset. RobustBench ranks by `external`, the best known robust accuracy, which
+# is due to stronger attacks than AutoAttack. All its entries also have `autoattack_acc`.
+AUTOATTACK, BEST_KNOWN = "autoattack_acc", "external"
+FIELDS = {"standard": AUTOATTACK, "adaptive": BEST_KNOWN}
+# The data sets of RobustBench, by the name of the data of an evaluation. Its images of ImageNet are validation images.
+DATASETS = {
+    "builtin/test": "cifar10",
+    "cifar10/test": "cifar10",
+    "cifar100/test": "cifar100",
+    "imagenet/val": "imagenet",
+    "imagenet/test": "imagenet",
+}
+# The images in its evaluations, and the radii of its leaderboards by data set and norm.
+IMAGES = {"cifar10": 10_000, "cifar100": 10_000, "imagenet": 5_000}
+RADII = {
+    ("cifar10", "Linf"): "8/255",
+    ("cifar10", "L2"): "0.5",
+    ("cifar100", "Linf"): "8/255",
+    ("imagenet", "Linf"): "4/255",
+}
+# Architectures and mixers as RobustBench writes them.
+ARCHITECTURES = {
+    "preact_resnet18": "PreActResNet-18",
+    "preact_resnet34": "PreActResNet-34",
+    "preact_resnet50": "PreActResNet-50",
+}
+MIXERS = {"network": "mixing network", "fine-tuned-tail": "fine-tuned tail"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +47,7 @@ class Publication:
     Args:
         name: the title of the paper.
         additional_data: whether it was trained with more than the training images.
-        architecture: default: the architectures of the evaluated models.
+        architecture: default: the architectures of the evaluated models, if they are known.
         reported: robust accuracy in the paper, in percent.
     """
 
@@ -37,34 +60,27 @@ class Publication:
     reported: str | None = None
 
 
-def write_model_info(run: Path | str, path: Path | str, publication: Publication) -> dict[str, Any]:
-    """Write the entry of a stored evaluation, which is returned."""
-    info = model_info(read_result(run, "evaluation"), publication)
-    write_json(path, info)
-    return info
-
-
 def model_info(result: dict[str, Any], publication: Publication) -> dict[str, Any]:
     """Return the fields of `model_info`. Accuracies are texts in percent, as RobustBench writes them.
 
-    The result of the preset `standard`, which is AutoAttack, is `autoattack_acc`. That of any other is `external`.
+    The result of the preset `standard`, which is AutoAttack, is `autoattack_acc`, and that of `adaptive` is `external`.
+    Alarms set `unreliable`. Without a check for alarms there is no such field, and RobustBench shows "unknown".
     """
-    attack, images = result["settings"]["attack"], result["images"]
-    robust, models = _percent(result["robust"]["accuracy"]), _models(result["models"])
-    threat, is_autoattack = parse_threat(attack["threat"]), attack["name"] == AUTOATTACK
+    field, (dataset, norm), alarms = _field(result), _leaderboard(result), result["alarms"]
+    robust, networks = _percent(result["robust"]["accuracy"]), _networks(result["models"])
     paper = asdict(publication)
-    paper["architecture"] = paper["architecture"] or " + ".join(models)
+    paper["architecture"] = paper["architecture"] or _architecture(result["models"])
     paper["reported"] = paper["reported"] or robust
     measured = {
-        "number_forward_passes": len(models),
-        "dataset": _dataset(result["settings"]["data"]),
-        "eps": radius_text(threat.norm, float(threat.eps)),
+        "number_forward_passes": len(networks),
+        "dataset": dataset,
+        "eps": _radius(result),
         "clean_acc": _percent(result["clean"]["accuracy"]),
-        "autoattack_acc" if is_autoattack else "external": robust,
+        field: robust,
     }
-    notes = [f"Measured on {images:,} images."] * (images < ALL_IMAGES)
-    notes += [f"Robust accuracy under the attacks of the preset {attack['name']}."] * (not is_autoattack)
-    return paper | measured | ({"footnote": " ".join(notes)} if notes else {}) | {"unreliable": False}
+    notes = " ".join(_notes(result, dataset, norm))
+    flags = {} if alarms is None else {"unreliable": bool(alarms)}
+    return paper | measured | ({"footnote": notes} if notes else {}) | flags
 
 
 def missing(info: dict[str, Any]) -> list[str]:
@@ -74,20 +90,73 @@ def missing(info: dict[str, Any]) -> list[str]:
 
 def folder_of(result: dict[str, Any]) -> str:
     """Return the folder in RobustBench's repository that the entry belongs to, such as model_info/cifar10/Linf."""
+    return "/".join(("model_info", *_leaderboard(result)))
+
+
+def _field(result: dict[str, Any]) -> str:
+    """Return the field for the robust accuracy, or raise an error for attacks that prove less than AutoAttack."""
+    if (preset := result["settings"]["attack"]["name"]) not in FIELDS:
+        hint = "RobustBench ranks by this accuracy; evaluate the model again with one of them"
+        raise ValueError(f"expected a run with --attack {' or '.join(FIELDS)}, got {preset}: {hint}")
+    return FIELDS[preset]
+
+
+def _leaderboard(result: dict[str, Any]) -> tuple[str, str]:
+    """Return the data set and the norm of an evaluation, or raise an error if RobustBench does not have them."""
     settings = result["settings"]
-    return f"model_info/{_dataset(settings['data'])}/{settings['attack']['threat'].partition(':')[0]}"
+    data, norm = settings["data"], settings["attack"]["threat"].partition(":")[0]
+    check_choice("the data of an entry of RobustBench", data, DATASETS)
+    dataset = DATASETS[data]
+    check_choice(f"the norm of an entry of RobustBench for {dataset}", norm, [n for d, n in RADII if d == dataset])
+    return dataset, norm
 
 
-def _models(models: dict[str, Any]) -> list[str]:
-    """Return the architecture, or else the name, of each network of the evaluated model."""
+def _notes(result: dict[str, Any], dataset: str, norm: str) -> Iterator[str]:
+    """Yield the sentences of the footnote, which RobustBench shows below the title."""
+    if result["images"] < IMAGES[dataset]:
+        yield f"Measured on {result['images']:,} images."
+    if (eps := _radius(result)) != (usual := RADII[dataset, norm]):
+        yield f"Uses eps = {eps} instead of {usual}."
+    if _field(result) == BEST_KNOWN:
+        robust, preset = _percent(result["robust"]["accuracy"]), result["settings"]["attack"]["name"]
+        yield f"{robust}% robust accuracy is due to the preset {preset} of adaptive-smoothing."
+    for alarm in result["alarms"] or ():
+        yield f"Alarm {alarm['name']}: {alarm['saw']}."
+
+
+def _networks(models: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the facts about each network of the evaluated model."""
     found = [models[role] for role in ("model", "g", "h", "standard", "robust") if isinstance(models.get(role), dict)]
-    networks = [model.get("of", model) for model in found]
-    return [str(model.get("arch", model.get("name", "own"))) for model in networks]
+    return [model.get("of", model) for model in found]
 
 
-def _dataset(name: str) -> str:
-    name = name.partition("/")[0]
-    return DATASETS.get(name, name)
+def _architecture(models: dict[str, Any]) -> str | None:
+    """Return the architectures in the form "ResNet-152 + WideResNet-70-16 + mixing network"; None if one is unknown."""
+    parts = [_architecture_of(network) for network in _networks(models)]
+    if isinstance(alpha := models.get("alpha"), dict):
+        kind = str(OLD_KINDS.get(alpha["kind"], alpha["kind"]))
+        parts.append(MIXERS.get(kind, kind))
+    return None if None in parts else " + ".join(map(str, parts))
+
+
+def _architecture_of(network: dict[str, Any]) -> str | None:
+    """Return the architecture of a model of the zoo, of timm or of torchvision; None for other models."""
+    name = str(network.get("name"))
+    library, text = third_party.split(name) or ("", "")
+    if library in ("timm", "torchvision"):
+        return text.partition("?")[0]
+    card = zoo.names().get(name)
+    arch = network.get("arch", card and card.arch)
+    options = network.get("options", card.options if card else {})
+    if arch == "wide_resnet":
+        return f"WideResNet-{options.get('depth', 28)}-{options.get('width', 10)}"
+    width = options.get("width", 64)
+    return ARCHITECTURES[arch] + f" (width {width})" * (width != 64) if arch in ARCHITECTURES else arch
+
+
+def _radius(result: dict[str, Any]) -> str:
+    threat = parse_threat(result["settings"]["attack"]["threat"])
+    return radius_text(threat.norm, float(threat.eps))
 
 
 def _percent(share: float) -> str:
