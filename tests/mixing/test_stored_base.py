@@ -282,6 +282,35 @@ def test_a_builder_of_another_network_is_refused(tmp_path, mixed, builder, words
         MixedClassifier.from_pretrained(tmp_path, standard=builder, robust=make_network)
 
 
+class Prior(Network):
+    """A network with a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prior, self.temperature = torch.zeros(7), 1.0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images)["scores"] / self.temperature + self.prior
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("prior", torch.eye(7)[6], "another value of model.prior, .* only its parameters and buffers are stored"),
+        ("temperature", 1.0001, "the same weights but logits that differ by 0.01 %"),
+    ],
+)
+def test_state_that_no_file_holds_is_refused(tmp_path, name, value, words):
+    network = trained(Prior())
+    mixed = MixedClassifier(ads.wrap(network), own(1), 0.5)
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": Prior, "robust": make_network})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=Prior, robust=make_network)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    setattr(network, name, value)
+    with pytest.raises(ValueError, match=f"expected to build the standard classifier again, got one with {words}"):
+        mixed.save_pretrained(tmp_path, hold=True, builders={"standard": Prior, "robust": make_network})
+
+
 def test_networks_of_libraries_are_held_without_their_weights(tmp_path, timm_model):
     pytest.importorskip("torchvision")
     g, h = trained(timm_model), trained(zoo.load("torchvision:squeezenet1_1?pretrained=0&num_classes=7&size=64"))

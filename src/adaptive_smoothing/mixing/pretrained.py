@@ -15,8 +15,8 @@ weights of the base classifiers if it was saved with `hold`. The JSON object has
 - `numbers`: the other arguments of `MixedClassifier`.
 - `card`: other facts, such as the recipe and the figures.
 
-Each base classifier also has an `identity`: a sha256 of its weights, its preprocessing, and its logits for two fixed
-images (`models.identity`). Loading compares all three, and an error names the difference.
+Each base classifier also has an `identity`: a sha256 of its weights and of other tensors, its preprocessing, and its
+logits for two fixed images (`models.identity`). Loading compares all of it, and an error names the difference.
 
 Files of older versions have no identity, and still load. A model with a name and a sha256 is compared by the sha256 of
 its file. A model of another library is not compared, and a warning says so. `{"weights": ...}` is a digest of a module

@@ -17,7 +17,7 @@ from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlin
 from adaptive_smoothing.models import construction, zoo
 from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.digest import all_tensors, weights_digest
-from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.identity import SAME_PROCESS, Identity
 from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.weight_files import read_weights, write_tensors
 from adaptive_smoothing.settings import warn_user
@@ -63,8 +63,9 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
     allow = [name for name in (builder, found and found.get("loader")) if isinstance(name, str)]
     again = construction.construct(build, function, allow)
     construction.set_tensors(again, tensors)
-    if differences := Identity.of(again).differences(identity):
-        hint = "pass builders= a function that returns the same network"
+    again.to(next((tensor.device for tensor in tensors.values()), "cpu"))
+    if differences := Identity.of(again).differences(identity, SAME_PROCESS):
+        hint = "pass builders= a function that returns the same network; only its parameters and buffers are stored"
         raise ValueError(f"expected to build the {role} classifier again, got one with {differences}: {hint}")
     file = folder / f"{role}.safetensors"
     sha256, _ = write_tensors(tensors, file)
