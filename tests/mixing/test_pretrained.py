@@ -91,6 +91,16 @@ def test_a_loaded_mixture_has_the_same_logits_at_every_setting(tmp_path, mixture
     assert all(not parameter.requires_grad for parameter in loaded.parameters())
 
 
+@pytest.mark.parametrize(("hold", "precision"), [(False, "fp16"), (True, "full precision")])
+def test_a_mixer_is_held_in_full_precision(tmp_path, g, h, hold, precision):
+    torch.manual_seed(0)
+    network = MixingNetwork.between(g, h, width=4).requires_grad_(False)
+    MixedClassifier(g, h, network).save_pretrained(tmp_path, hold=hold)
+    loaded = MixedClassifier.from_pretrained(tmp_path).alpha.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in network.state_dict().items()) == hold
+    assert f"MB, weights in {precision} |" in (tmp_path / "mixture.md").read_text()
+
+
 @pytest.mark.parametrize(("new", "old"), [("fine-tuned-tail", "second-ending"), ("fine-tuned-tail", "fine-tuned-tail")])
 def test_both_names_of_a_fine_tuned_tail_are_read(tmp_path, mixtures, new, old):
     mixtures["tail"].save_pretrained(tmp_path)

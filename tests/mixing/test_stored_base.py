@@ -230,6 +230,19 @@ def test_functions_are_imported_only_if_the_user_allows_them(tmp_path, mixed, mo
     assert "their_code" not in sys.modules
 
 
+def test_a_name_that_is_allowed_is_not_a_pattern(tmp_path, mixed, monkeypatch):
+    """A string was searched, so that it allowed each of its parts."""
+    name = f"{__name__}:make_network"
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[make_network.__module__])
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": name, "robust": name})
+    assert torch.equal(MixedClassifier.from_pretrained(tmp_path, allow=name)(IMAGES), mixed(IMAGES))
+    with pytest.raises(ValueError, match="which is not imported because a file names it"):
+        MixedClassifier.from_pretrained(tmp_path, allow=f"my.{name}_2")
+    for allow in (True, [make_network]):
+        with pytest.raises(TypeError, match=r"expected allow as names module:function, got .*: name each function"):
+            MixedClassifier.from_pretrained(tmp_path, allow=allow)
+
+
 def test_a_module_without_a_builder_cannot_be_held(tmp_path, mixed):
     with pytest.raises(
         ValueError, match="know how to build a Network again, got a module without a name: pass builders="

@@ -38,10 +38,10 @@ from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS, find_mixer, is_storable
 from adaptive_smoothing.mixing.stored_base import BaseLoader, Given, describe_base
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.construction import Builder
+from adaptive_smoothing.models.construction import Builder, allowed_names
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.origin import check_device
-from adaptive_smoothing.models.weight_files import read_weights, write_weights
+from adaptive_smoothing.models.weight_files import read_weights, write_tensors, write_weights
 from adaptive_smoothing.results import read_json, write_json, write_text
 from adaptive_smoothing.settings import check_choice
 
@@ -76,7 +76,7 @@ def save(
             description[role] = describe_base(
                 role, arguments[role], Path(partial) if hold else None, builders.get(role)
             )
-        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial))
+        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial), hold)
         for file in Path(partial).iterdir():
             file.replace(folder / file.name)
     description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
@@ -107,7 +107,7 @@ def load(
     folder: Path | str,
     given: Mapping[str, Given | None],
     device: torch.device | str,
-    allow: Collection[str] = (),
+    allow: Collection[str] | str = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `MixedClassifier` and the card that `save` wrote.
 
@@ -117,9 +117,10 @@ def load(
         allow: names `module:function` that may be imported if the folder names them.
     """
     check_device(device)
+    names = allowed_names(allow)
     folder = find(folder)
     description = read(folder)
-    loader = BaseLoader(folder, device, allow)
+    loader = BaseLoader(folder, device, names)
     g, h = (loader.load(role, description[role], given[role]) for role in ROLES)
     alpha = _restore_alpha(description["alpha"], h, folder)
     return {"standard": g, "robust": h, "alpha": alpha, **_tuples(description["numbers"])}, description["card"]
@@ -155,8 +156,8 @@ def read(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
-    """Return the description of alpha. The weights of a mixer are written to the folder."""
+def _describe_alpha(alpha: Tensor | nn.Module, folder: Path, exact: bool) -> float | dict[str, Any]:
+    """Return the description of alpha. The weights of a mixer are written to the folder, in half precision or exact."""
     if isinstance(alpha, Tensor):
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
@@ -165,7 +166,7 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str
         expected = f"a number or one of {', '.join(mixer.__name__ for mixer in MIXERS.values())}"
         hint = "save its weights yourself, and mix again"
         raise ValueError(f"expected {expected} as alpha, got a {type(alpha).__name__}: {hint}")
-    sha256, _ = write_weights(alpha, folder / WEIGHTS)
+    sha256, _ = write_tensors(alpha.state_dict(), folder / WEIGHTS) if exact else write_weights(alpha, folder / WEIGHTS)
     return {"kind": alpha.kind, "options": alpha.options, "sha256": sha256}
 
 

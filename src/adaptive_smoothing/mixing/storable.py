@@ -44,7 +44,8 @@ class StorableMixture(BaseClassifiers):
         """Write the mixture to a folder, which is returned.
 
         Args:
-            hold: also write all weights of the base classifiers. Otherwise the folder has their names and digests.
+            hold: write all weights in full precision, also those of the base classifiers. Otherwise the folder has
+                their names and digests, and a mixer in half precision.
             builders: with hold, how to build the network of a base classifier again, if that does not follow from its
                 name: a function without arguments, its name `module:function`, or a name such as
                 `timm:resnet18?num_classes=7`. Keys are `standard` and `robust`.
@@ -95,7 +96,7 @@ class StorableMixture(BaseClassifiers):
         *,
         standard: Given | None = None,
         robust: Given | None = None,
-        allow: Collection[str] = (),
+        allow: Collection[str] | str = (),
         device: torch.device | str = "cpu",
         revision: str | None = None,
         token: str | None = None,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
     build, tensors, found = construction.describe(model, builder), all_tensors(model), origin(model)
     function = builder if callable(builder) else None
     # The user named these functions in this process.
-    allow = [name for name in (builder, found and found.get("loader")) if isinstance(name, str)]
+    allow = frozenset(name for name in (builder, found and found.get("loader")) if isinstance(name, str))
     again = construction.construct(build, function, allow)
     construction.set_tensors(again, tensors)
     again.to(next((tensor.device for tensor in tensors.values()), "cpu"))
@@ -89,7 +89,7 @@ class BaseLoader:
 
     folder: Path
     device: torch.device | str
-    allow: Collection[str] = ()
+    allow: frozenset[str] = frozenset()
 
     def load(self, role: str, description: Mapping[str, Any], given: Given | None) -> nn.Module:
         """Return a base classifier that the user gives, or that is in the folder, or that has a name."""

@@ -60,7 +60,7 @@ def describe(model: nn.Module, builder: Builder | None = None, found: Origin | N
 
 
 def construct(
-    description: Mapping[str, Any], function: Callable[..., Any] | None = None, allow: Collection[str] = ()
+    description: Mapping[str, Any], function: Callable[..., Any] | None = None, allow: frozenset[str] = frozenset()
 ) -> nn.Module:
     """Return the described model with random weights, in eval mode.
 
@@ -136,7 +136,16 @@ def _wrapped(model: nn.Module, options: Mapping[str, Any]) -> Classifier:
     return freeze(Classifier(model, first=first, num_classes=classes, output=output, shape=shape))
 
 
-def _allowed(name: str, allow: Collection[str]) -> Callable[..., Any]:
+def allowed_names(allow: Collection[str] | str) -> frozenset[str]:
+    """Return the names `module:function` that a user allows. A string is one name."""
+    names = [allow] if isinstance(allow, str) else allow
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        hint = 'name each function, for example allow=["my_models:make_g"]'
+        raise TypeError(f"expected allow as names module:function, got {allow!r}: {hint}")
+    return frozenset(names)
+
+
+def _allowed(name: str, allow: frozenset[str]) -> Callable[..., Any]:
     """Import a function that a file names, if the user allows it."""
     if name not in allow:
         hint = f"pass the function itself (standard=, robust=; to save: builders=) or allow=[{name!r}]"
