@@ -332,11 +332,18 @@ def test_a_damaged_description_is_explained(tmp_path, mixtures, key, value):
         MixedClassifier.from_pretrained(tmp_path)
 
 
-def test_a_kind_of_mixer_that_is_missing_is_explained(tmp_path, mixtures):
+def test_a_mixture_with_a_kind_of_mixer_that_is_missing_is_not_a_model(tmp_path, mixtures):
     mixtures["fixed"].save_pretrained(tmp_path)
     content = json.loads((tmp_path / pretrained.FILE).read_text())
     (tmp_path / pretrained.FILE).write_text(json.dumps(content | {"alpha": {}}))
     with pytest.raises(ValueError, match=r"a mixture: ads.MixedClassifier.from_pretrained\("):
         zoo.load(tmp_path)
-    with pytest.raises(ValueError, match="expected the kind of the mixer to be one of network, "):
+
+
+def test_options_that_a_mixer_does_not_have_are_explained(tmp_path, mixtures):
+    mixtures["network"].save_pretrained(tmp_path)
+    content = json.loads((tmp_path / pretrained.FILE).read_text())
+    content["alpha"]["options"]["height"] = 3
+    (tmp_path / pretrained.FILE).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"expected 'alpha.options' of a mixture .*'height'.*: it was damaged"):
         MixedClassifier.from_pretrained(tmp_path)

@@ -33,25 +33,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing import mixture_card
+from adaptive_smoothing.mixing import mixture_card, mixture_format
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS, find_mixer, is_storable
+from adaptive_smoothing.mixing.mixture_format import FORMAT, NUMBERS, ROLES
 from adaptive_smoothing.mixing.stored_base import BaseLoader, Given, describe_base
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.construction import Builder, allowed_names
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.origin import check_device
-from adaptive_smoothing.models.weight_files import read_weights, write_tensors, write_weights
+from adaptive_smoothing.models.weight_files import load_state, read_weights, write_tensors, write_weights
 from adaptive_smoothing.results import read_json, write_json, write_text
 from adaptive_smoothing.settings import check_choice
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
-FORMAT = 1
-ROLES = ("standard", "robust")
-# The numbers that mix two classifiers: arguments of `MixedClassifier`.
-NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
-# The keys of mixture.json with their types.
-KEYS: dict[str, Any] = {"standard": dict, "robust": dict, "alpha": float | int | dict, "numbers": dict, "card": dict}
 
 
 def save(
@@ -143,16 +138,9 @@ def exists(name: Path | str) -> bool:
 def read(folder: Path) -> dict[str, Any]:
     """Return the content of `mixture.json`, with the present name of its kind of mixer."""
     description = read_json(folder / FILE)
-    if (found := description.get("format")) != FORMAT:
-        hint = "it was written by another version"
-        raise ValueError(f"expected a mixture of format {FORMAT} in {folder / FILE}, got format {found!r}: {hint}")
-    for key, kind in KEYS.items():
-        if not isinstance(value := description.get(key), kind):
-            hint = "it was damaged or written by hand; save_pretrained writes it"
-            raise ValueError(f"expected {key!r} of a mixture in {folder / FILE}, got {value!r}: {hint}")
+    mixture_format.check(description, folder / FILE)
     if isinstance(alpha := description["alpha"], dict):
-        kind = str(alpha.get("kind"))
-        alpha["kind"] = OLD_KINDS.get(kind, kind)
+        alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
     return description
 
 
@@ -173,8 +161,12 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path, exact: bool) -> flo
 def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folder: Path) -> float | Mixer:
     if not isinstance(description, dict):
         return float(description)
-    mixer = find_mixer(description["kind"]).restore(robust, _tuples(description["options"]))
-    mixer.load_state_dict(read_weights(folder / WEIGHTS, description["sha256"]))
+    kind = find_mixer(description["kind"])
+    try:
+        mixer = kind.restore(robust, _tuples(description["options"]))
+    except (TypeError, KeyError) as error:
+        raise mixture_format.damaged("alpha.options", folder / FILE, str(error)) from error
+    load_state(mixer, read_weights(folder / WEIGHTS, description["sha256"]), kind.title, folder / WEIGHTS)
     return freeze(mixer)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear
+from adaptive_smoothing.mixing.transforms import TRANSFORMS, LogitTransform
 from adaptive_smoothing.models import construction, zoo
 from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.digest import all_tensors, weights_digest
@@ -22,7 +22,6 @@ from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.weight_files import read_weights, write_tensors
 from adaptive_smoothing.settings import warn_user
 
-TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
 # A base classifier that the user passes, or a function that returns its network.
 Given = nn.Module | Callable[..., nn.Module]
 
