@@ -149,7 +149,7 @@ def _allowed(name: str, allow: frozenset[str]) -> Callable[..., Any]:
     """Import a function that a file names, if the user allows it."""
     if name not in allow:
         hint = f"pass the function itself (standard=, robust=; to save: builders=) or allow=[{name!r}]"
-        hint += f"; on the command line add --loader {name}"
+        hint += f"; on the command line --loader {name}, with a comma between several"
         raise ValueError(f"expected the function {name}, which is not imported because a file names it: {hint}")
     return import_function(name, "the function that builds the network")
 
