@@ -5,6 +5,7 @@ import pytest
 
 from adaptive_smoothing.results import (
     atomic,
+    check_writable,
     difference,
     interval,
     intervals,
@@ -98,3 +99,11 @@ def test_shares_in_words():
     assert percent(0.9012) == "90.1 %" and percent(0.9012, 2) == "90.12 %"
     assert percent_with_interval(0.9012, (0.895, 0.9071), 2) == "90.12 % (89.5 to 90.7)"
     assert signed_points(0.0034) == "+0.3" and signed_points(-0.01234, 2) == "−1.23"
+
+
+def test_a_check_makes_no_folder(tmp_path):
+    check_writable(tmp_path / "new" / "one")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"got .*one \(Not a directory\): choose another --out"):
+        check_writable(tmp_path / "file" / "one")

@@ -166,6 +166,13 @@ def test_a_model_that_accepts_no_test_image_has_an_identity_without_logits(linea
     assert len(Identity.of(ads.wrap(linear, shape=(3, 8, 8))).logits) == 8
 
 
+@pytest.mark.parametrize("shape", [8, "32x32", (32, 32), (-1, 2, 3), [3, "a", None], torch.Size([64, 8, 8])])
+def test_an_attribute_that_is_not_a_shape_of_images_is_tried_or_left_out(shape):
+    model = network()
+    model.shape = shape
+    assert Identity.of(model).shape == (3, 32, 32) and differences(model, network()) == ""
+
+
 def test_a_model_in_train_mode_is_refused_and_not_changed():
     model = network().train()
     before = model[1].running_mean.clone()

@@ -3,7 +3,7 @@
 import pytest
 
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.folder import JOURNAL, RESULT, ROWS, check_writable, make_folder, resumable_folder
+from adaptive_smoothing.runs.folder import JOURNAL, RESULT, ROWS, make_folder, resumable_folder
 from adaptive_smoothing.runs.journal import Journal
 
 
@@ -51,11 +51,3 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"expected a folder that can be written to, got .*file"):
         make_folder(tmp_path / "file", overwrite=False)
-
-
-def test_a_check_makes_no_folder(tmp_path):
-    check_writable(tmp_path / "new" / "one")
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"got .*one \(Not a directory\): choose another --out"):
-        check_writable(tmp_path / "file" / "one")

@@ -14,7 +14,7 @@ from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models.zoo import short_name
-from adaptive_smoothing.runs.folder import check_writable
+from adaptive_smoothing.results import check_writable
 from adaptive_smoothing.settings import changed
 from adaptive_smoothing.threat import Linf, Threat
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe

@@ -43,8 +43,8 @@ from adaptive_smoothing.models.construction import Builder, allowed_names
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.origin import check_device
 from adaptive_smoothing.models.weight_files import load_state, read_weights, write_tensors, write_weights
-from adaptive_smoothing.results import read_json, write_json, write_text
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.results import check_writable, read_json, room_for, write_json, write_text
+from adaptive_smoothing.settings import check_choice, import_function
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 
@@ -62,8 +62,16 @@ def save(
     Args:
         builders: by role, how to build the network of a base classifier that is held.
     """
-    folder = _output_folder(Path(folder))
     _check_builders(builders, hold)
+    folder = _output_folder(Path(folder))
+    with room_for(folder, "free some space, or choose another path"):
+        _write(arguments, folder, card=card, hold=hold, builders=builders)
+    return folder
+
+
+def _write(
+    arguments: Mapping[str, Any], folder: Path, *, card: Mapping[str, Any], hold: bool, builders: Mapping[str, Builder]
+) -> None:
     description: dict[str, Any] = {"format": FORMAT}
     # If an error occurs, the folder keeps the mixture that it had.
     with TemporaryDirectory(dir=folder, prefix=".save-") as partial:
@@ -79,19 +87,22 @@ def save(
     text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
     write_text((folder / FILE).with_suffix(".md"), text)
-    return folder
 
 
 def _output_folder(folder: Path) -> Path:
-    """Return a folder that exists, or raise an error if the path or a part of it is a file."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(f"expected a folder for the mixture, got {folder}, a file: choose another path") from error
+    """Return a folder that exists, or raise an error if it is not a folder or cannot be written to."""
+    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
+        raise ValueError(f"expected a folder for the mixture, got {folder}, a file: choose another path")
+    check_writable(folder, "choose another path")
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _check_builders(builders: Mapping[str, Builder], hold: bool) -> None:
+    if not isinstance(builders, Mapping):
+        raise TypeError(
+            f'expected builders as {{"standard": make_g}}, got {type(builders).__name__}: pass a dictionary'
+        )
     for role in builders:
         check_choice("a key of builders", role, ROLES)
     if builders and not hold:
@@ -100,7 +111,7 @@ def _check_builders(builders: Mapping[str, Builder], hold: bool) -> None:
 
 def load(
     folder: Path | str,
-    given: Mapping[str, Given | None],
+    given: Mapping[str, Given | str | None],
     device: torch.device | str,
     allow: Collection[str] | str = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -116,9 +127,19 @@ def load(
     folder = find(folder)
     description = read(folder)
     loader = BaseLoader(folder, device, names)
-    g, h = (loader.load(role, description[role], given[role]) for role in ROLES)
+    g, h = (loader.load(role, description[role], _function_or_module(role, given[role])) for role in ROLES)
     alpha = _restore_alpha(description["alpha"], h, folder)
     return {"standard": g, "robust": h, "alpha": alpha, **_tuples(description["numbers"])}, description["card"]
+
+
+def _function_or_module(role: str, given: Given | str | None) -> Given | None:
+    """Return what the user passes for a base classifier. A function is imported by the name that the user gives."""
+    if isinstance(given, str):
+        return import_function(given, f"{role}=")
+    if given is not None and not callable(given):
+        expected = f"{role}= as a module, as a function that builds its network, or as module:function"
+        raise TypeError(f"expected {expected}, got {type(given).__name__}: pass one of these")
+    return given
 
 
 def find(name: Path | str) -> Path:

@@ -94,8 +94,8 @@ class StorableMixture(BaseClassifiers):
         cls,
         folder: Path | str,
         *,
-        standard: Given | None = None,
-        robust: Given | None = None,
+        standard: Given | str | None = None,
+        robust: Given | str | None = None,
         allow: Collection[str] | str = (),
         device: torch.device | str = "cpu",
         revision: str | None = None,
@@ -107,7 +107,8 @@ class StorableMixture(BaseClassifiers):
 
         Args:
             standard, robust: base classifiers that the folder does not name, such as your own modules. If the folder
-                holds the weights of one, a function that builds its network is sufficient.
+                holds the weights of one, a function that builds its network, or its name `module:function`, is
+                sufficient.
             allow: names `module:function` of your own functions, which are imported if the folder names them.
             revision: a branch, a tag or a commit of a repository of the hub.
             token: of the hub, for private repositories; by default that of `hf auth login`.

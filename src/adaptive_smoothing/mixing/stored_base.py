@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptive_smoothing.mixing.transforms import TRANSFORMS, LogitTransform
+from adaptive_smoothing.mixing.transforms import TRANSFORMS, LogitTransform, transform_name
 from adaptive_smoothing.models import construction, zoo
 from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.digest import all_tensors, weights_digest
@@ -28,8 +28,7 @@ Given = nn.Module | Callable[..., nn.Module]
 
 def describe_base(role: str, model: nn.Module, hold_in: Path | None, builder: Builder | None) -> dict[str, Any]:
     """Return the description of a base classifier. If a folder is given, its weights are written there."""
-    if isinstance(model, LogitTransform):
-        kind = next(name for name, known in TRANSFORMS.items() if type(model) is known)
+    if isinstance(model, LogitTransform) and (kind := transform_name(model)):
         return {"transform": kind, "options": model.options, "of": describe_base(role, model.model, hold_in, builder)}
     identity = Identity.of(model)
     if hold_in is not None:

@@ -99,8 +99,17 @@ def _shape_text(tensor: Tensor | None, name: str) -> str:
 def _describe_builder(builder: Builder) -> dict[str, Any]:
     if isinstance(builder, str) and third_party.split(builder):
         return {"library": builder}
-    name = builder if isinstance(builder, str) else f"{builder.__module__}:{builder.__qualname__}"
-    return {"function": name, "arguments": []}
+    return {"function": _function_name(builder), "arguments": []}
+
+
+def _function_name(builder: Builder) -> str:
+    """Return `module:function`. Of an object that has no name, such as a partial, the name cannot be imported."""
+    if isinstance(builder, str):
+        return builder
+    if isinstance(builder, nn.Module) or not callable(builder):
+        hint = "pass a function that returns the network, for example lambda: Network(10)"
+        raise TypeError(f"expected a builder as a function or module:function, got {type(builder).__name__}: {hint}")
+    return f"{builder.__module__}:{getattr(builder, '__qualname__', f'<{type(builder).__qualname__}>')}"
 
 
 def _plain_config(model: nn.Module) -> dict[str, Any]:
@@ -148,8 +157,9 @@ def allowed_names(allow: Collection[str] | str) -> frozenset[str]:
 def _allowed(name: str, allow: frozenset[str]) -> Callable[..., Any]:
     """Import a function that a file names, if the user allows it."""
     if name not in allow:
-        hint = f"pass the function itself (standard=, robust=; to save: builders=) or allow=[{name!r}]"
-        hint += f"; on the command line --loader {name}, with a comma between several"
+        hint = "pass the function itself (standard=, robust=; to save: builders=)"
+        if "<" not in name:  # a lambda, a partial or a function inside another one cannot be imported
+            hint += f" or allow=[{name!r}]; on the command line --loader {name}, with a comma between several"
         raise ValueError(f"expected the function {name}, which is not imported because a file names it: {hint}")
     return import_function(name, "the function that builds the network")
 

@@ -28,7 +28,7 @@ from adaptive_smoothing.noise import generator
 
 # The number of images whose logits are part of an identity.
 IMAGES = 2
-# The shapes of images that are tried for a model that does not declare one.
+# The shapes of images that are tried, after the one that a model declares.
 SHAPES = ((3, 32, 32), (3, 224, 224))
 # Differences of logits, relative to the largest, that rounding explains: on another device or in another version of
 # torch, and in the same process.
@@ -162,21 +162,28 @@ def _text(value: Any) -> str:
 
 def _test_logits(model: nn.Module) -> tuple[tuple[int, ...] | None, tuple[float, ...]]:
     """Return the shape of the test images and the logits for each; None and () if the model accepts no shape."""
-    declared = getattr(model, "shape", None)
     weight = next((weight for weight in model.parameters() if weight.is_floating_point()), torch.empty(0))
     if weight.dtype in (torch.float16, torch.bfloat16):  # they round too coarsely to be compared
         return None, ()
-    for shape in (declared,) if declared else SHAPES:
-        images = torch.rand(IMAGES, *shape, generator=generator(0, "identity", *shape))
+    for shape in _shapes(model):
         try:
+            images = torch.rand(IMAGES, *shape, generator=generator(0, "identity", *shape))
             with torch.no_grad(), full_precision(), trusted_images():
                 logits = pick_logits(model(images.to(weight)), None)
             numbers = logits.double().flatten().tolist()
         except Exception:  # a model can raise any error for images of a shape that it does not accept
             continue
         if all(map(math.isfinite, numbers)):
-            return tuple(shape), tuple(float(f"{number:.8g}") for number in numbers)
+            return shape, tuple(float(f"{number:.8g}") for number in numbers)
     return None, ()
+
+
+def _shapes(model: nn.Module) -> Iterable[tuple[int, ...]]:
+    """Return the shapes to try: first the one that a model declares, as `Classifier` does."""
+    declared: Any = getattr(model, "shape", None)
+    if not isinstance(declared, tuple | list) or not all(isinstance(side, int) for side in declared):
+        return SHAPES
+    return (tuple(declared), *SHAPES)
 
 
 def _distance(found: Identity, expected: Identity, tolerance: float) -> float:

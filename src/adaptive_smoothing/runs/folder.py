@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaptive_smoothing.results import read_json
+from adaptive_smoothing.results import check_writable, read_json
 from adaptive_smoothing.runs.journal import BINDING
 from adaptive_smoothing.version import code_version
 
@@ -87,16 +86,6 @@ def _remove_result(folder: Path) -> None:
                 shutil.rmtree(folder / name, ignore_errors=True)
     for name in (ROWS, FACTS, *OF_SOME_RUNS, RESULT):
         (folder / name).unlink(missing_ok=True)
-
-
-def check_writable(folder: Path) -> None:
-    """Raise an error if a folder cannot be written to, or is missing and cannot be made. It is not made here."""
-    try:
-        nearest = next(each for each in (folder, *folder.parents) if each.exists())
-        tempfile.TemporaryFile(dir=nearest).close()
-    except OSError as error:
-        hint = "choose another --out"
-        raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error
 
 
 def resumable_folder(folder: Path, overwrite: bool) -> Path:

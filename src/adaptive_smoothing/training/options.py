@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from adaptive_smoothing.runs.folder import check_writable
+from adaptive_smoothing.results import check_writable
 
 CHECKPOINT = "checkpoint.safetensors"
 
