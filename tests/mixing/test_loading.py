@@ -134,6 +134,16 @@ def test_a_mixture_with_two_builders_is_loaded_with_both(tmp_path):
     assert origin(model)["loader"] == LOADER and torch.equal(model(IMAGES), g(IMAGES))
 
 
+def test_a_path_with_nothing_there_does_not_go_to_the_loader(tmp_path):
+    (tmp_path / "made").mkdir()
+    for name in ("runs/owm", "made/owm", "./owm", str(tmp_path / "no" / "owm.pt")):
+        with pytest.raises(FileNotFoundError, match=r"for --loader, got '.*owm.*', a path with nothing there: correct"):
+            LoadedModel.load(name, None, None, "cpu", OwnModels(LOADER))
+    (tmp_path / "made" / "mine.bin").write_text("")
+    for name in ("made/mine.bin", "org/mine"):
+        assert LoadedModel.load(name, None, None, "cpu", OwnModels(LOADER)).facts["model"]["name"] == name
+
+
 def test_two_models_and_an_alpha_are_a_mixture(tmp_path):
     options = {"depth": 10, "width": 1, "num_classes": 7}
     path = zoo.save(

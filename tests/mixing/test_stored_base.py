@@ -442,6 +442,9 @@ def test_a_smoothed_classifier_is_held_with_its_noise(tmp_path):
         return ads.SmoothedClassifier(ads.wrap(Network().eval(), output="scores"), sigma, samples=4)
 
     h = trained(smoothed())
+    builders = {"standard": make_network, "robust": make_network}
+    with pytest.raises(ValueError, match=r"expected a network .*: build the whole SmoothedClassifier that was saved"):
+        MixedClassifier(own(), h, 0.5).save_pretrained(tmp_path, hold=True, builders=builders)
     mixed = MixedClassifier(own(), h, 0.5)
     mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": smoothed})
     loaded = MixedClassifier.from_pretrained(tmp_path, standard=make_network, robust=smoothed)

@@ -69,6 +69,9 @@ class OwnModels:
 
     def _load(self, name: str, device: str) -> nn.Module:
         if self._needs_loader(name):
+            # A loader could return anything for a path that is misspelt.
+            if hub.in_a_folder(name) and not Path(name).expanduser().exists():
+                raise FileNotFoundError(zoo.unknown_name("a mixture, or a name or a file for --loader", name))
             loader, *_ = self.allow
             model = self._from_loader(loader, name)
             return placed(model, device, {"name": name, "loader": loader}, Identity.of(model))

@@ -20,6 +20,7 @@ from adaptive_smoothing.models.digest import all_tensors, weights_digest
 from adaptive_smoothing.models.identity import SAME_PROCESS, Identity
 from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.weight_files import read_weights, write_tensors
+from adaptive_smoothing.models.wrap import Classifier
 from adaptive_smoothing.settings import warn_user
 
 # A base classifier that the user passes, or a function that returns its network.
@@ -60,7 +61,7 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
     # The user named these functions in this process.
     allow = frozenset(name for name in (builder, found and found.get("loader")) if isinstance(name, str))
     again = construction.construct(build, function, allow)
-    construction.set_tensors(again, tensors)
+    construction.set_tensors(again, tensors, _what_to_build(model))
     again.to(next((tensor.device for tensor in tensors.values()), "cpu"))
     if differences := Identity.of(again).differences(identity, SAME_PROCESS):
         hint = "pass builders= a function that returns the same network; only its parameters and buffers are stored"
@@ -68,6 +69,13 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
     file = folder / f"{role}.safetensors"
     sha256, _ = write_tensors(tensors, file)
     return {"held": file.name, "sha256": sha256, "build": build}
+
+
+def _what_to_build(model: nn.Module) -> str:
+    """Return what a builder of this model returns, for an error."""
+    if isinstance(model, Classifier):
+        return "build the network that was saved, without what ads.wrap added"
+    return f"build the whole {type(model).__name__} that was saved, with the layers and ads.wrap inside it"
 
 
 def _warn_changed(role: str, name: str) -> None:

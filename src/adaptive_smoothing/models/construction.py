@@ -81,13 +81,15 @@ def construct(
     return _call(function or _allowed(description["function"], allow), description)
 
 
-def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace all parameters and buffers of a model, with the dtype of the new ones."""
+def set_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], hint: str = "build the network that was saved"
+) -> None:
+    """Replace all parameters and buffers of a model, with the dtype of the new ones; `hint` is for an error."""
     mine = all_tensors(model)
     for name in sorted(mine.keys() | tensors.keys()):
         found, expected = (_shape_text(each.get(name), name) for each in (mine, tensors))
         if found != expected:
-            raise ValueError(f"expected a network {expected}, got one {found}: build the network that was saved")
+            raise ValueError(f"expected a network {expected}, got one {found}: {hint}")
     for name, tensor in mine.items():
         tensor.data = tensors[name].detach().cpu()
 
