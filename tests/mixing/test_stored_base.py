@@ -290,10 +290,10 @@ def other_code() -> nn.Module:
     ],
 )
 def test_a_builder_of_another_network_is_refused(tmp_path, mixed, builder, words):
-    with pytest.raises((ValueError, TypeError), match=words):
+    with pytest.raises(ValueError, match=words):
         mixed.save_pretrained(tmp_path / "new", hold=True, builders={"standard": builder, "robust": make_network})
     mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
-    with pytest.raises((ValueError, TypeError), match=words.replace("build the standard classifier again,", "")):
+    with pytest.raises(ValueError, match=words.replace("build the standard classifier again,", "")):
         MixedClassifier.from_pretrained(tmp_path, standard=builder, robust=make_network)
 
 

@@ -52,8 +52,8 @@ def _known_facts(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stored(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the description of a base classifier without its transform."""
-    return description.get("of", description)
+    """Return the description of a base classifier without its transforms."""
+    return _stored(description["of"]) if "transform" in description else description
 
 
 def _base_line(description: Mapping[str, Any]) -> str:

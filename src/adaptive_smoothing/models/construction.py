@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -168,15 +167,17 @@ def _allowed(name: str, allow: frozenset[str]) -> Callable[..., Any]:
 
 def _check_arguments(function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> None:
     """Raise an error if a function cannot be called with these arguments."""
-    with suppress(ValueError):  # a compiled function may have no signature
+    try:
         signature = inspect.signature(function)
-        try:
-            signature.bind(*arguments)
-        except TypeError as error:
-            call = f"{name}({', '.join(map(repr, arguments))})"
-            hint = "pass a function that accepts these arguments, for example a lambda or functools.partial"
-            found = f"one with {signature} ({error})"
-            raise TypeError(f"expected a function to call as {call}, got {found}: {hint}") from error
+    except ValueError:  # a compiled function may have no signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        call = f"{name}({', '.join(map(repr, arguments))})"
+        hint = "pass a function that accepts these arguments, for example a lambda or functools.partial"
+        found = f"one with {signature} ({error})"
+        raise ValueError(f"expected a function to call as {call}, got {found}: {hint}") from error
 
 
 def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Module:
@@ -185,7 +186,7 @@ def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Mo
     _check_arguments(function, name, arguments)
     model = function(*arguments)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a network from {name}, got {type(model).__name__}: return a torch.nn.Module")
+        raise ValueError(f"expected a network from {name}, got {type(model).__name__}: return a torch.nn.Module")
     while isinstance(model, Classifier):
         model = model.model
     return freeze(model)

@@ -77,7 +77,8 @@ def extra_states(model: nn.Module) -> dict[str, Any]:
 def _tensors_in(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
     """Yield a tensor, or those in a list, a dictionary or a module that is not a layer, each with a name."""
     if isinstance(value, Tensor):
-        yield name, value
+        if value.layout == torch.strided and not value.is_meta:  # others have no bytes to compare
+            yield name, value
     elif isinstance(value, nn.Module):
         yield from ((f"{name}.{key}", tensor) for key, tensor in all_tensors(value).items())
     elif isinstance(value, Mapping | list | tuple):
