@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import secrets
@@ -41,14 +42,27 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"expected a new file, got {path}, which exists: {hint}")
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, hint: str = "choose another --out") -> None:
     """Raise an error if a folder cannot be written to, or is missing and cannot be made. It is not made here."""
     try:
         nearest = next(each for each in (folder, *folder.parents) if each.exists())
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
-        hint = "choose another --out"
         raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error
+
+
+RUN_AGAIN = "finished parts of the run are kept; free some space and run the same command again"
+
+
+@contextmanager
+def room_for(folder: Path, hint: str = RUN_AGAIN) -> Iterator[None]:
+    """Explain the error of a full disk, and raise any other error unchanged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, f"no space is left for {folder}: {hint}") from error
 
 
 def _check_regular(path: Path) -> None:

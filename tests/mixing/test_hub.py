@@ -224,7 +224,7 @@ def test_a_loader_gets_the_name_before_the_hub(tmp_path, monkeypatch):
         {"name": "hf:../model"},
         {"held": "../standard.safetensors"},
         {"held": "standard.pt"},
-        {"transform": "hardmax", "options": {}, "of": {"name": "robustbench:Carmon2019Unlabeled"}},
+        {"transform": "hardmax", "options": {"scale": 1e4}, "of": {"name": "robustbench:Carmon2019Unlabeled"}},
     ],
 )
 def test_a_repository_cannot_name_pickles_or_files_of_this_machine(server, mixed, base):

@@ -24,6 +24,11 @@ def load(name):
     torch.manual_seed(len(name))
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 7))
     return ads.wrap(network, mean=0.5, std=0.5) if name.startswith("wrapped") else network
+
+def make():
+    return load("any")
+
+make_too = make
 """
 LOADER = "my_loader_code:load"
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -112,6 +117,31 @@ def test_a_mixture_with_own_models_is_loaded_with_the_same_loader_only(tmp_path,
     else:
         with pytest.raises(ValueError, match=again):
             MixedClassifier.from_pretrained(tmp_path / "mixed", allow=[LOADER])
+
+
+def test_a_mixture_with_two_builders_is_loaded_with_both(tmp_path):
+    """Each error asked for the other function alone."""
+    g, h = OwnModels(LOADER).load(["mine", "other"], "cpu")
+    builders = {"standard": "my_loader_code:make", "robust": "my_loader_code:make_too"}
+    MixedClassifier(g, h, 0.5).save_pretrained(tmp_path / "mixed", hold=True, builders=builders)
+    for one in builders.values():
+        with pytest.raises(ValueError, match=r"command line --loader my_loader_code:\w+, with a comma between several"):
+            LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", OwnModels(one))
+    both = OwnModels(", ".join(builders.values()))
+    loaded = LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", both)
+    assert torch.equal(loaded.model.standard(IMAGES), g(IMAGES))
+    (model,) = OwnModels(f"{LOADER},my_loader_code:make").load(["mine"], "cpu")
+    assert origin(model)["loader"] == LOADER and torch.equal(model(IMAGES), g(IMAGES))
+
+
+def test_a_path_with_nothing_there_does_not_go_to_the_loader(tmp_path):
+    (tmp_path / "made").mkdir()
+    for name in ("runs/owm", "made/owm", "./owm", str(tmp_path / "no" / "owm.pt")):
+        with pytest.raises(FileNotFoundError, match=r"for --loader, got '.*owm.*', a path with nothing there: correct"):
+            LoadedModel.load(name, None, None, "cpu", OwnModels(LOADER))
+    (tmp_path / "made" / "mine.bin").write_text("")
+    for name in ("made/mine.bin", "org/mine"):
+        assert LoadedModel.load(name, None, None, "cpu", OwnModels(LOADER)).facts["model"]["name"] == name
 
 
 def test_two_models_and_an_alpha_are_a_mixture(tmp_path):

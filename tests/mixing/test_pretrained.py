@@ -91,6 +91,16 @@ def test_a_loaded_mixture_has_the_same_logits_at_every_setting(tmp_path, mixture
     assert all(not parameter.requires_grad for parameter in loaded.parameters())
 
 
+@pytest.mark.parametrize(("hold", "precision"), [(False, "fp16"), (True, "full precision")])
+def test_a_mixer_is_held_in_full_precision(tmp_path, g, h, hold, precision):
+    torch.manual_seed(0)
+    network = MixingNetwork.between(g, h, width=4).requires_grad_(False)
+    MixedClassifier(g, h, network).save_pretrained(tmp_path, hold=hold)
+    loaded = MixedClassifier.from_pretrained(tmp_path).alpha.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in network.state_dict().items()) == hold
+    assert f"MB, weights in {precision} |" in (tmp_path / "mixture.md").read_text()
+
+
 @pytest.mark.parametrize(("new", "old"), [("fine-tuned-tail", "second-ending"), ("fine-tuned-tail", "fine-tuned-tail")])
 def test_both_names_of_a_fine_tuned_tail_are_read(tmp_path, mixtures, new, old):
     mixtures["tail"].save_pretrained(tmp_path)
@@ -322,11 +332,18 @@ def test_a_damaged_description_is_explained(tmp_path, mixtures, key, value):
         MixedClassifier.from_pretrained(tmp_path)
 
 
-def test_a_kind_of_mixer_that_is_missing_is_explained(tmp_path, mixtures):
+def test_a_mixture_with_a_kind_of_mixer_that_is_missing_is_not_a_model(tmp_path, mixtures):
     mixtures["fixed"].save_pretrained(tmp_path)
     content = json.loads((tmp_path / pretrained.FILE).read_text())
     (tmp_path / pretrained.FILE).write_text(json.dumps(content | {"alpha": {}}))
     with pytest.raises(ValueError, match=r"a mixture: ads.MixedClassifier.from_pretrained\("):
         zoo.load(tmp_path)
-    with pytest.raises(ValueError, match="expected the kind of the mixer to be one of network, "):
+
+
+def test_options_that_a_mixer_does_not_have_are_explained(tmp_path, mixtures):
+    mixtures["network"].save_pretrained(tmp_path)
+    content = json.loads((tmp_path / pretrained.FILE).read_text())
+    content["alpha"]["options"]["height"] = 3
+    (tmp_path / pretrained.FILE).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"expected 'alpha.options' of a mixture .*'height'.*: it was damaged"):
         MixedClassifier.from_pretrained(tmp_path)

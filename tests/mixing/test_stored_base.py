@@ -1,6 +1,8 @@
 """A base classifier of any kind is restored exactly, or refused with the difference; nothing is imported unasked."""
 
 import copy
+import errno
+import functools
 import json
 import shutil
 import sys
@@ -14,7 +16,7 @@ import adaptive_smoothing as ads
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
-from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models import weight_files, zoo
 from adaptive_smoothing.models.architectures import build
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -230,6 +232,19 @@ def test_functions_are_imported_only_if_the_user_allows_them(tmp_path, mixed, mo
     assert "their_code" not in sys.modules
 
 
+def test_a_name_that_is_allowed_is_not_a_pattern(tmp_path, mixed, monkeypatch):
+    """A string was searched, so that it allowed each of its parts."""
+    name = f"{__name__}:make_network"
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[make_network.__module__])
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": name, "robust": name})
+    assert torch.equal(MixedClassifier.from_pretrained(tmp_path, allow=name)(IMAGES), mixed(IMAGES))
+    with pytest.raises(ValueError, match="which is not imported because a file names it"):
+        MixedClassifier.from_pretrained(tmp_path, allow=f"my.{name}_2")
+    for allow in (True, [make_network]):
+        with pytest.raises(TypeError, match=r"expected allow as names module:function, got .*: name each function"):
+            MixedClassifier.from_pretrained(tmp_path, allow=allow)
+
+
 def test_a_module_without_a_builder_cannot_be_held(tmp_path, mixed):
     with pytest.raises(
         ValueError, match="know how to build a Network again, got a module without a name: pass builders="
@@ -275,11 +290,93 @@ def other_code() -> nn.Module:
     ],
 )
 def test_a_builder_of_another_network_is_refused(tmp_path, mixed, builder, words):
-    with pytest.raises((ValueError, TypeError), match=words):
+    with pytest.raises(ValueError, match=words):
         mixed.save_pretrained(tmp_path / "new", hold=True, builders={"standard": builder, "robust": make_network})
     mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
-    with pytest.raises((ValueError, TypeError), match=words.replace("build the standard classifier again,", "")):
+    with pytest.raises(ValueError, match=words.replace("build the standard classifier again,", "")):
         MixedClassifier.from_pretrained(tmp_path, standard=builder, robust=make_network)
+
+
+class Prior(Network):
+    """A network with a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prior, self.temperature = torch.zeros(7), 1.0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images)["scores"] / self.temperature + self.prior
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("prior", torch.eye(7)[6], "another value of model.prior, .* only its parameters and buffers are stored"),
+        ("temperature", 1.0001, "the same weights but logits that differ by 0.01 %"),
+    ],
+)
+def test_state_that_no_file_holds_is_refused(tmp_path, name, value, words):
+    network = trained(Prior())
+    mixed = MixedClassifier(ads.wrap(network), own(1), 0.5)
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": Prior, "robust": make_network})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=Prior, robust=make_network)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    setattr(network, name, value)
+    with pytest.raises(ValueError, match=f"expected to build the standard classifier again, got one with {words}"):
+        mixed.save_pretrained(tmp_path, hold=True, builders={"standard": Prior, "robust": make_network})
+
+
+class Maker:
+    def __call__(self) -> nn.Module:
+        return Network()
+
+
+@pytest.mark.parametrize("builder", [functools.partial(Network, 7), Maker(), lambda: Network(), Network])
+def test_builders_of_every_kind(tmp_path, mixed, builder):
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": builder, "robust": builder})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=builder, robust=builder)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    with pytest.raises(ValueError, match="which is not imported because a file names it: pass the function") as error:
+        MixedClassifier.from_pretrained(tmp_path)
+    assert ("allow=" in str(error.value)) == (builder is Network)  # the others cannot be imported
+
+
+@pytest.mark.parametrize(
+    ("builders", "words"),
+    [
+        ({"standard": Network()}, "expected a builder as a function or module:function, got Network: pass a function"),
+        ({"standard": 5}, "expected a builder as a function or module:function, got int: pass a function"),
+        ([make_network, make_network], 'expected builders as {"standard": make_g}, got list: pass a dictionary'),
+    ],
+)
+def test_what_is_not_a_builder_is_refused(tmp_path, mixed, builders, words):
+    with pytest.raises(TypeError, match=words):
+        mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+
+
+def test_functions_can_be_passed_by_name(tmp_path, mixed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_networks", sys.modules[make_network.__module__])
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard="my_networks:make_network", robust=make_network)
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    with pytest.raises(ValueError, match="expected standard= as module:function, got 'make_network': write the module"):
+        MixedClassifier.from_pretrained(tmp_path, standard="make_network", robust=make_network)
+    with pytest.raises(TypeError, match=r"expected standard= as a module, .* got int: pass one of these"):
+        MixedClassifier.from_pretrained(tmp_path, standard=5, robust=make_network)
+
+
+class Harder(Hardmax):
+    pass
+
+
+def test_a_transform_of_the_user_is_stored_as_a_module(tmp_path, mixed):
+    mixed = MixedClassifier(Harder(mixed.standard), mixed.robust, 0.6)
+    mixed.save_pretrained(tmp_path)
+    assert pretrained.read(tmp_path)["standard"]["type"] == "Harder"
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=Harder(own(0)), robust=own(1))
+    assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    with pytest.raises(ValueError, match="expected the standard classifier this mixture was saved with, got one with"):
+        MixedClassifier.from_pretrained(tmp_path, standard=Hardmax(own(2)), robust=own(1))
 
 
 def test_networks_of_libraries_are_held_without_their_weights(tmp_path, timm_model):
@@ -345,6 +442,9 @@ def test_a_smoothed_classifier_is_held_with_its_noise(tmp_path):
         return ads.SmoothedClassifier(ads.wrap(Network().eval(), output="scores"), sigma, samples=4)
 
     h = trained(smoothed())
+    builders = {"standard": make_network, "robust": make_network}
+    with pytest.raises(ValueError, match=r"expected a network .*: build the whole SmoothedClassifier that was saved"):
+        MixedClassifier(own(), h, 0.5).save_pretrained(tmp_path, hold=True, builders=builders)
     mixed = MixedClassifier(own(), h, 0.5)
     mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": smoothed})
     loaded = MixedClassifier.from_pretrained(tmp_path, standard=make_network, robust=smoothed)
@@ -370,6 +470,20 @@ def test_a_file_in_the_place_of_the_folder(tmp_path, mixed):
     for path in (tmp_path / "file", tmp_path / "file" / "deeper"):
         with pytest.raises(ValueError, match=r"expected a folder for the mixture, got .*, a file: choose another path"):
             mixed.save_pretrained(path)
+
+
+def test_a_folder_that_cannot_be_written_to_is_explained(tmp_path, mixed, monkeypatch):
+    with pytest.raises(OSError, match=r"expected a folder that can be written to, got /proc/x .*: choose another path"):
+        mixed.save_pretrained("/proc/x")
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(weight_files, "write_bytes", full)
+    builders = {"standard": make_network, "robust": make_network}
+    with pytest.raises(OSError, match=r"no space is left for .*mixed: free some space, or choose another path"):
+        mixed.save_pretrained(tmp_path / "mixed", hold=True, builders=builders)
+    assert not list((tmp_path / "mixed").iterdir())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -89,6 +89,64 @@ def test_other_code_with_the_same_weights_is_noticed():
     assert found.startswith("the same weights but logits that differ by ") and found.endswith("settings changed")
 
 
+class Own(nn.Module):
+    """A user's network with state that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.temperature = network(), 1.0
+        self.prior, self.tables, self.calls = torch.zeros(7), {"a": [torch.ones(7)]}, torch.tensor(0)
+        self.unlisted = [nn.Linear(7, 7)]
+        nn.init.eye_(self.unlisted[0].weight)
+        nn.init.zeros_(self.unlisted[0].bias)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.last = self.network(images)
+        return self.unlisted[0](self.last) / self.temperature + self.prior * self.tables["a"][0]
+
+    def get_extra_state(self) -> dict[str, object]:
+        return {"threshold": getattr(self, "threshold", 0.0)}
+
+    def set_extra_state(self, state: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: model.prior.__setitem__(6, 5.0), "another value of prior, which is neither a parameter nor"),
+        (lambda model: model.tables["a"][0].mul_(2), "another value of tables.a.0, which"),
+        (lambda model: model.unlisted[0].bias.data.add_(1e-6), "another value of unlisted.0.bias, which"),
+        (lambda model: setattr(model, "threshold", 0.5), "another value of _extra_state, which"),
+        (lambda model: setattr(model, "temperature", 1.015), "the same weights but logits that differ by 1.5 %"),
+        (lambda model: setattr(model.network[1], "eps", 1e-2), "the same weights but logits that differ by 0."),
+    ],
+)
+def test_state_outside_of_weights_is_part_of_the_identity(change, words):
+    changed = Own().eval()
+    assert differences(changed, Own().eval()) == ""
+    change(changed)
+    assert differences(changed, Own().eval()).startswith(words)
+
+
+def test_what_a_forward_pass_computes_is_not_part_of_the_identity():
+    used = Own().eval()
+    used(torch.rand(1, 3, 32, 32))
+    used.mask = torch.eye(3).to_sparse()  # has no bytes to compare
+    assert not {"calls", "last"} & Identity.of(used).state.keys()
+    assert differences(used, Own().eval()) == "" == differences(Own().eval(), used)
+
+
+def test_identities_of_older_versions_are_read():
+    """They have the logits of five classes, and nothing about other tensors."""
+    stored = Identity.of(Own().eval()).to_json()
+    del stored["state"]
+    stored["logits"] = [1.01 * number for row in (0, 7) for number in stored["logits"][row : row + 5]]
+    assert Identity.of(Own().eval()).differences(Identity.from_json(stored)) == ""
+    stored["logits"][9] += 1
+    assert "logits that differ" in Identity.of(Own().eval()).differences(Identity.from_json(stored))
+
+
 def test_the_output_that_is_used_is_part_of_the_preprocessing():
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -107,6 +165,13 @@ def test_a_model_that_accepts_no_test_image_has_an_identity_without_logits(linea
     assert "logits" not in Identity.of(linear).to_json() and differences(linear, linear) == ""
     assert ads.wrap(linear, shape=(3, 8, 8)).shape == (3, 8, 8)
     assert len(Identity.of(ads.wrap(linear, shape=(3, 8, 8))).logits) == 8
+
+
+@pytest.mark.parametrize("shape", [8, "32x32", (32, 32), (-1, 2, 3), [3, "a", None], torch.Size([64, 8, 8])])
+def test_an_attribute_that_is_not_a_shape_of_images_is_tried_or_left_out(shape):
+    model = network()
+    model.shape = shape
+    assert Identity.of(model).shape == (3, 32, 32) and differences(model, network()) == ""
 
 
 def test_a_model_in_train_mode_is_refused_and_not_changed():

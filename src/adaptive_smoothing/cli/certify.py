@@ -28,8 +28,9 @@ from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.report import certified as report
 from adaptive_smoothing.report.tables import rich_table
+from adaptive_smoothing.results import room_for
 from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
-from adaptive_smoothing.runs.journal import Journal, room_for
+from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.settings import changed, check_choice
 
 VOTES = ("hard", "soft")

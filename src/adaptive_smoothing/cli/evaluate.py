@@ -30,7 +30,7 @@ from adaptive_smoothing.evaluation.stored import different_settings, load_curve
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
 from adaptive_smoothing.report.radii import radii_table, write_radii
 from adaptive_smoothing.report.verdicts import sentences, verdict_tables, write_verdict
-from adaptive_smoothing.results import percent, read_json
+from adaptive_smoothing.results import percent, read_json, room_for
 from adaptive_smoothing.runs.folder import (
     FACTS,
     JOURNAL,
@@ -38,7 +38,7 @@ from adaptive_smoothing.runs.folder import (
     is_finished,
     resumable_folder,
 )
-from adaptive_smoothing.runs.journal import Journal, room_for
+from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.settings import changed, check_parameters, errors_in_user_code, import_function
 from adaptive_smoothing.threat import Threat, parse_number, parse_threat
 

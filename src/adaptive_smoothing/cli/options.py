@@ -40,7 +40,11 @@ Robust = Annotated[str, typer.Argument(metavar="H", help="The robust model.")]
 _OWN = "Models of your own"
 Loader = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:FUNCTION", help="Your function from a name to a model.", rich_help_panel=_OWN),
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="Your function from a name to a model; or several that a mixture names: A,B.",
+        rich_help_panel=_OWN,
+    ),
 ]
 Mean = Annotated[
     str | None, typer.Option(help="Mean of their training images: 0.485,0.456,0.406.", rich_help_panel=_OWN)

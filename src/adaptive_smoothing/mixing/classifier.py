@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.formula import mix_logits
-from adaptive_smoothing.mixing.pretrained import NUMBERS
+from adaptive_smoothing.mixing.mixture_format import NUMBERS
 from adaptive_smoothing.mixing.storable import StorableMixture
 from adaptive_smoothing.mixing.transforms import Hardmax, without_transform
 from adaptive_smoothing.models.origin import origin

@@ -41,9 +41,14 @@ def find_repository(name: Path | str) -> str | None:
     marked, repository = name.startswith(SCHEME), name.removeprefix(SCHEME)
     if not REPOSITORY.fullmatch(repository):
         return None
-    path = Path(repository)
-    is_path = path.parent.exists() or path.parent == Path(RUNS) or path.suffix in zoo.WEIGHT_FILES
+    is_path = in_a_folder(repository) or Path(repository).suffix in zoo.WEIGHT_FILES
     return repository if marked or not is_path else None
+
+
+def in_a_folder(name: str) -> bool:
+    """Return whether a name has a slash, and before it a folder that is here or that commands write to."""
+    folder = Path(name).expanduser().parent
+    return "/" in name and (folder.exists() or folder == Path(RUNS) or folder.is_absolute())
 
 
 def push(

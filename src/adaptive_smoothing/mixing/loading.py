@@ -29,7 +29,8 @@ class OwnModels:
     """How a command gets models that are not those of this package.
 
     Args:
-        loader: `module:function` of the user. The function returns a model for each name that nothing else has.
+        loader: `module:function` of the user, or several with commas between them. The first returns a model for each
+            name that nothing else has. A stored mixture may name any of them.
         preprocessing: mean, std and size of these models and of those of other libraries, as text.
     """
 
@@ -42,7 +43,7 @@ class OwnModels:
     @property
     def allow(self) -> list[str]:
         """The functions that a stored mixture may name."""
-        return [self.loader] if self.loader else []
+        return [name.strip() for name in self.loader.split(",")] if self.loader else []
 
     def load(self, names: Sequence[str], device: str) -> list[nn.Module]:
         """Return the models with these names on a device."""
@@ -64,12 +65,16 @@ class OwnModels:
         """Return whether a loader is given and nothing else has a model of this name."""
         stored_file = Path(name).suffix in zoo.WEIGHT_FILES and Path(name).with_suffix(".json").is_file()
         known = third_party.split(name) or stored_file or name in zoo.names() or name in zoo_index.models()
-        return self.loader is not None and not known
+        return bool(self.loader) and not known
 
     def _load(self, name: str, device: str) -> nn.Module:
-        if self.loader is not None and self._needs_loader(name):
-            model = self._from_loader(self.loader, name)
-            return placed(model, device, {"name": name, "loader": self.loader}, Identity.of(model))
+        if self._needs_loader(name):
+            # A loader could return anything for a path that is misspelt.
+            if hub.in_a_folder(name) and not Path(name).expanduser().exists():
+                raise FileNotFoundError(zoo.unknown_name("a mixture, or a name or a file for --loader", name))
+            loader, *_ = self.allow
+            model = self._from_loader(loader, name)
+            return placed(model, device, {"name": name, "loader": loader}, Identity.of(model))
         if third_party.split(name):
             for key in self.preprocessing:
                 if re.search(rf"[?&]{key}=", name):

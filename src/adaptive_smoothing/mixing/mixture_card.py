@@ -19,7 +19,7 @@ def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
         "standard classifier": _base_line(description["standard"]),
         "robust classifier": _base_line(description["robust"]),
         "alpha": _alpha_line(alpha, low, high),
-        **_file_rows(alpha, weights),
+        **_file_rows(alpha, weights, "full precision" if "held" in _stored(description["robust"]) else "fp16"),
         "numbers": ", ".join([f"alpha_range ({low:g}, {high:g})", *others]),
         "trained on": cards.trained_on(facts, recipe),
         "recipe": cards.recipe_line(recipe),
@@ -51,8 +51,13 @@ def _known_facts(card: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
+def _stored(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the description of a base classifier without its transforms."""
+    return _stored(description["of"]) if "transform" in description else description
+
+
 def _base_line(description: Mapping[str, Any]) -> str:
-    stored = description.get("of", description)
+    stored = _stored(description)
     line = base_name(description) + (", in this folder" if "held" in stored else "")
     if "sha256" in stored:
         return f"{line}, sha256 `{stored['sha256']}`"
@@ -67,8 +72,8 @@ def _alpha_line(alpha: float | Mapping[str, Any], low: float, high: float) -> st
     return f"chosen by {mixer}" if low < high else f"{low:g}, with {mixer}"
 
 
-def _file_rows(alpha: float | Mapping[str, Any], weights: Path) -> dict[str, str]:
+def _file_rows(alpha: float | Mapping[str, Any], weights: Path, precision: str) -> dict[str, str]:
     if not isinstance(alpha, Mapping):
         return {}
     size = weights.stat().st_size / 1e6
-    return {"file": f"`{weights.name}`, {size:.1f} MB, weights in fp16", "sha256": f"`{alpha['sha256']}`"}
+    return {"file": f"`{weights.name}`, {size:.1f} MB, weights in {precision}", "sha256": f"`{alpha['sha256']}`"}

@@ -15,8 +15,8 @@ weights of the base classifiers if it was saved with `hold`. The JSON object has
 - `numbers`: the other arguments of `MixedClassifier`.
 - `card`: other facts, such as the recipe and the figures.
 
-Each base classifier also has an `identity`: a sha256 of its weights, its preprocessing, and its logits for two fixed
-images (`models.identity`). Loading compares all three, and an error names the difference.
+Each base classifier also has an `identity`: a sha256 of its weights and of other tensors, its preprocessing, and its
+logits for two fixed images (`models.identity`). Loading compares all of it, and an error names the difference.
 
 Files of older versions have no identity, and still load. A model with a name and a sha256 is compared by the sha256 of
 its file. A model of another library is not compared, and a warning says so. `{"weights": ...}` is a digest of a module
@@ -33,25 +33,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.mixing import mixture_card
+from adaptive_smoothing.mixing import mixture_card, mixture_format
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS, find_mixer, is_storable
+from adaptive_smoothing.mixing.mixture_format import FORMAT, NUMBERS, ROLES
 from adaptive_smoothing.mixing.stored_base import BaseLoader, Given, describe_base
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.construction import Builder
+from adaptive_smoothing.models.construction import Builder, allowed_names
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.origin import check_device
-from adaptive_smoothing.models.weight_files import read_weights, write_weights
-from adaptive_smoothing.results import read_json, write_json, write_text
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.models.weight_files import load_state, read_weights, write_tensors, write_weights
+from adaptive_smoothing.results import check_writable, read_json, room_for, write_json, write_text
+from adaptive_smoothing.settings import check_choice, import_function
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
-FORMAT = 1
-ROLES = ("standard", "robust")
-# The numbers that mix two classifiers: arguments of `MixedClassifier`.
-NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
-# The keys of mixture.json with their types.
-KEYS: dict[str, Any] = {"standard": dict, "robust": dict, "alpha": float | int | dict, "numbers": dict, "card": dict}
 
 
 def save(
@@ -67,8 +62,16 @@ def save(
     Args:
         builders: by role, how to build the network of a base classifier that is held.
     """
-    folder = _output_folder(Path(folder))
     _check_builders(builders, hold)
+    folder = _output_folder(Path(folder))
+    with room_for(folder, "free some space, or choose another path"):
+        _write(arguments, folder, card=card, hold=hold, builders=builders)
+    return folder
+
+
+def _write(
+    arguments: Mapping[str, Any], folder: Path, *, card: Mapping[str, Any], hold: bool, builders: Mapping[str, Builder]
+) -> None:
     description: dict[str, Any] = {"format": FORMAT}
     # If an error occurs, the folder keeps the mixture that it had.
     with TemporaryDirectory(dir=folder, prefix=".save-") as partial:
@@ -76,7 +79,7 @@ def save(
             description[role] = describe_base(
                 role, arguments[role], Path(partial) if hold else None, builders.get(role)
             )
-        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial))
+        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial), hold)
         for file in Path(partial).iterdir():
             file.replace(folder / file.name)
     description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
@@ -84,19 +87,22 @@ def save(
     text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
     write_text((folder / FILE).with_suffix(".md"), text)
-    return folder
 
 
 def _output_folder(folder: Path) -> Path:
-    """Return a folder that exists, or raise an error if the path or a part of it is a file."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ValueError(f"expected a folder for the mixture, got {folder}, a file: choose another path") from error
+    """Return a folder that exists, or raise an error if it is not a folder or cannot be written to."""
+    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
+        raise ValueError(f"expected a folder for the mixture, got {folder}, a file: choose another path")
+    check_writable(folder, "choose another path")
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _check_builders(builders: Mapping[str, Builder], hold: bool) -> None:
+    if not isinstance(builders, Mapping):
+        raise TypeError(
+            f'expected builders as {{"standard": make_g}}, got {type(builders).__name__}: pass a dictionary'
+        )
     for role in builders:
         check_choice("a key of builders", role, ROLES)
     if builders and not hold:
@@ -105,9 +111,9 @@ def _check_builders(builders: Mapping[str, Builder], hold: bool) -> None:
 
 def load(
     folder: Path | str,
-    given: Mapping[str, Given | None],
+    given: Mapping[str, Given | str | None],
     device: torch.device | str,
-    allow: Collection[str] = (),
+    allow: Collection[str] | str = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `MixedClassifier` and the card that `save` wrote.
 
@@ -117,12 +123,23 @@ def load(
         allow: names `module:function` that may be imported if the folder names them.
     """
     check_device(device)
+    names = allowed_names(allow)
     folder = find(folder)
     description = read(folder)
-    loader = BaseLoader(folder, device, allow)
-    g, h = (loader.load(role, description[role], given[role]) for role in ROLES)
+    loader = BaseLoader(folder, device, names)
+    g, h = (loader.load(role, description[role], _function_or_module(role, given[role])) for role in ROLES)
     alpha = _restore_alpha(description["alpha"], h, folder)
     return {"standard": g, "robust": h, "alpha": alpha, **_tuples(description["numbers"])}, description["card"]
+
+
+def _function_or_module(role: str, given: Given | str | None) -> Given | None:
+    """Return what the user passes for a base classifier. A function is imported by the name that the user gives."""
+    if isinstance(given, str):
+        return import_function(given, f"{role}=")
+    if given is not None and not callable(given):
+        expected = f"{role}= as a module, as a function that builds its network, or as module:function"
+        raise TypeError(f"expected {expected}, got {type(given).__name__}: pass one of these")
+    return given
 
 
 def find(name: Path | str) -> Path:
@@ -142,21 +159,14 @@ def exists(name: Path | str) -> bool:
 def read(folder: Path) -> dict[str, Any]:
     """Return the content of `mixture.json`, with the present name of its kind of mixer."""
     description = read_json(folder / FILE)
-    if (found := description.get("format")) != FORMAT:
-        hint = "it was written by another version"
-        raise ValueError(f"expected a mixture of format {FORMAT} in {folder / FILE}, got format {found!r}: {hint}")
-    for key, kind in KEYS.items():
-        if not isinstance(value := description.get(key), kind):
-            hint = "it was damaged or written by hand; save_pretrained writes it"
-            raise ValueError(f"expected {key!r} of a mixture in {folder / FILE}, got {value!r}: {hint}")
+    mixture_format.check(description, folder / FILE)
     if isinstance(alpha := description["alpha"], dict):
-        kind = str(alpha.get("kind"))
-        alpha["kind"] = OLD_KINDS.get(kind, kind)
+        alpha["kind"] = OLD_KINDS.get(alpha["kind"], alpha["kind"])
     return description
 
 
-def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str, Any]:
-    """Return the description of alpha. The weights of a mixer are written to the folder."""
+def _describe_alpha(alpha: Tensor | nn.Module, folder: Path, exact: bool) -> float | dict[str, Any]:
+    """Return the description of alpha. The weights of a mixer are written to the folder, in half precision or exact."""
     if isinstance(alpha, Tensor):
         if alpha.dim():
             raise ValueError("expected one alpha for all images, got one per image: that belongs to a batch")
@@ -165,15 +175,19 @@ def _describe_alpha(alpha: Tensor | nn.Module, folder: Path) -> float | dict[str
         expected = f"a number or one of {', '.join(mixer.__name__ for mixer in MIXERS.values())}"
         hint = "save its weights yourself, and mix again"
         raise ValueError(f"expected {expected} as alpha, got a {type(alpha).__name__}: {hint}")
-    sha256, _ = write_weights(alpha, folder / WEIGHTS)
+    sha256, _ = write_tensors(alpha.state_dict(), folder / WEIGHTS) if exact else write_weights(alpha, folder / WEIGHTS)
     return {"kind": alpha.kind, "options": alpha.options, "sha256": sha256}
 
 
 def _restore_alpha(description: float | dict[str, Any], robust: nn.Module, folder: Path) -> float | Mixer:
     if not isinstance(description, dict):
         return float(description)
-    mixer = find_mixer(description["kind"]).restore(robust, _tuples(description["options"]))
-    mixer.load_state_dict(read_weights(folder / WEIGHTS, description["sha256"]))
+    kind = find_mixer(description["kind"])
+    try:
+        mixer = kind.restore(robust, _tuples(description["options"]))
+    except (TypeError, KeyError) as error:
+        raise mixture_format.damaged("alpha.options", folder / FILE, str(error)) from error
+    load_state(mixer, read_weights(folder / WEIGHTS, description["sha256"]), kind.title, folder / WEIGHTS)
     return freeze(mixer)
 
 

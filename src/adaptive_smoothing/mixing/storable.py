@@ -44,7 +44,8 @@ class StorableMixture(BaseClassifiers):
         """Write the mixture to a folder, which is returned.
 
         Args:
-            hold: also write all weights of the base classifiers. Otherwise the folder has their names and digests.
+            hold: write all weights in full precision, also those of the base classifiers. Otherwise the folder has
+                their names and digests, and a mixer in half precision.
             builders: with hold, how to build the network of a base classifier again, if that does not follow from its
                 name: a function without arguments, its name `module:function`, or a name such as
                 `timm:resnet18?num_classes=7`. Keys are `standard` and `robust`.
@@ -99,9 +100,9 @@ class StorableMixture(BaseClassifiers):
         cls,
         folder: Path | str,
         *,
-        standard: Given | None = None,
-        robust: Given | None = None,
-        allow: Collection[str] = (),
+        standard: Given | str | None = None,
+        robust: Given | str | None = None,
+        allow: Collection[str] | str = (),
         device: torch.device | str = "cpu",
         revision: str | None = None,
         token: str | None = None,
@@ -112,7 +113,8 @@ class StorableMixture(BaseClassifiers):
 
         Args:
             standard, robust: base classifiers that the folder does not name, such as your own modules. If the folder
-                holds the weights of one, a function that builds its network is sufficient.
+                holds the weights of one, a function that builds its network, or its name `module:function`, is
+                sufficient.
             allow: names `module:function` of your own functions, which are imported if the folder names them.
             revision: a branch, a tag or a commit of a repository of the hub.
             token: of the hub, for private repositories; by default that of `hf auth login`.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptive_smoothing.mixing.transforms import Hardmax, LogitTransform, Nonlinear
+from adaptive_smoothing.mixing.transforms import TRANSFORMS, LogitTransform, transform_name
 from adaptive_smoothing.models import construction, zoo
 from adaptive_smoothing.models.construction import Builder
 from adaptive_smoothing.models.digest import all_tensors, weights_digest
-from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.identity import SAME_PROCESS, Identity
 from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.weight_files import read_weights, write_tensors
+from adaptive_smoothing.models.wrap import Classifier
 from adaptive_smoothing.settings import warn_user
 
-TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
 # A base classifier that the user passes, or a function that returns its network.
 Given = nn.Module | Callable[..., nn.Module]
 
 
 def describe_base(role: str, model: nn.Module, hold_in: Path | None, builder: Builder | None) -> dict[str, Any]:
     """Return the description of a base classifier. If a folder is given, its weights are written there."""
-    if isinstance(model, LogitTransform):
-        kind = next(name for name, known in TRANSFORMS.items() if type(model) is known)
+    if isinstance(model, LogitTransform) and (kind := transform_name(model)):
         return {"transform": kind, "options": model.options, "of": describe_base(role, model.model, hold_in, builder)}
     identity = Identity.of(model)
     if hold_in is not None:
@@ -60,15 +59,23 @@ def _hold(role: str, model: nn.Module, folder: Path, builder: Builder | None, id
     build, tensors, found = construction.describe(model, builder), all_tensors(model), origin(model)
     function = builder if callable(builder) else None
     # The user named these functions in this process.
-    allow = [name for name in (builder, found and found.get("loader")) if isinstance(name, str)]
+    allow = frozenset(name for name in (builder, found and found.get("loader")) if isinstance(name, str))
     again = construction.construct(build, function, allow)
-    construction.set_tensors(again, tensors)
-    if differences := Identity.of(again).differences(identity):
-        hint = "pass builders= a function that returns the same network"
+    construction.set_tensors(again, tensors, _what_to_build(model))
+    again.to(next((tensor.device for tensor in tensors.values()), "cpu"))
+    if differences := Identity.of(again).differences(identity, SAME_PROCESS):
+        hint = "pass builders= a function that returns the same network; only its parameters and buffers are stored"
         raise ValueError(f"expected to build the {role} classifier again, got one with {differences}: {hint}")
     file = folder / f"{role}.safetensors"
     sha256, _ = write_tensors(tensors, file)
     return {"held": file.name, "sha256": sha256, "build": build}
+
+
+def _what_to_build(model: nn.Module) -> str:
+    """Return what a builder of this model returns, for an error."""
+    if isinstance(model, Classifier):
+        return "build the network that was saved, without what ads.wrap added"
+    return f"build the whole {type(model).__name__} that was saved, with the layers and ads.wrap inside it"
 
 
 def _warn_changed(role: str, name: str) -> None:
@@ -88,7 +95,7 @@ class BaseLoader:
 
     folder: Path
     device: torch.device | str
-    allow: Collection[str] = ()
+    allow: frozenset[str] = frozenset()
 
     def load(self, role: str, description: Mapping[str, Any], given: Given | None) -> nn.Module:
         """Return a base classifier that the user gives, or that is in the folder, or that has a name."""

@@ -98,6 +98,15 @@ class Nonlinear(LogitTransform):
         return f"scale={self.scale:g}, power={self.power:g}, shift={self.shift:g}"
 
 
+# The transforms that can be stored with a mixture, by their names in files.
+TRANSFORMS: dict[str, type[LogitTransform]] = {"hardmax": Hardmax, "nonlinear": Nonlinear}
+
+
+def transform_name(model: LogitTransform) -> str | None:
+    """Return the name of a transform in files, or None for a class of the user, which is stored as any other module."""
+    return next((name for name, known in TRANSFORMS.items() if type(model) is known), None)
+
+
 def nonlinear(logits: Tensor, scale: float, power: float, shift: float, top: int = 250) -> Tensor:
     """Return the transform of `Nonlinear` for given logits."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

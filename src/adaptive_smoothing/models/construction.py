@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,7 +59,7 @@ def describe(model: nn.Module, builder: Builder | None = None, found: Origin | N
 
 
 def construct(
-    description: Mapping[str, Any], function: Callable[..., Any] | None = None, allow: Collection[str] = ()
+    description: Mapping[str, Any], function: Callable[..., Any] | None = None, allow: frozenset[str] = frozenset()
 ) -> nn.Module:
     """Return the described model with random weights, in eval mode.
 
@@ -81,13 +80,15 @@ def construct(
     return _call(function or _allowed(description["function"], allow), description)
 
 
-def set_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace all parameters and buffers of a model, with the dtype of the new ones."""
+def set_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], hint: str = "build the network that was saved"
+) -> None:
+    """Replace all parameters and buffers of a model, with the dtype of the new ones; `hint` is for an error."""
     mine = all_tensors(model)
     for name in sorted(mine.keys() | tensors.keys()):
         found, expected = (_shape_text(each.get(name), name) for each in (mine, tensors))
         if found != expected:
-            raise ValueError(f"expected a network {expected}, got one {found}: build the network that was saved")
+            raise ValueError(f"expected a network {expected}, got one {found}: {hint}")
     for name, tensor in mine.items():
         tensor.data = tensors[name].detach().cpu()
 
@@ -99,8 +100,17 @@ def _shape_text(tensor: Tensor | None, name: str) -> str:
 def _describe_builder(builder: Builder) -> dict[str, Any]:
     if isinstance(builder, str) and third_party.split(builder):
         return {"library": builder}
-    name = builder if isinstance(builder, str) else f"{builder.__module__}:{builder.__qualname__}"
-    return {"function": name, "arguments": []}
+    return {"function": _function_name(builder), "arguments": []}
+
+
+def _function_name(builder: Builder) -> str:
+    """Return `module:function`. Of an object that has no name, such as a partial, the name cannot be imported."""
+    if isinstance(builder, str):
+        return builder
+    if isinstance(builder, nn.Module) or not callable(builder):
+        hint = "pass a function that returns the network, for example lambda: Network(10)"
+        raise TypeError(f"expected a builder as a function or module:function, got {type(builder).__name__}: {hint}")
+    return f"{builder.__module__}:{getattr(builder, '__qualname__', f'<{type(builder).__qualname__}>')}"
 
 
 def _plain_config(model: nn.Module) -> dict[str, Any]:
@@ -136,26 +146,38 @@ def _wrapped(model: nn.Module, options: Mapping[str, Any]) -> Classifier:
     return freeze(Classifier(model, first=first, num_classes=classes, output=output, shape=shape))
 
 
-def _allowed(name: str, allow: Collection[str]) -> Callable[..., Any]:
+def allowed_names(allow: Collection[str] | str) -> frozenset[str]:
+    """Return the names `module:function` that a user allows. A string is one name."""
+    names = [allow] if isinstance(allow, str) else allow
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        hint = 'name each function, for example allow=["my_models:make_g"]'
+        raise TypeError(f"expected allow as names module:function, got {allow!r}: {hint}")
+    return frozenset(names)
+
+
+def _allowed(name: str, allow: frozenset[str]) -> Callable[..., Any]:
     """Import a function that a file names, if the user allows it."""
     if name not in allow:
-        hint = f"pass the function itself (standard=, robust=; to save: builders=) or allow=[{name!r}]"
-        hint += f"; on the command line add --loader {name}"
+        hint = "pass the function itself (standard=, robust=; to save: builders=)"
+        if "<" not in name:  # a lambda, a partial or a function inside another one cannot be imported
+            hint += f" or allow=[{name!r}]; on the command line --loader {name}, with a comma between several"
         raise ValueError(f"expected the function {name}, which is not imported because a file names it: {hint}")
     return import_function(name, "the function that builds the network")
 
 
 def _check_arguments(function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> None:
     """Raise an error if a function cannot be called with these arguments."""
-    with suppress(ValueError):  # a compiled function may have no signature
+    try:
         signature = inspect.signature(function)
-        try:
-            signature.bind(*arguments)
-        except TypeError as error:
-            call = f"{name}({', '.join(map(repr, arguments))})"
-            hint = "pass a function that accepts these arguments, for example a lambda or functools.partial"
-            found = f"one with {signature} ({error})"
-            raise TypeError(f"expected a function to call as {call}, got {found}: {hint}") from error
+    except ValueError:  # a compiled function may have no signature
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        call = f"{name}({', '.join(map(repr, arguments))})"
+        hint = "pass a function that accepts these arguments, for example a lambda or functools.partial"
+        found = f"one with {signature} ({error})"
+        raise ValueError(f"expected a function to call as {call}, got {found}: {hint}") from error
 
 
 def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Module:
@@ -164,7 +186,7 @@ def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Mo
     _check_arguments(function, name, arguments)
     model = function(*arguments)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a network from {name}, got {type(model).__name__}: return a torch.nn.Module")
+        raise ValueError(f"expected a network from {name}, got {type(model).__name__}: return a torch.nn.Module")
     while isinstance(model, Classifier):
         model = model.model
     return freeze(model)

@@ -13,7 +13,7 @@ import inspect
 import json
 import math
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from itertools import chain
@@ -59,6 +59,33 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)))
 
 
+def attribute_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors in attributes of all layers that are neither parameters nor buffers, by name."""
+    found: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        for key, value in _attributes(module).items():
+            found.update(_tensors_in(value, f"{name}.{key}" if name else key))
+    return found
+
+
+def extra_states(model: nn.Module) -> dict[str, Any]:
+    """Return what `get_extra_state` of each layer returns, by its name in a state_dict."""
+    own = (pair for pair in model.named_modules() if type(pair[1]).get_extra_state is not nn.Module.get_extra_state)
+    return {f"{name}._extra_state" if name else "_extra_state": module.get_extra_state() for name, module in own}
+
+
+def _tensors_in(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield a tensor, or those in a list, a dictionary or a module that is not a layer, each with a name."""
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and not value.is_meta:  # others have no bytes to compare
+            yield name, value
+    elif isinstance(value, nn.Module):
+        yield from ((f"{name}.{key}", tensor) for key, tensor in all_tensors(value).items())
+    elif isinstance(value, Mapping | list | tuple):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _tensors_in(part, f"{name}.{key}")
+
+
 def describe(value: object) -> Any:
     """Return an attack, its options or any other value as plain data for a JSON file."""
     return _describe(value, {})
@@ -68,12 +95,16 @@ def _model_digest(model: nn.Module, seen: dict[int, object]) -> str:
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         seen[id(module)] = module
-        skipped = TORCH_ATTRIBUTES | {LOADED_IDENTITY} | getattr(type(module), "NOT_IN_DIGEST", frozenset())
-        settings = {key: value for key, value in vars(module).items() if key not in skipped}
-        description = [name, _describe(type(module), seen), _describe(settings, seen)]
+        description = [name, _describe(type(module), seen), _describe(_attributes(module), seen)]
         digest.update(json.dumps(description, sort_keys=True).encode())
     digest.update(weights_digest(model).encode())
     return digest.hexdigest()
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module, without its parameters, buffers and children."""
+    skipped = TORCH_ATTRIBUTES | {LOADED_IDENTITY} | getattr(type(module), "NOT_IN_DIGEST", frozenset())
+    return {key: value for key, value in vars(module).items() if key not in skipped}
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

@@ -1,35 +1,40 @@
-"""The identity of a model: its weights, its preprocessing, and its logits for two fixed images.
+"""The identity of a model: its weights, its other tensors, its preprocessing, and its logits for two fixed images.
 
-Weights and preprocessing are compared exactly. They do not depend on the device or the memory layout, nor on the dtype
-if a cast keeps every value. The logits are compared approximately: they detect code or settings that are neither in a
-tensor nor in a layer of `wrap`, such as another activation function. Names of classes are not part of the identity,
-because they change between versions of libraries.
+All but the logits are compared exactly. They do not depend on the device or the memory layout, nor on the dtype if a
+cast keeps every value. The logits are compared approximately: they detect code or settings that are neither in a tensor
+nor in a layer of `wrap`, such as another activation function. Names of classes are not part of the identity, because
+they change between versions of libraries.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_eval, trusted_images
-from adaptive_smoothing.models.digest import all_tensors, tensor_bytes
+from adaptive_smoothing.models.digest import all_tensors, attribute_tensors, describe, extra_states, tensor_bytes
+from adaptive_smoothing.models.inference import full_precision
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import Classifier, Resize, pick_logits
 from adaptive_smoothing.noise import generator
 
-# Images, and classes of each image, whose logits are part of an identity.
-IMAGES, CLASSES = 2, 5
-# The shapes of images that are tried for a model that does not declare one.
+# The number of images whose logits are part of an identity.
+IMAGES = 2
+# The shapes of images that are tried, after the one that a model declares.
 SHAPES = ((3, 32, 32), (3, 224, 224))
-# Differences of logits, relative to the largest, that rounding on another device explains.
-TOLERANCE = 0.02
+# Differences of logits, relative to the largest, that rounding explains: on another device or in another version of
+# torch, and in the same process.
+TOLERANCE, SAME_PROCESS = 1e-4, 1e-5
+# Older versions stored the logits of five classes, some of them computed in lower precision (TF32).
+OLD_CLASSES, OLD_TOLERANCE = 5, 0.02
 
 
 @dataclass(frozen=True)
@@ -40,39 +45,47 @@ class Identity:
         weights: sha256 of all parameters and buffers, without those of the preprocessing.
         preprocessing: the settings of the layers around the network, in order: of `wrap` and of `SmoothedClassifier`.
         shape: the shape of the test images, or None if the model accepts none of `SHAPES`.
-        logits: the first logits for each test image.
+        logits: the logits for each test image.
+        state: a sha256 of each tensor that is neither a parameter nor a buffer, and of each `get_extra_state`.
     """
 
     weights: str
     preprocessing: tuple[Mapping[str, Any], ...] = ()
     shape: tuple[int, ...] | None = None
     logits: tuple[float, ...] = ()
+    state: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module) -> Identity:
         """Return the identity of a model, which must be in eval mode."""
         check_eval(model)  # in train mode, a forward pass would change the statistics of batch norms
+        before = _tensor_state(model)
         shape, logits = _test_logits(model)
-        return cls(_weights_digest(model), tuple(_preprocessing(model)), shape, logits)
+        state = _unchanged(before, _tensor_state(model))
+        state |= {name: _plain_digest(value) for name, value in extra_states(model).items()}
+        return cls(_weights_digest(model), tuple(_preprocessing(model)), shape, logits, state)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Identity:
         """Return the identity that `to_json` described."""
         shape = content.get("shape")
         layers = tuple(content["preprocessing"])
-        return cls(content["weights"], layers, shape and tuple(shape), tuple(content.get("logits", ())))
+        logits, state = tuple(content.get("logits", ())), content.get("state", {})
+        return cls(content["weights"], layers, shape and tuple(shape), logits, state)
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value or name == "preprocessing"}
 
-    def differences(self, expected: Identity) -> str:
+    def differences(self, expected: Identity, tolerance: float = TOLERANCE) -> str:
         """Return how this model differs from the expected one, as text; "" if it is the same."""
         found = _preprocessing_differences(self.preprocessing, expected.preprocessing)
         if self.weights != expected.weights:
             found.append(f"other weights (digest {self.weights[:12]} instead of {expected.weights[:12]})")
-        if not found and (apart := _distance(self, expected)) > TOLERANCE:
+        changed = [name for name, digest in self.state.items() if expected.state.get(name, digest) != digest]
+        found += [f"another value of {name}, which is neither a parameter nor a buffer" for name in changed]
+        if not found and (apart := _distance(self, expected, tolerance)):
             found.append(
-                f"the same weights but logits that differ by {100 * apart:.0f} %: its code or settings changed"
+                f"the same weights but logits that differ by {100 * apart:.2g} %: its code or settings changed"
             )
         return ", ".join(found)
 
@@ -84,8 +97,24 @@ def _weights_digest(model: nn.Module) -> str:
     for name, tensor in sorted(all_tensors(model).items()):
         if id(tensor) not in preprocessing:
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
-            digest.update(tensor_bytes(_canonical(tensor.detach())))
+            digest.update(tensor_bytes(_canonical(tensor)))
     return digest.hexdigest()
+
+
+def _tensor_state(model: nn.Module) -> dict[str, tuple[Tensor, str]]:
+    """Return each tensor that is neither a parameter nor a buffer, and its sha256, by name."""
+    found = attribute_tensors(model).items()
+    return {name: (tensor, hashlib.sha256(tensor_bytes(_canonical(tensor))).hexdigest()) for name, tensor in found}
+
+
+def _unchanged(before: Mapping[str, tuple[Tensor, str]], after: Mapping[str, tuple[Tensor, str]]) -> dict[str, str]:
+    """Return the sha256 of the tensors that a forward pass left alone: those it computes are not part of the model."""
+    same = (name for name in before.keys() & after.keys() if before[name][0] is after[name][0])
+    return {name: after[name][1] for name in sorted(same) if before[name][1] == after[name][1]}
+
+
+def _plain_digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(describe(value), sort_keys=True).encode()).hexdigest()
 
 
 def _canonical(tensor: Tensor) -> Tensor:
@@ -132,29 +161,41 @@ def _text(value: Any) -> str:
 
 
 def _test_logits(model: nn.Module) -> tuple[tuple[int, ...] | None, tuple[float, ...]]:
-    """Return the shape of the test images and the first logits for each; None and () if the model accepts no shape."""
-    declared = getattr(model, "shape", None)
+    """Return the shape of the test images and the logits for each; None and () if the model accepts no shape."""
     weight = next((weight for weight in model.parameters() if weight.is_floating_point()), torch.empty(0))
     if weight.dtype in (torch.float16, torch.bfloat16):  # they round too coarsely to be compared
         return None, ()
-    for shape in (declared,) if declared else SHAPES:
-        images = torch.rand(IMAGES, *shape, generator=generator(0, "identity", *shape))
+    for shape in _shapes(model):
         try:
-            with torch.no_grad(), trusted_images():
+            images = torch.rand(IMAGES, *shape, generator=generator(0, "identity", *shape))
+            exact = torch.autocast(weight.device.type, enabled=False)
+            with torch.no_grad(), full_precision(), exact, trusted_images():
                 logits = pick_logits(model(images.to(weight)), None)
-            numbers = logits[:, :CLASSES].double().flatten().tolist()
+            numbers = logits.double().flatten().tolist()
         except Exception:  # a model can raise any error for images of a shape that it does not accept
             continue
         if all(map(math.isfinite, numbers)):
-            return tuple(shape), tuple(float(f"{number:.6g}") for number in numbers)
+            return shape, tuple(float(f"{number:.8g}") for number in numbers)
     return None, ()
 
 
-def _distance(one: Identity, other: Identity) -> float:
-    """Return the largest difference of the logits relative to the largest logit; 0 if they cannot be compared."""
-    if one.shape != other.shape or not one.logits or not other.logits:
+def _shapes(model: nn.Module) -> Iterable[tuple[int, ...]]:
+    """Return the shapes to try: first the one that a model declares, as `Classifier` does."""
+    declared: Any = getattr(model, "shape", None)
+    if not isinstance(declared, tuple | list) or not all(isinstance(side, int) for side in declared):
+        return SHAPES
+    return (tuple(declared), *SHAPES)
+
+
+def _distance(found: Identity, expected: Identity, tolerance: float) -> float:
+    """Return the largest difference of the logits relative to the largest logit; 0 if the tolerance explains it."""
+    mine, theirs = found.logits, expected.logits
+    if found.shape != expected.shape or not mine or not theirs:
         return 0.0
-    if len(one.logits) != len(other.logits):
+    if len(theirs) == IMAGES * OLD_CLASSES < len(mine):
+        classes, tolerance = len(mine) // IMAGES, OLD_TOLERANCE
+        mine = tuple(number for row in range(IMAGES) for number in mine[row * classes :][:OLD_CLASSES])
+    if len(mine) != len(theirs):
         return 1.0
-    apart = max(abs(mine - theirs) for mine, theirs in zip(one.logits, other.logits, strict=True))
-    return apart / max(max(map(abs, other.logits)), 1e-6)
+    apart = max(abs(one - other) for one, other in zip(mine, theirs, strict=True)) / max(*map(abs, theirs), 1e-6)
+    return apart if apart > tolerance else 0.0

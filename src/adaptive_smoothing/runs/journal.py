@@ -7,7 +7,6 @@ and code.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_smoothing.results import atomic, read_json, write_json
+from adaptive_smoothing.results import atomic, read_json, room_for, write_json
 from adaptive_smoothing.settings import warn_user
 
 BINDING = "binding.json"
@@ -115,15 +114,3 @@ def journal_at(folder: str | Path | None, overwrite: bool, devices: Sequence[str
             yield Journal(Path(temporary))
     else:
         yield Journal(None if folder is None else Path(folder), overwrite)
-
-
-@contextmanager
-def room_for(folder: Path) -> Iterator[None]:
-    """Explain the error of a full disk, and raise any other error unchanged."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        hint = "finished parts of the run are kept; free some space and run the same command again"
-        raise OSError(error.errno, f"no space is left for {folder}: {hint}") from error
