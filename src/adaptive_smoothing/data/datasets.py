@@ -29,7 +29,8 @@ from adaptive_smoothing.version import cache_folder
 class ImageData:
     """Images (uint8, NCHW), labels, names of the classes, and the position of each image in the official split.
 
-    `index` stays with an image through every selection, so that a result can be traced to its image.
+    `index` stays with an image through every selection, so that a result can be traced to its image. `classes_known` is
+    False if the classes are numbers that were counted from the labels: there may be more classes.
     """
 
     images: Tensor
@@ -37,6 +38,7 @@ class ImageData:
     classes: tuple[str, ...]
     name: str
     index: Tensor
+    classes_known: bool = True
 
     def __post_init__(self) -> None:
         images, classes = self.images, len(self.classes)
@@ -169,7 +171,7 @@ def load(
         part = part.take(_evenly_spaced(images, len(part.labels)))
     pixels = torch.from_numpy(np.ascontiguousarray(part.images))
     labels, index = (torch.from_numpy(array) for array in (part.labels, part.index))
-    data = ImageData(pixels, labels, part.classes, f"{source.name}/{split}", index)
+    data = ImageData(pixels, labels, part.classes, f"{source.name}/{split}", index, part.classes_known)
     if isinstance(source, Builtin) and (found := data.fingerprint()) != (wanted := source.fingerprint(split)):
         hint = "the installed package is damaged; install it again"
         raise ValueError(f"expected the built-in {split} images with sha256 {wanted}, got {found}: {hint}")
@@ -200,4 +202,4 @@ def in_order(data: ImageData, classes: tuple[str, ...]) -> ImageData:
                 f"expected the {len(classes)} classes to include those of {data.name}, got {name!r}: {hint}"
             )
     positions = torch.tensor([classes.index(name) for name in data.classes], device=data.labels.device)
-    return replace(data, labels=positions[data.labels], classes=classes)
+    return replace(data, labels=positions[data.labels], classes=classes, classes_known=True)

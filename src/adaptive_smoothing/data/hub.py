@@ -67,7 +67,8 @@ class HubDataset:
         names = getattr(table.features[label], "names", None)
         labels = np.array([self._label(value) for value in table[label]], np.int64)
         classes = names or [str(number) for number in range(labels.max(initial=0) + 1)]
-        return whole_split(HubImages(table, image, self.framing), labels, tuple(classes))
+        images = HubImages(table, image, self.framing)
+        return whole_split(images, labels, tuple(classes), classes_known=bool(names))
 
     def _label(self, value: Any) -> int:
         if isinstance(value, str):
