@@ -140,6 +140,7 @@ def load(
     resize: int | None = None,
     crop: Size | None = None,
     classes: Sequence[str] | str | Path | None = None,
+    round: bool = False,
 ) -> ImageData:
     """Return labelled images by name (`builtin`, `cifar10`, `cifar100`, `hf:NAME`) or by path.
 
@@ -150,7 +151,8 @@ def load(
     Args:
         name_or_path: a path is a `.npz` file, an official CIFAR archive or its unpacked folder, or a folder with one
             subfolder of images per class, with or without `train`, `val` and `test` above them. Options may follow a
-            question mark: size, resize, crop and classes; for Hugging Face also config, split, image, label, revision.
+            question mark: size, resize, crop and classes; for Hugging Face also config, split, image, label,
+            revision and round.
         split: `train`, `val` or `test`. If the official data has no `val`, a tenth of `train` is held out for it, the
             same images on every machine. Images without splits are available as `test` or `all` only.
         root: folder of the named data sets; by default $ADAPTIVE_SMOOTHING_DATA, else the cache.
@@ -161,9 +163,10 @@ def load(
         size: for photographs: the size after resizing without keeping proportions.
         classes: the names of all classes in the order of the model, or a file with one name per line. By default
             classes are numbered in the order of the data, which is alphabetical for folders.
+        round: for Hugging Face: round floats to the nearest of the 256 levels, and warn by how much.
     """
     folder = Path(root).expanduser() if root else data_folder()
-    given = DataOptions(classes=classes, size=size, resize=resize, crop=crop)
+    given = DataOptions(classes=classes, size=size, resize=resize, crop=crop, round=round or None)
     name, options = split_name(name_or_path, given)
     source = find_source(name, folder, download, options)
     part = read_split(source, split)
@@ -197,7 +200,7 @@ def in_order(data: ImageData, classes: tuple[str, ...]) -> ImageData:
     """Return the data with labels that are positions in `classes`, the classes of a model in its order."""
     for name in data.classes:
         if name not in classes:
-            hint = f"{suggestion(name, classes)} Rename the folder, or add the class"
+            hint = f"rename the folder, or add the class; {suggestion(name, classes)}"
             raise ValueError(
                 f"expected the {len(classes)} classes to include those of {data.name}, got {name!r}: {hint}"
             )

@@ -20,7 +20,15 @@ def find_source(name: str, root: Path, download: bool, options: DataOptions) -> 
     """Return the source with this name, or at this path."""
     if name.startswith(hub.PREFIX):
         keys, repository = ItemKeys(options.image, options.label), name.removeprefix(hub.PREFIX)
-        return hub.HubDataset(repository, keys, options.framing, options.config, options.split, options.revision)
+        return hub.HubDataset(
+            repository,
+            keys,
+            options.framing,
+            config=options.config,
+            split=options.split,
+            revision=options.revision,
+            round=bool(options.round),
+        )
     path = Path(name).expanduser()
     if name not in ("builtin", *cifar.LAYOUTS) and path.is_dir() and not cifar.open_folder(path):
         options.check_only(("classes", *SIZES), name)
