@@ -79,6 +79,12 @@ def suggestion(name: str, known: Iterable[str], count: int = 1) -> str:
     return f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"choose one of {', '.join(known)}"
 
 
+def similar_paths(path: Path) -> list[str]:
+    """Return the path next to one that does not exist which has the most similar name, or none."""
+    inside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    return [str(path.parent / name) for name in difflib.get_close_matches(path.name, inside, n=1)]
+
+
 def parse_query(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
     """Return the name and the options in `NAME?key=value&key=value`. An unknown or repeated key is an error."""
     name, _, query = text.partition("?")

@@ -201,6 +201,8 @@ def test_a_missing_folder_of_a_run_is_not_looked_for_on_the_hub(tmp_path, monkey
             LoadedModel.load(name, None, None, "cpu")
         assert hub.find_repository(f"hf://{name}") == name
     Path("mixtures/mine").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"correct it \(did you mean 'mixtures/mine'\?\); a mixture of the hub"):
+        MixedClassifier.from_pretrained("mixtures/mien")
     with pytest.raises(FileNotFoundError, match=r"got 'mixtures/mine', a folder without mixture.json: name a folder"):
         MixedClassifier.from_pretrained("mixtures/mine")
     assert hub.find_repository("org/mine") == "org/mine" and hub.find_repository("hf://mine") is None

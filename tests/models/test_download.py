@@ -165,6 +165,18 @@ def test_servers_without_the_file(server, cache, answers, words, requests):
     assert str(cache) in str(error.value) and download.URL_VARIABLE in str(error.value)
 
 
+def test_an_error_also_lists_files_that_are_needed_later(server, cache):
+    server.answers = ["right", 404]
+    here, other, base = (ZooFile(name, FILE.bytes, FILE.sha256) for name in ("here", "mixture.json", "g.safetensors"))
+    download.fetch([here])
+    with pytest.raises(DownloadError) as error:
+        download.fetch([other], [base, here])
+    assert [line.split(",")[0] for line in str(error.value).splitlines() if "sha256" in line] == [
+        "  mixture.json",
+        "  g.safetensors",
+    ]
+
+
 def test_several_processes_fetch_the_same_file(server, cache):
     server.answers = ["slow", "cut", "slow", "slow"]
     with ThreadPoolExecutor(4) as pool:

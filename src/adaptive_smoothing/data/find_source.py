@@ -13,7 +13,7 @@ from adaptive_smoothing.data.image_folder import ImageFolder
 from adaptive_smoothing.data.items import ItemKeys
 from adaptive_smoothing.data.sources import Builtin, NpzFile, Source, SplitArrays
 from adaptive_smoothing.noise import keyed_seed
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings import similar_paths, suggestion
 
 
 def find_source(name: str, root: Path, download: bool, options: DataOptions) -> Source:
@@ -66,7 +66,7 @@ def _open_file(path: Path) -> Source:
         return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
     names = ("builtin", *cifar.LAYOUTS)
     expected = "expected the name of a data set, hf:NAME, or a path to .npz, a CIFAR archive or an image folder"
-    hint = suggestion(str(path).lower(), names)
+    hint = suggestion(str(path).lower(), [*names, *similar_paths(path)])
     raise FileNotFoundError(f"{expected}, got {str(path)!r}, which does not exist: {hint}")
 
 

@@ -74,15 +74,20 @@ def cached(entries: Mapping[str, ZooEntry]) -> list[str]:
     return [name for name, entry in entries.items() if all(file.is_at(folder) for file in entry.needed)]
 
 
-def fetch(files: Sequence[ZooFile]) -> Path:
-    """Return the folder of the cache, with these files. Those that are missing or damaged are fetched first."""
+def fetch(files: Sequence[ZooFile], later: Sequence[ZooFile] = ()) -> Path:
+    """Return the folder of the cache, with these files. Those that are missing or damaged are fetched first.
+
+    Args:
+        later: files that will be needed as well. An error lists them, too.
+    """
     folder = zoo_cache()
     missing = [file for file in files if not file.is_at(folder)]
     for position, file in enumerate(missing):
         try:
             _fetch_file(file, folder)
         except DownloadError as error:
-            raise DownloadError(_by_hand(missing[position:], folder, error)) from error
+            wanted = [*missing[position:], *(each for each in later if not each.is_at(folder))]
+            raise DownloadError(_by_hand(wanted, folder, error)) from error
     return folder
 
 
