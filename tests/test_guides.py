@@ -38,7 +38,6 @@ SMALLER = {
     "Linf(4 / 255)": "Linf(64 / 255)",
     "--eps 1/255,4/255": "--eps 32/255,64/255 --set alarms=false",
     "--save-adversarial 100": "--save-adversarial 100 --set alarms=false",
-    " --memory 6G": "",  # needs a GPU
 }
 
 

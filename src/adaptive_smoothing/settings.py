@@ -79,17 +79,33 @@ def suggestion(name: str, known: Iterable[str], count: int = 1) -> str:
     return f"did you mean {', '.join(map(repr, nearest))}?" if nearest else f"choose one of {', '.join(known)}"
 
 
+def similar_paths(path: Path) -> list[str]:
+    """Return the path next to one that does not exist which has the most similar name, or none."""
+    inside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    return [str(path.parent / name) for name in difflib.get_close_matches(path.name, inside, n=1)]
+
+
 def parse_query(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Return the name and the options in `NAME?key=value&key=value`, or raise an error for an unknown key."""
+    """Return the name and the options in `NAME?key=value&key=value`. An unknown or repeated key is an error."""
     name, _, query = text.partition("?")
     # A plus sign in a path is not a space.
-    given = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
-    for key in given:
+    given: dict[str, str] = {}
+    for key, value in parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
         if key not in known:
             raise ValueError(f"unknown option {key!r} in {text!r}: {suggestion(key, known)}")
+        if key in given:
+            raise ValueError(f"expected the option {key} once, got it twice in {text!r}: leave one out")
+        given[key] = value
     if not name:
         raise ValueError(f"expected a name before the options, got {text!r}")
     return name, given
+
+
+def parse_flag(name: str, text: str) -> bool:
+    """Return whether an option is on: `1` or `true`, `0` or `false`."""
+    if text.lower() not in ("0", "1", "true", "false"):
+        raise ValueError(f"expected {name} as 0 or 1, got {text!r}")
+    return text.lower() in ("1", "true")
 
 
 def parse_size(name: str, text: str) -> int | tuple[int, int]:

@@ -69,7 +69,7 @@ def test_the_address_of_the_zoo_is_checked(monkeypatch: pytest.MonkeyPatch) -> N
     found = checks()["zoo"]
     assert found.state == "problem" and "ftp://example.org/zoo" in found.found
     monkeypatch.setenv(download.URL_VARIABLE, "https://example.org/zoo")
-    assert checks()["zoo"].found == "fetched from https://example.org/zoo"
+    assert checks()["zoo"].found == "fetched from https://example.org/zoo, which was not tried"
 
 
 def test_every_optional_package_has_an_extra_that_installs_it() -> None:

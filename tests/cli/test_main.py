@@ -1,4 +1,5 @@
 import io
+import signal
 import subprocess
 import sys
 import warnings
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from adaptive_smoothing.__main__ import main as package_main
 from adaptive_smoothing.cli import main as main_file
 from adaptive_smoothing.cli.main import VERBS, app, load
 from adaptive_smoothing.training.options import Stopped
@@ -57,6 +59,34 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (colour in sys.stderr.getvalue()) is expected  # type: ignore[attr-defined]
         sys.stderr.truncate(0)
         monkeypatch.setenv("NO_COLOR", "1")
+
+
+def test_ctrl_c_while_the_command_line_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        @property
+        def main(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "adaptive_smoothing.cli.main", Interrupted())
+    with pytest.raises(SystemExit) as stopped:
+        package_main()
+    assert stopped.value.code == 130
+
+
+def test_a_second_ctrl_c_does_not_hide_how_to_continue(
+    run_main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    def print_slowly(text: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        print(text, file=sys.stderr)
+
+    monkeypatch.setattr(main_file, "import_module", interrupt)
+    monkeypatch.setattr(main_file, "_errors", lambda: SimpleNamespace(print=print_slowly))
+    assert run_main("evaluate", "a") == 130
+    assert "run the same command again" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_a_verb_is_imported(

@@ -206,6 +206,16 @@ def test_models_in_the_wrong_order_are_an_error(monkeypatch):
     monkeypatch.setattr(mix_steps, "accuracy_curve", lambda *models, **options: lambda alpha: 0.8 + 0.1 * alpha)
     with pytest.raises(ValueError, match=r"a G that is more accurate than H, got .* with 80.00 % .* with 90.00 %"):
         CliRunner().invoke(app, swapped, catch_exceptions=False)
+    monkeypatch.setattr(mix_steps, "accuracy_curve", lambda *models, **options: lambda alpha: 0.8)
+    with pytest.raises(ValueError, match=r"with 80.00 % .* with 80.00 % .*: they are equally accurate"):
+        CliRunner().invoke(app, swapped, catch_exceptions=False)
+
+
+def test_models_in_the_wrong_order_are_a_warning_with_an_alpha_of_the_user():
+    swapped = ["mix", ROBUST, STANDARD, "--device", "cpu", "--mode", "fixed", "--alpha", "0.5", "--out", "swapped"]
+    with pytest.warns(UserWarning, match="expected a G that is more accurate than H"):
+        CliRunner().invoke(app, swapped, catch_exceptions=False)
+    assert json.loads(Path("swapped/mixture.json").read_text())["alpha"] == 0.5
 
 
 @pytest.mark.parametrize(

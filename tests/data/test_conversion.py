@@ -56,6 +56,7 @@ def test_float_levels_survive_the_round_trip() -> None:
     ("image", "message"),
     [
         (torch.randn(3, 4, 4), r"expected images in \[0, 1\].*normalisation belongs"),
+        (torch.full((3, 4, 4), 200.0), r"expected images in \[0, 1\], got \[200, 200\]: .*divide them by 255"),
         (torch.full((3, 4, 4), float("nan")), r"expected images in \[0, 1\]"),
         (torch.full((3, 4, 4), 0.1234), "100.0% of the values .* such as 0.1234"),
         (torch.zeros(3, 4, 4, dtype=torch.int64), "got torch.int64"),

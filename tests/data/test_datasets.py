@@ -216,6 +216,16 @@ def test_an_unknown_name_is_explained(name: str, guess: str) -> None:
         load(name)
 
 
+def test_a_similar_folder_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "photos").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="got 'data/photo', which does not exist: did you mean 'data/photos'"):
+        load("data/photo")
+    monkeypatch.chdir(tmp_path / "data")
+    with pytest.raises(FileNotFoundError, match="got 'photo', which does not exist: did you mean 'photos'"):
+        load("photo?crop=32")
+
+
 def test_a_folder_that_does_not_exist_is_named_also_with_a_crop() -> None:
     with pytest.raises(FileNotFoundError, match="got 'photoz', which does not exist"):
         load("photoz?crop=32")

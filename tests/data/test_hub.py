@@ -110,3 +110,18 @@ def test_splits_without_usable_labels_are_explained(tmp_path: Path, hf, labels: 
     hf.Dataset.from_dict({"image": images, "label": labels}).save_to_disk(tmp_path / "table")
     with pytest.raises(ValueError, match=message):
         load(f"hf:{tmp_path}/table")
+
+
+def test_floats_between_levels_are_rounded_if_asked(hf, tmp_path: Path) -> None:
+    rows = {"image": [np.full((3, 4, 4), 0.501, np.float32)] * 2, "label": [0, 1]}
+    features = hf.Features({"image": hf.Array3D((3, 4, 4), "float32"), "label": hf.ClassLabel(names=["no", "yes"])})
+    hf.Dataset.from_dict(rows, features=features).with_format("torch").save_to_disk(tmp_path / "floats")
+    for data in (f"hf:{tmp_path}/floats", f"hf:{tmp_path}/floats?round=0"):
+        with pytest.raises(ValueError, match=r"256 levels .* pass round=True"):
+            load(data)
+    with pytest.warns(UserWarning, match="were rounded to the 256 levels"):
+        assert (load(f"hf:{tmp_path}/floats", round=True).images == 128).all()
+    with pytest.warns(UserWarning, match="were rounded to the 256 levels"):
+        assert (load(f"hf:{tmp_path}/floats?round=1").images == 128).all()
+    with pytest.raises(ValueError, match="expected round= with a Hugging Face data set only, got it with builtin"):
+        load("builtin", round=True)

@@ -1,5 +1,6 @@
 """Folders of images are read as torchvision's ImageFolder reads them, in any usual layout."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -78,11 +79,47 @@ def test_labels_follow_the_classes_of_the_model(animals: Path) -> None:
     for name in (f"{animals}?classes={animals}/order.txt", f"{animals}?classes=order.txt"):
         assert torch.equal(load(name).labels, data.labels)
     with pytest.raises(
-        ValueError, match=r"expected the 3 classes to include those of animals/test, got 'Zebra': did you"
+        ValueError,
+        match=r"the 3 classes to include those of animals/test, got 'Zebra': rename .*, or add the class; did you",
     ):
         load(animals, classes=["ant", "bee", "Zebras"])
     with pytest.raises(FileNotFoundError, match="expected a file with one class per line"):
         load(animals, classes="missing.txt")
+
+
+def test_folders_without_images_are_no_classes(animals: Path) -> None:
+    for name in ("__MACOSX", "empty", "phone"):
+        (animals / name).mkdir()
+    (animals / "__MACOSX" / "._1.png").write_bytes(b"")
+    (animals / "phone" / "1.HEIC").write_bytes(b"")
+    (animals / "ant" / ".hidden").mkdir()
+    write(animals / "ant" / ".hidden" / "1.png", 0)
+    expected = (
+        r"animals has 3 folders without images, no class \(__MACOSX, empty, phone\) and 2 files of another kind, "
+    )
+    with pytest.warns(UserWarning, match=expected + r"not read \(.txt, .HEIC\); convert photographs") as seen:
+        data = load(animals)
+    assert data.classes == ("Zebra", "ant", "bee") and len(data) == 12 and len(seen) == 1
+
+
+def test_a_class_without_images_in_this_split_keeps_its_number(tmp_path: Path) -> None:
+    for name in ("train/ant", "train/bee", "test/bee"):
+        write(tmp_path / name / "1.png", 0)
+    (tmp_path / "test" / "ant").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load(tmp_path, "test")
+    assert data.classes == ("ant", "bee") and data.labels.tolist() == [1]
+
+
+def test_loops_of_links_are_not_followed(animals: Path) -> None:
+    (animals / "ant" / "up").symlink_to("..")
+    (animals / "ant" / "more" / "here").symlink_to(".")
+    (animals / "all").symlink_to(".")
+    (animals / "wasp").symlink_to("bee")
+    data = load(animals)
+    assert data.classes == ("Zebra", "ant", "bee", "wasp")
+    assert data.labels.bincount().tolist() == [3, 3, 6, 6]
 
 
 def test_one_class_is_announced(tmp_path: Path) -> None:

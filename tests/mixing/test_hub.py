@@ -108,6 +108,10 @@ def test_branches(server, mixed, images):
     mixed.push_to_hub("org/m", token="hf_right", revision="v2")
     assert server.repositories["org/m"]["main"] == {}
     assert torch.equal(MixedClassifier.from_pretrained("org/m", revision="v2")(images), mixed(images))
+    assert torch.equal(MixedClassifier.from_pretrained("hf://org/m@v2")(images), mixed(images))
+    assert torch.equal(LoadedModel.load("hf://org/m@v2", None, None, "cpu").model(images), mixed(images))
+    with pytest.raises(ValueError, match="expected one revision of org/m, got v2 and v3: leave one out"):
+        MixedClassifier.from_pretrained("hf://org/m@v2", revision="v3")
     with pytest.raises(FileNotFoundError, match=r"expected mixture.json in the repository org/m, got none"):
         MixedClassifier.from_pretrained("org/m")
     with pytest.raises(FileNotFoundError, match=r"expected a mixture: a folder 'org/m' here, or a repository"):
@@ -166,7 +170,20 @@ def test_a_command_takes_the_name_of_a_repository(server, mixed, images):
 
 @pytest.mark.parametrize(
     "name",
-    ["resnet18-mixed", "runs/a/b", "/runs/a", "../a", "./a", "a/", "a/b c", "a/b.pt", Path("org/name"), "hf:org/name"],
+    [
+        "resnet18-mixed",
+        "runs/a/b",
+        "/runs/a",
+        "../a",
+        "./a",
+        "a/",
+        "a/b c",
+        "a/b.pt",
+        Path("org/name"),
+        "hf:org/name",
+        "org/name@v1",
+        "hf://org/name@",
+    ],
 )
 def test_names_that_are_not_repositories(name):
     assert hub.find_repository(name) is None
@@ -184,6 +201,8 @@ def test_a_missing_folder_of_a_run_is_not_looked_for_on_the_hub(tmp_path, monkey
             LoadedModel.load(name, None, None, "cpu")
         assert hub.find_repository(f"hf://{name}") == name
     Path("mixtures/mine").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"correct it \(did you mean 'mixtures/mine'\?\); a mixture of the hub"):
+        MixedClassifier.from_pretrained("mixtures/mien")
     with pytest.raises(FileNotFoundError, match=r"got 'mixtures/mine', a folder without mixture.json: name a folder"):
         MixedClassifier.from_pretrained("mixtures/mine")
     assert hub.find_repository("org/mine") == "org/mine" and hub.find_repository("hf://mine") is None

@@ -132,11 +132,12 @@ def test_servers_that_fail_and_recover(server, cache, answers, asked):
     assert server.asked == asked
 
 
-def test_a_server_that_does_not_answer_in_time(server, cache, monkeypatch):
+def test_a_server_that_does_not_answer_in_time(server, cache, monkeypatch, capsys):
     monkeypatch.setattr(download, "TIMEOUT", 0.1)
     server.answers = ["silent"]
     download.fetch([FILE])
     assert len(server.asked) == 2 and files(cache) == [FILE.path]
+    assert f"no answer for 0.1 s; trying {FILE.path} again in 0.01 s" in capsys.readouterr().err
     server.answers = ["silent"] * 4
     with pytest.raises(DownloadError, match=r"cannot be read: no answer for 0.1 s; check ADAPTIVE_SMOOTHING_ZOO_URL"):
         download.fetch([ZooFile("other", FILE.bytes, FILE.sha256)])
@@ -164,6 +165,18 @@ def test_servers_without_the_file(server, cache, answers, words, requests):
     assert str(cache) in str(error.value) and download.URL_VARIABLE in str(error.value)
 
 
+def test_an_error_also_lists_files_that_are_needed_later(server, cache):
+    server.answers = ["right", 404]
+    here, other, base = (ZooFile(name, FILE.bytes, FILE.sha256) for name in ("here", "mixture.json", "g.safetensors"))
+    download.fetch([here])
+    with pytest.raises(DownloadError) as error:
+        download.fetch([other], [base, here])
+    assert [line.split(",")[0] for line in str(error.value).splitlines() if "sha256" in line] == [
+        "  mixture.json",
+        "  g.safetensors",
+    ]
+
+
 def test_several_processes_fetch_the_same_file(server, cache):
     server.answers = ["slow", "cut", "slow", "slow"]
     with ThreadPoolExecutor(4) as pool:
@@ -182,9 +195,9 @@ def test_an_interrupted_download_leaves_nothing(server, cache, monkeypatch):
     assert files(cache) == []
 
 
-def test_progress_is_shown_on_a_terminal_only(server, capsys, monkeypatch):
+def test_progress_is_a_line_at_the_start_or_a_bar_on_a_terminal(server, capsys, monkeypatch):
     download.fetch([FILE])
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "fetching mixed/weights.safetensors, 0.3 MB\n")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     download.fetch([ZooFile("other", FILE.bytes, FILE.sha256)])
     shown = capsys.readouterr()
@@ -215,11 +228,11 @@ def test_without_a_network(monkeypatch):
         download.fetch([FILE])
 
 
-def test_an_address_of_another_kind(monkeypatch):
-    monkeypatch.setenv(download.URL_VARIABLE, "/home/me/zoo")
-    with pytest.raises(
-        ValueError, match=r"https://, http://, file://, hf://, got '/home/me/zoo': .*ADAPTIVE_SMOOTHING_ZOO"
-    ):
+@pytest.mark.parametrize("address", ["/home/me/zoo", "http://", "https:///zoo", "http://localhost:1/my zoo"])
+def test_an_address_of_another_kind_is_refused_at_once(monkeypatch, address):
+    monkeypatch.setenv(download.URL_VARIABLE, address)
+    expected = rf"https://, http://, file://, hf://, got '{address}': correct it .*ADAPTIVE_SMOOTHING_ZOO"
+    with pytest.raises(ValueError, match=expected):
         download.fetch([FILE])
 
 

@@ -2,8 +2,10 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import adaptive_smoothing as ads
@@ -36,6 +38,35 @@ def test_another_number_of_classes_is_noticed(linear):
     assert len(seen) == 1
 
 
+def test_folders_with_numbers_as_names_are_known_classes(linear, tmp_path):
+    for name in ("0", "1", "2"):
+        (tmp_path / "numbered" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "numbered" / name / "1.png")
+    with pytest.warns(UserWarning, match=r"has 3 classes \(0, 1, 2\), but the model has 4 outputs"):
+        ads.evaluate(linear, ads.load_data(tmp_path / "numbered"))
+
+
+def test_small_labels_of_many_images_are_noticed(linear):
+    def numbers(images: int, classes: int) -> ads.ImageData:
+        return ads.from_tensors(torch.zeros(images, 3, 8, 8, dtype=torch.uint8), torch.arange(images) % classes)
+
+    with pytest.warns(UserWarning, match="data has 40 images and no label above 2, but the model has 4 outputs"):
+        ads.evaluate(linear, numbers(40, 3))
+    for few in (numbers(39, 2), numbers(200, 4), numbers(200, 3).take(20)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ads.evaluate(linear, few)
+
+
+def test_the_labels_of_a_file_without_names_are_no_known_classes(linear, tmp_path):
+    images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 3
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    np.savez(tmp_path / "b.npz", images=images, labels=labels, classes=list("012"))
+    assert not ads.load_data(tmp_path / "a.npz").classes_known
+    assert ads.load_data(tmp_path / "b.npz").classes_known
+    assert ads.load_data(tmp_path / "a.npz", classes=["0", "1", "2", "3"]).classes_known
+
+
 def test_probabilities_are_noticed(linear):
     with pytest.warns(UserWarning, match="the model returns probabilities .* return the logits before softmax") as seen:
         ads.evaluate(nn.Sequential(linear, nn.Softmax(1)).eval(), pictures(4), lambda model, images, labels: images)
@@ -47,6 +78,13 @@ def test_a_cascade_notices_it_as_well(linear):
     with pytest.warns(UserWarning, match="pictures has 3 classes"):
         found = ads.evaluate(linear, pictures(3, ["ant", "bee", "cat"]).take(2), cascade)
     assert len(found.labels) == 2 and found.stages
+
+
+def test_a_cascade_without_alarms_notices_declared_classes(linear):
+    cascade, options = ads.preset("fast", ads.Linf(0.001)), EvaluationOptions(alarms=False)
+    for model in (linear, ads.MixedClassifier(linear, linear, 0.5)):
+        with pytest.warns(UserWarning, match="pictures has 3 classes"):
+            ads.evaluate(model, pictures(3, ["ant", "bee", "cat"]).take(2), cascade, options=options)
 
 
 def test_images_of_one_class_are_noticed(linear):

@@ -20,13 +20,13 @@ from adaptive_smoothing.models.memory import (
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("6G", 6 * 2**30), ("6 GiB", 6 * 2**30), ("1.5g", 3 * 2**29), ("500M", 500 * 2**20), ("2T", 2**41), (4096, 4096)],
+    [("6G", 6 * 2**30), ("6 GiB", 6 * 2**30), ("1.5g", 3 * 2**29), ("500M", 500 * 2**20), ("2T", 2**41), ("4K", 4096)],
 )
 def test_an_amount_of_memory_is_read(text, expected):
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "G", "6X", "-1G", "0", "1.2.3G", "six", 0, -5])
+@pytest.mark.parametrize("text", ["", "G", "6X", "-1G", "0", "1.2.3G", "six", "6144", 6, "6B"])
 def test_an_amount_that_cannot_be_read_is_named(text):
     with pytest.raises(ValueError, match="expected an amount of memory such as 6G or 500M, got"):
         parse_bytes(text)

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import URLError
 
 import pytest
 import safetensors.torch
@@ -86,6 +87,8 @@ def test_a_checkpoint_for_timm(tmp_path):
         ),
         ("pretrained=0&num_classes=seven", "expected num_classes as a whole number above 1, got 'seven'"),
         ("pretrained=0&size=a", "expected size as 224"),
+        ("num_classes=7&checkpoint={}&pretrained=1", "leave pretrained=1 out, because the weights are those of check"),
+        ("num_classes=7&checkpoint={}&num_classes=8", "expected the option num_classes once, got it twice"),
         ("pretrained=0&mean=125", "if they are for bytes, divide both by 255"),
     ],
 )
@@ -210,6 +213,26 @@ def test_hugging_face_without_a_usable_size(monkeypatch):
         zoo.load("hf:owner/name")
 
 
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_weights_that_cannot_be_downloaded(monkeypatch, library):
+    module = pytest.importorskip(library if library == "timm" else "torchvision.models")
+
+    def offline(*arguments: object, **options: object) -> nn.Module:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(module, "create_model" if library == "timm" else "get_model", offline)
+    expected = rf"expected the weights of {library}:resnet18, got URLError: .*no route .* could not be downloaded"
+    with pytest.raises(OSError, match=rf"{expected}.*checkpoint=PATH .*pretrained=0"):
+        zoo.load(f"{library}:resnet18")
+
+
+@pytest.mark.parametrize("name", ["fcn_resnet50", "fasterrcnn_resnet50_fpn", "r3d_18"])
+def test_networks_of_torchvision_for_another_task_are_refused(name):
+    pytest.importorskip("torchvision")
+    with pytest.raises(ValueError, match=f"expected a classifier of images from torchvision, got '{name}': it has an"):
+        zoo.load(f"torchvision:{name}?pretrained=0&num_classes=7")
+
+
 def test_robustbench(monkeypatch):
     asked, model = {}, build("wide_resnet", depth=10, width=1, num_classes=5)
 
@@ -233,7 +256,9 @@ def test_robustbench_without_a_network(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "robustbench", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "robustbench.utils", SimpleNamespace(load_model=load_model))
-    with pytest.raises(OSError, match=r"get Name2020 from robustbench, got ConnectionError: no route to host; check"):
+    with pytest.raises(
+        OSError, match=r"weights of robustbench:Name2020, got ConnectionError: no route to host: they could"
+    ):
         zoo.load("robustbench:Name2020")
 
 
@@ -267,7 +292,7 @@ def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
         ("timm:resnet18?pretraned=0", "unknown option 'pretraned' in .*: did you mean 'pretrained'"),
         ("robustbench:X?eps=8", "unknown option 'eps' in .*: (choose one of dataset|did you mean 'std')"),
         ("timm:?pretrained=0", "expected a name before the options"),
-        ("timm:resnet10t?pretrained=maybe", "expected 0 or 1, got 'maybe'"),
+        ("timm:resnet10t?pretrained=maybe", "expected pretrained as 0 or 1, got 'maybe'"),
     ],
 )
 def test_wrong_options(name, words):

@@ -162,6 +162,8 @@ def test_the_error_of_a_model_is_quoted(linear):
 @pytest.mark.parametrize(
     ("mean", "std", "words"),
     [
+        (["a", "b", "c"], 1.0, r"expected mean as a number or 3 numbers, got \['a', 'b', 'c'\]: pass 0.5, or one"),
+        (0.5, [None], r"expected std as a number or 3 numbers, got \[None\]"),
         ((0.5, 0.5), 1.0, r"expected mean with 1 or 3 values \(one per channel\), got 2"),
         ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4), "divide both by 255"),
         (0.5, 0.0, "expected std above 0"),
@@ -197,3 +199,14 @@ def test_number_of_classes(linear):
 def test_a_size_is_one_or_two_whole_numbers(linear, size):
     with pytest.raises(ValueError, match=r"expected size as one positive whole number or as \(height, width\), got"):
         wrap(linear, size=size, shape=(3, 16, 16))
+
+
+def test_normalisation_may_be_a_tensor(linear, images):
+    expected = wrap(linear, mean=0.5, std=0.25, shape=SHAPE)(images)
+    assert torch.equal(wrap(linear, mean=torch.full((3,), 0.5), std=torch.tensor(0.25), shape=SHAPE)(images), expected)
+
+
+def test_weights_in_another_precision_need_images_of_it(linear, images):
+    with pytest.raises(ValueError, match=r"images in float32, got weights in torch.float64: call model.float\(\)"):
+        wrap(linear.double(), shape=SHAPE)
+    assert wrap(linear, images=images.double())(images.double()).dtype == torch.float64

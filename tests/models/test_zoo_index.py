@@ -24,6 +24,7 @@ def test_the_index_is_that_of_the_zoo():
 def test_loading_needs_the_card_and_the_weights():
     needed = [file.path for file in zoo_index.mixtures()["resnet18-mixed"].needed]
     assert needed == ["resnet18-mixed/mixer.safetensors", "resnet18-mixed/mixture.json"]
+    assert zoo_index.mixtures()["resnet18-mixed"].bases == ("resnet18-standard", "resnet18-robust")
     assert zoo_index.models()["resnet18-robust"].figures["test"]["clean"] == 0.8304
 
 

@@ -2,16 +2,20 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from rich.console import Console
 
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.evaluation.audit import Audit
+from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
 from adaptive_smoothing.models.digest import describe
+from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.report.verdicts import (
     audit_sentence,
     calibration_figure,
     calibration_table,
+    cost_table,
     gap_table,
     verdict_tables,
     waterfall_figure,
@@ -122,3 +126,12 @@ def test_the_reliability_diagram_has_a_curve_of_each_classifier() -> None:
 def test_a_verdict_without_outputs_has_no_calibration() -> None:
     plain = verdict([ROBUST], [-1.0])
     assert plain.calibration() == {} and [table.title for table in verdict_tables(plain, {})][-1] == "Confidence gaps"
+
+
+def test_the_words_of_the_cost_table_are_not_broken_on_60_columns() -> None:
+    costs = {name: Cost(794_000, 104_000_000, 1234.0) for name in ("compact-mixed", "compact-standard")}
+    console = Console(width=60)
+    with console.capture() as printed:
+        console.print(rich_table(cost_table(costs)))
+    words = {word for heading in cost_table(costs).columns for word in heading.split()}
+    assert words <= set(printed.get().split())

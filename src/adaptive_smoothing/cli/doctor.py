@@ -142,7 +142,7 @@ def _zoo() -> Check:
     if folder is None and url is None:
         hint = f"for its models, set {zoo.ZOO_VARIABLE} to the zoo/ folder of a checkout, or {download.URL_VARIABLE}"
         return Check("zoo", "not on this machine", "note", hint)
-    return Check("zoo", str(folder or f"fetched from {url}"))
+    return Check("zoo", str(folder or f"fetched from {url}, which was not tried"))
 
 
 def _folder(name: str, folder: Path, advice: str) -> Check:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -46,7 +47,8 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            _errors().print(f"[yellow]stopped[/]: {_after_stop(ctx.invoked_subcommand, stop)}")
+            with _without_interrupts():
+                _errors().print(f"[yellow]stopped[/]: {_after_stop(ctx.invoked_subcommand, stop)}")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -129,6 +131,16 @@ def _errors() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C inside of the context: users often press it twice."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
     if verb in ("evaluate", "certify"):
         return "run the same command again to continue"
@@ -138,7 +150,7 @@ def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
         if isinstance(stop, Stopped):
             return "run the same command with --resume to continue from the last checkpoint"
         return "there is no checkpoint to --resume from yet: run the same command again"
-    return "there is no result yet"
+    return "there is no result yet; run the same command again"
 
 
 if __name__ == "__main__":

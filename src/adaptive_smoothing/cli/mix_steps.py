@@ -14,6 +14,7 @@ from adaptive_smoothing.cli.mix_plan import DATA, MixPlan, Pair
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.runs.progress_bar import clock
+from adaptive_smoothing.settings import warn_user
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.training.options import TrainingOptions
@@ -64,16 +65,25 @@ def make(plan: MixPlan, console: Console) -> MadeMixture:
 
 def _fixed_alpha_curve(plan: MixPlan, console: Console) -> CleanAccuracyCurve:
     """Return the clean accuracy at every fixed alpha; raise an error if the target is too high for this pair."""
-    pair = plan.pair
-    curve = _measure_curve(_fixed_mixture(plan), pair.val, console)
-    if curve(0) <= curve(1):
-        raise ValueError(
-            f"expected a G that is more accurate than H, got {pair.standard} with {100 * curve(0):.2f} % and "
-            f"{pair.robust} with {100 * curve(1):.2f} % on validation images: name G first, then H"
-        )
+    curve = _measure_curve(_fixed_mixture(plan), plan.pair.val, console)
+    _check_order(plan, curve(0), curve(1))
     if plan.target.clean_accuracy is not None:
         curve.largest_setting(plan.target.clean_accuracy)
     return curve
+
+
+def _check_order(plan: MixPlan, standard: float, robust: float) -> None:
+    """Raise an error unless G is more accurate than H; an alpha of the user is used anyway, with a warning."""
+    if standard > robust:
+        return
+    found = f"{plan.pair.standard} with {100 * standard:.2f} % and {plan.pair.robust} with {100 * robust:.2f} %"
+    hint = "name G first, then H"
+    if standard == robust:
+        hint = "they are equally accurate, so that a mixture gains nothing; use a more accurate G"
+    message = f"expected a G that is more accurate than H, got {found} on validation images: {hint}"
+    if plan.target.name != "alpha":
+        raise ValueError(message)
+    warn_user(message)
 
 
 def _fixed_mixture(plan: MixPlan) -> MixedClassifier:

@@ -32,7 +32,9 @@ def shared_options(
     ] = False,
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", rich_help_panel=PANEL, help="Print errors, warnings and the result of --json only."),
+        typer.Option(
+            "--quiet", rich_help_panel=PANEL, help="Print errors, warnings, downloads and the --json result only."
+        ),
     ] = False,
     memory: Annotated[
         str | None,

@@ -44,7 +44,8 @@ def from_tensors(
     positions = torch.arange(len(pixels)) if index is None else torch.as_tensor(index)
     count = int(target.max()) + 1 if target.numel() else 0
     names = tuple(classes) if classes is not None else tuple(str(label) for label in range(count))
-    return ImageData(pixels, target.long(), names, name, positions.long().to(pixels.device))
+    known = classes is not None
+    return ImageData(pixels, target.long(), names, name, positions.long().to(pixels.device), known)
 
 
 def from_dataset(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.data.photographs import Framing, Size
-from adaptive_smoothing.settings import parse_query, parse_size
+from adaptive_smoothing.settings import parse_flag, parse_query, parse_size
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class DataOptions:
     config: str | None = None
     split: str | None = None
     revision: str | None = None
+    round: bool | None = None
 
     @property
     def framing(self) -> Framing:
@@ -39,7 +40,7 @@ class DataOptions:
 
 
 SIZES = ("size", "resize", "crop")
-HUB = ("image", "label", "config", "split", "revision")
+HUB = ("image", "label", "config", "split", "revision", "round")
 NAMES = tuple(field.name for field in fields(DataOptions))
 
 
@@ -52,8 +53,14 @@ def split_name(name_or_path: str | Path, given: DataOptions) -> tuple[str, DataO
     for key in texts:
         if getattr(given, key) is not None:
             raise ValueError(f"expected {key} once, got it in {text!r} and as an argument: leave one out")
-    values: dict[str, Any] = {key: parse_size(key, value) if key in SIZES else value for key, value in texts.items()}
-    return name, replace(given, **values)
+    return name, replace(given, **{key: _value(key, value) for key, value in texts.items()})
+
+
+def _value(key: str, text: str) -> Any:
+    """Return the value of an option that was given as text."""
+    if key == "round":
+        return parse_flag(key, text)
+    return parse_size(key, text) if key in SIZES else text
 
 
 def class_list(classes: Sequence[str] | str | Path, folder: Path) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ from adaptive_smoothing.version import cache_folder
 class ImageData:
     """Images (uint8, NCHW), labels, names of the classes, and the position of each image in the official split.
 
-    `index` stays with an image through every selection, so that a result can be traced to its image.
+    `index` stays with an image through every selection, so that a result can be traced to its image. `classes_known` is
+    False if the classes are numbers that were counted from the labels: there may be more classes.
     """
 
     images: Tensor
@@ -37,6 +38,7 @@ class ImageData:
     classes: tuple[str, ...]
     name: str
     index: Tensor
+    classes_known: bool = True
 
     def __post_init__(self) -> None:
         images, classes = self.images, len(self.classes)
@@ -138,6 +140,7 @@ def load(
     resize: int | None = None,
     crop: Size | None = None,
     classes: Sequence[str] | str | Path | None = None,
+    round: bool = False,
 ) -> ImageData:
     """Return labelled images by name (`builtin`, `cifar10`, `cifar100`, `hf:NAME`) or by path.
 
@@ -148,7 +151,8 @@ def load(
     Args:
         name_or_path: a path is a `.npz` file, an official CIFAR archive or its unpacked folder, or a folder with one
             subfolder of images per class, with or without `train`, `val` and `test` above them. Options may follow a
-            question mark: size, resize, crop and classes; for Hugging Face also config, split, image, label, revision.
+            question mark: size, resize, crop and classes; for Hugging Face also config, split, image, label,
+            revision and round.
         split: `train`, `val` or `test`. If the official data has no `val`, a tenth of `train` is held out for it, the
             same images on every machine. Images without splits are available as `test` or `all` only.
         root: folder of the named data sets; by default $ADAPTIVE_SMOOTHING_DATA, else the cache.
@@ -159,9 +163,10 @@ def load(
         size: for photographs: the size after resizing without keeping proportions.
         classes: the names of all classes in the order of the model, or a file with one name per line. By default
             classes are numbered in the order of the data, which is alphabetical for folders.
+        round: for Hugging Face: round floats to the nearest of the 256 levels, and warn by how much.
     """
     folder = Path(root).expanduser() if root else data_folder()
-    given = DataOptions(classes=classes, size=size, resize=resize, crop=crop)
+    given = DataOptions(classes=classes, size=size, resize=resize, crop=crop, round=round or None)
     name, options = split_name(name_or_path, given)
     source = find_source(name, folder, download, options)
     part = read_split(source, split)
@@ -169,7 +174,7 @@ def load(
         part = part.take(_evenly_spaced(images, len(part.labels)))
     pixels = torch.from_numpy(np.ascontiguousarray(part.images))
     labels, index = (torch.from_numpy(array) for array in (part.labels, part.index))
-    data = ImageData(pixels, labels, part.classes, f"{source.name}/{split}", index)
+    data = ImageData(pixels, labels, part.classes, f"{source.name}/{split}", index, part.classes_known)
     if isinstance(source, Builtin) and (found := data.fingerprint()) != (wanted := source.fingerprint(split)):
         hint = "the installed package is damaged; install it again"
         raise ValueError(f"expected the built-in {split} images with sha256 {wanted}, got {found}: {hint}")
@@ -195,9 +200,9 @@ def in_order(data: ImageData, classes: tuple[str, ...]) -> ImageData:
     """Return the data with labels that are positions in `classes`, the classes of a model in its order."""
     for name in data.classes:
         if name not in classes:
-            hint = f"{suggestion(name, classes)} Rename the folder, or add the class"
+            hint = f"rename the folder, or add the class; {suggestion(name, classes)}"
             raise ValueError(
                 f"expected the {len(classes)} classes to include those of {data.name}, got {name!r}: {hint}"
             )
     positions = torch.tensor([classes.index(name) for name in data.classes], device=data.labels.device)
-    return replace(data, labels=positions[data.labels], classes=classes)
+    return replace(data, labels=positions[data.labels], classes=classes, classes_known=True)

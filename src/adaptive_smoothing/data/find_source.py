@@ -13,14 +13,22 @@ from adaptive_smoothing.data.image_folder import ImageFolder
 from adaptive_smoothing.data.items import ItemKeys
 from adaptive_smoothing.data.sources import Builtin, NpzFile, Source, SplitArrays
 from adaptive_smoothing.noise import keyed_seed
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings import similar_paths, suggestion
 
 
 def find_source(name: str, root: Path, download: bool, options: DataOptions) -> Source:
     """Return the source with this name, or at this path."""
     if name.startswith(hub.PREFIX):
         keys, repository = ItemKeys(options.image, options.label), name.removeprefix(hub.PREFIX)
-        return hub.HubDataset(repository, keys, options.framing, options.config, options.split, options.revision)
+        return hub.HubDataset(
+            repository,
+            keys,
+            options.framing,
+            config=options.config,
+            split=options.split,
+            revision=options.revision,
+            round=bool(options.round),
+        )
     path = Path(name).expanduser()
     if name not in ("builtin", *cifar.LAYOUTS) and path.is_dir() and not cifar.open_folder(path):
         options.check_only(("classes", *SIZES), name)
@@ -58,7 +66,7 @@ def _open_file(path: Path) -> Source:
         return cifar.open_archive(path) if path.name.endswith((".tar.gz", ".tgz")) else NpzFile(path)
     names = ("builtin", *cifar.LAYOUTS)
     expected = "expected the name of a data set, hf:NAME, or a path to .npz, a CIFAR archive or an image folder"
-    hint = suggestion(str(path).lower(), names)
+    hint = suggestion(str(path).lower(), [*names, *similar_paths(path)])
     raise FileNotFoundError(f"{expected}, got {str(path)!r}, which does not exist: {hint}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ class HubDataset:
         config: which of its configurations to load; None: the only one.
         split: the name of the only split to use, also a part such as `train[:1000]`; None: all splits.
         revision: branch, tag or commit; None: the newest.
+        round: round floats to the nearest of the 256 levels.
     """
 
     path: str
@@ -32,6 +33,7 @@ class HubDataset:
     config: str | None = None
     split: str | None = None
     revision: str | None = None
+    round: bool = False
 
     @property
     def name(self) -> str:
@@ -67,7 +69,8 @@ class HubDataset:
         names = getattr(table.features[label], "names", None)
         labels = np.array([self._label(value) for value in table[label]], np.int64)
         classes = names or [str(number) for number in range(labels.max(initial=0) + 1)]
-        return whole_split(HubImages(table, image, self.framing), labels, tuple(classes))
+        images = HubImages(table, image, self.framing, self.round)
+        return whole_split(images, labels, tuple(classes), classes_known=bool(names))
 
     def _label(self, value: Any) -> int:
         if isinstance(value, str):
@@ -99,13 +102,16 @@ class HubImages:
     table: Any
     image: str
     framing: Framing
+    round: bool
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, rows: np.ndarray) -> HubImages:
-        return HubImages(self.table.select(rows), self.image, self.framing)
+        return replace(self, table=self.table.select(rows))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        levels = Levels()
-        return stack_images([chw(item[self.image], self.framing, levels) for item in self.table]).numpy()
+        levels = Levels(self.round)
+        images = stack_images([chw(item[self.image], self.framing, levels) for item in self.table]).numpy()
+        levels.report("the data set")
+        return images

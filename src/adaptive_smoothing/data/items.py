@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,8 +69,8 @@ class Levels:
         if not images.is_floating_point():
             raise ValueError(f"expected uint8 images or floats in [0, 1], got {images.dtype}: convert to uint8")
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-            found = f"[{images.min():.3g}, {images.max():.3g}]: normalisation belongs inside the model; see ads.wrap"
-            raise ValueError(f"expected images in [0, 1], got {found}")
+            low, high = images.min().item(), images.max().item()
+            raise ValueError(f"expected images in [0, 1], got [{low:.3g}, {high:.3g}]: {range_hint(low, high)}")
         return torch.cat([self._levels(part) for part in images.split(CHUNK)]) if len(images) else images.byte()
 
     def _levels(self, images: Tensor) -> Tensor:
@@ -90,6 +91,15 @@ class Levels:
         if self.largest:
             found = f"by at most {self.largest / 255:.2g} ({self.largest:.2f} of the distance between two levels)"
             warn_user(f"the images of {name} were rounded to the 256 levels k/255, {found}")
+
+
+def range_hint(low: float, high: float) -> str:
+    """Return what to do about images with values outside [0, 1]."""
+    if math.isinf(low) or math.isinf(high):
+        return "find the step of the data pipeline that produces an infinite value"
+    if low >= 0 and 2 < high <= 255:
+        return "they look like bytes; divide them by 255"
+    return "normalisation belongs inside the model; see ads.wrap"
 
 
 def label_number(label: Any) -> int:

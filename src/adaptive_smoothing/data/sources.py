@@ -9,7 +9,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -31,16 +31,21 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 @dataclass(frozen=True)
 class SplitArrays:
-    """One split as arrays: uint8 NCHW images, int64 labels, class names, and positions in the official split."""
+    """One split as arrays: uint8 NCHW images, int64 labels, class names, and positions in the official split.
+
+    Args:
+        classes_known: False if the classes are numbers that were counted from the labels.
+    """
 
     images: np.ndarray | LazyImages
     labels: np.ndarray
     classes: tuple[str, ...]
     index: np.ndarray
+    classes_known: bool = True
 
     def take(self, rows: np.ndarray) -> SplitArrays:
         """Return a selection of the images."""
-        return SplitArrays(self.images[rows], self.labels[rows], self.classes, self.index[rows])
+        return replace(self, images=self.images[rows], labels=self.labels[rows], index=self.index[rows])
 
 
 class LazyImages(Protocol):
@@ -61,9 +66,11 @@ class Source(Protocol):
     def read(self, split: str) -> SplitArrays: ...
 
 
-def whole_split(images: np.ndarray | LazyImages, labels: np.ndarray, classes: tuple[str, ...]) -> SplitArrays:
+def whole_split(
+    images: np.ndarray | LazyImages, labels: np.ndarray, classes: tuple[str, ...], *, classes_known: bool = True
+) -> SplitArrays:
     """Return a complete official split, in which image i has position i."""
-    return SplitArrays(images, labels.astype(np.int64), classes, np.arange(len(images)))
+    return SplitArrays(images, labels.astype(np.int64), classes, np.arange(len(images)), classes_known)
 
 
 def find_splits(names: Iterable[str]) -> dict[str, str]:
@@ -112,7 +119,9 @@ class NpzFile:
             wanted = f"{prefix}images in {self.path} to be uint8 of shape (count, height, width, channels)"
             raise ValueError(f"expected {wanted}, got {found}")
         channels_last = images if images.ndim == 4 else images[..., None]
-        return whole_split(channels_last.transpose(0, 3, 1, 2), labels, self._classes())
+        names = self._names()
+        classes = self._numbers() if names is None else names
+        return whole_split(channels_last.transpose(0, 3, 1, 2), labels, classes, classes_known=names is not None)
 
     def _array(self, key: str) -> np.ndarray:
         try:
@@ -132,12 +141,14 @@ class NpzFile:
             raise ValueError(f"expected whole numbers under {key} in {self.path}, got {labels.dtype}")
         return labels
 
-    def _classes(self) -> tuple[str, ...]:
-        """Return the names in the file, those of CIFAR-10 for `cifar10.npz`, else numbers."""
+    def _names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes in the file, those of CIFAR-10 for `cifar10.npz`, else None."""
         if "classes" in self.arrays.files:
             return tuple(str(name) for name in self._array("classes"))
-        if self.name == "cifar10":
-            return CIFAR10_CLASSES
+        return CIFAR10_CLASSES if self.name == "cifar10" else None
+
+    def _numbers(self) -> tuple[str, ...]:
+        """Return numbers up to the largest label of all splits as names."""
         keys = [key for key in self.arrays.files if key.endswith("labels")]
         largest = max(int(self._labels(key).max(initial=0)) for key in keys)
         return tuple(str(label) for label in range(largest + 1))

@@ -100,15 +100,15 @@ def evaluate(
     if for_cascades and not isinstance(attack, Cascade):
         expected = "devices, journal and overwrite with a preset or a cascade only"
         found = f"one of them with {attack_title(attack) or 'no attack'}"
-        hint = "leave them out, or pass Cascade(name, threat, (Stage(key, attack),))"
-        raise TypeError(f"expected {expected}, got {found}: {hint}")
+        hint = "leave them out, or pass Cascade(name, threat, (Stage(key, attack),)) from"
+        raise TypeError(f"expected {expected}, got {found}: {hint} {Cascade.__module__}")
     check_data(data)
     check_eval(model)
     where, report = device_of(model, data, device), progress or ignore_progress
     if not isinstance(attack, Cascade):
         return _evaluate_plain(model, data, attack, threat, options.batch_size or BATCH, where, report)
-    if options.alarms:  # without them, a finished run needs no forward pass
-        warn_if_unfit(model, data, _first_logits(model, data))
+    # Without alarms, a finished run needs no forward pass.
+    warn_if_unfit(model, data, _first_logits(model, data) if options.alarms else None)
     with journal_at(journal, overwrite, devices) as kept:
         run = EvaluationRun(
             model=model,

@@ -22,6 +22,7 @@ FETCHED = ("*.json", "*.safetensors")
 LIBRARIES = ("timm", "torchvision", "hf")
 TAGS = ["adversarial-robustness", "mixture-of-classifiers", "pytorch"]
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+REVISION = re.compile(r"[\w./-]+")
 # Marks the name of a repository that could also be a path.
 SCHEME = "hf://"
 # The folder that commands write to. It may not exist yet where a user types its name.
@@ -33,14 +34,17 @@ ACCURACIES = {"clean": "Clean accuracy", "adaptive": "Accuracy under the attacks
 def find_repository(name: Path | str) -> str | None:
     """Return the repository `org/name` that a name stands for, or None for a path and for a name without a slash.
 
-    `hf://org/name` is always a repository. `org/name` is a path if there is a folder `org` here, if `org` is the folder
-    that commands write to, or if it ends like a file of weights.
+    `hf://org/name` is always a repository, and may have a revision: `hf://org/name@v1`. `org/name` is a path if there
+    is a folder `org` here, if `org` is the folder that commands write to, or if it ends like a file of weights.
     """
     if not isinstance(name, str):
         return None
     marked, repository = name.startswith(SCHEME), name.removeprefix(SCHEME)
-    if not REPOSITORY.fullmatch(repository):
+    repository, at, revision = repository.partition("@")
+    if not REPOSITORY.fullmatch(repository) or (at and not (marked and REVISION.fullmatch(revision))):
         return None
+    if at:
+        return f"{repository}@{revision}"
     is_path = in_a_folder(repository) or Path(repository).suffix in zoo.WEIGHT_FILES
     return repository if marked or not is_path else None
 
@@ -83,10 +87,15 @@ def fetch(
     """Return the local folder of a mixture in a repository. Its files are fetched once.
 
     Args:
+        repository: `org/name` or `org/name@revision`.
         passed: the roles of base classifiers that the user passes, and that are not loaded by name.
     """
     import huggingface_hub
 
+    repository, _, named = repository.partition("@")
+    if named and revision and named != revision:
+        raise ValueError(f"expected one revision of {repository}, got {named} and {revision}: leave one out")
+    revision = named or revision
     try:
         found = huggingface_hub.snapshot_download(
             repository, revision=revision, token=token, allow_patterns=list(FETCHED)

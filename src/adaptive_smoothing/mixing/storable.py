@@ -109,7 +109,8 @@ class StorableMixture(BaseClassifiers):
     ) -> Self:
         """Return a stored mixture: of a folder, of the package or the zoo by name, or of the hub as `org/name`.
 
-        If there is a folder `org` here, write `hf://org/name`. An error explains how a base classifier has changed.
+        If there is a folder `org` here, write `hf://org/name`, or `hf://org/name@v1` for a revision. An error explains
+        how a base classifier has changed.
 
         Args:
             standard, robust: base classifiers that the folder does not name, such as your own modules. If the folder

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from adaptive_smoothing.data.datasets import is_integer, looks_channels_last
+from adaptive_smoothing.data.datasets import looks_channels_last
+from adaptive_smoothing.data.items import is_integer, range_hint
 
 # Resizing and colour conversion round, so that values may leave [0, 1] by this much.
 SLACK = 1e-6
@@ -60,12 +61,7 @@ def check_image_values(images: Tensor) -> None:
         return
     if math.isnan(low) or math.isnan(high):
         raise ValueError("expected images in [0, 1], got NaN: find the step of the data pipeline that produces it")
-    hint = "normalisation belongs inside the model; see ads.wrap"
-    if low >= 0 and 2 < high <= 255:
-        hint = "they look like bytes; divide them by 255"
-    if math.isinf(low) or math.isinf(high):
-        hint = "find the step of the data pipeline that produces an infinite value"
-    raise ValueError(f"expected images in [0, 1], got [{low:.7g}, {high:.7g}]: {hint}")
+    raise ValueError(f"expected images in [0, 1], got [{low:.7g}, {high:.7g}]: {range_hint(low, high)}")
 
 
 def guard_images(images: Tensor) -> None:

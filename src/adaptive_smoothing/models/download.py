@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import ssl
 import sys
 import tempfile
@@ -54,11 +55,17 @@ def zoo_cache() -> Path:
 def zoo_url() -> str | None:
     """Return the address of a copy of the zoo, or None if none is configured."""
     url = os.environ.get(URL_VARIABLE) or ZOO_URL
-    if url and urlsplit(url).scheme not in SCHEMES:
+    if url and not _is_address(url):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        hint = "name a folder of this machine with ADAPTIVE_SMOOTHING_ZOO"
-        raise ValueError(f"expected {URL_VARIABLE} to start with one of {schemes}, got {url!r}: correct it, or {hint}")
+        hint = "correct it (a space is %20), or name a folder of this machine with ADAPTIVE_SMOOTHING_ZOO"
+        raise ValueError(f"expected {URL_VARIABLE} as the address of a folder, with {schemes}, got {url!r}: {hint}")
     return url
+
+
+def _is_address(url: str) -> bool:
+    """Return whether an address has a known scheme, no spaces, and a host where it needs one."""
+    parts = urlsplit(url)
+    return parts.scheme in SCHEMES and not re.search(r"\s", url) and bool(parts.netloc or parts.scheme == "file")
 
 
 def cached(entries: Mapping[str, ZooEntry]) -> list[str]:
@@ -67,15 +74,20 @@ def cached(entries: Mapping[str, ZooEntry]) -> list[str]:
     return [name for name, entry in entries.items() if all(file.is_at(folder) for file in entry.needed)]
 
 
-def fetch(files: Sequence[ZooFile]) -> Path:
-    """Return the folder of the cache, with these files. Those that are missing or damaged are fetched first."""
+def fetch(files: Sequence[ZooFile], later: Sequence[ZooFile] = ()) -> Path:
+    """Return the folder of the cache, with these files. Those that are missing or damaged are fetched first.
+
+    Args:
+        later: files that will be needed as well. An error lists them, too.
+    """
     folder = zoo_cache()
     missing = [file for file in files if not file.is_at(folder)]
     for position, file in enumerate(missing):
         try:
             _fetch_file(file, folder)
         except DownloadError as error:
-            raise DownloadError(_by_hand(missing[position:], folder, error)) from error
+            wanted = [*missing[position:], *(each for each in later if not each.is_at(folder))]
+            raise DownloadError(_by_hand(wanted, folder, error)) from error
     return folder
 
 
@@ -122,6 +134,7 @@ def _read_from_url(base: str, file: ZooFile, partial: Path) -> None:
                 if pause is None or not _may_pass(error):
                     reason = f"{url} cannot be read: {_reason(error)}; check {URL_VARIABLE} and the connection."
                     raise DownloadError(reason) from error
+                _say(f"{_reason(error)}; trying {file.path} again in {pause:g} s")
                 time.sleep(pause)
 
 
@@ -192,10 +205,16 @@ def first_line(error: Exception) -> str:
     return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def _say(text: str) -> None:
+    """Print a line about a download. Above a progress bar, rich places it."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _progress(file: ZooFile) -> Iterator[Advance]:
-    """Yield a function that shows how many bytes of a file are here. It shows them on a terminal only."""
+    """Yield a function that shows how many bytes of a file are here, on a terminal. Elsewhere, print one line."""
     if not sys.stderr.isatty():
+        _say(f"fetching {file.path}, {file.bytes / 1e6:.1f} MB")
         yield lambda position: None
         return
     from rich.console import Console

@@ -10,6 +10,9 @@ from adaptive_smoothing.settings import warn_user
 
 # The number of classes that a message names.
 NAMED = 4
+# If only labels are known: images per output from which all classes should occur, even rare ones, and the share of the
+# outputs that the labels then have to reach.
+IMAGES_PER_OUTPUT, SHARE = 10, 0.75
 
 
 def warn_if_unfit(model: nn.Module, data: ImageData, logits: Tensor | None = None) -> None:
@@ -26,11 +29,15 @@ def warn_if_unfit(model: nn.Module, data: ImageData, logits: Tensor | None = Non
 
 
 def warn_classes(data: ImageData, outputs: int | None) -> None:
-    """Warn if the data names another number of classes than the model has. Numbers as names are not known names."""
-    if outputs in (None, data.num_classes) or data.classes == tuple(map(str, range(len(data.classes)))):
+    """Warn if the data has another number of classes than the model, or many images and only small labels."""
+    if outputs is None or outputs == data.num_classes:
         return
+    if not data.classes_known and (len(data) < IMAGES_PER_OUTPUT * outputs or data.num_classes > SHARE * outputs):
+        return
+    named = f"{data.num_classes} classes ({class_names(data)})"
+    found = named if data.classes_known else f"{len(data):,} images and no label above {data.num_classes - 1}"
     warn_user(
-        f"{data.name} has {data.num_classes} classes ({class_names(data)}), but the model has {outputs} outputs: the "
+        f"{data.name} has {found}, but the model has {outputs} outputs: the "
         f"accuracy is wrong unless label k means output k of the model; pass the model's class names in its order as "
         "classes= to ads.load_data, ads.from_dataset or ads.from_tensors"
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 # The limit of this process and of those that it starts, in bytes. `limit_memory` sets it.
 VARIABLE = "ADAPTIVE_SMOOTHING_MEMORY"
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # Memory for one batch under attack. It does not depend on the memory that is free, so that the size of a batch, and
 # with it the rounding of fast arithmetic, is the same on every GPU that has twice this memory.
 BATCH_BYTES = 4 * 2**30
@@ -27,19 +27,19 @@ _DEPTH: ContextVar[int] = ContextVar("depth", default=0)
 Result = TypeVar("Result")
 
 
-def parse_bytes(text: str | int) -> int:
-    """Return a number of bytes from a text such as `6G` or `500M`, where a G is 2**30 bytes."""
-    found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes from a text such as `6G` or `500M`, where a G is 2**30 bytes. It needs a unit."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT])(?:i?B)?\s*", str(text), re.IGNORECASE)
     try:
         size = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
     except ValueError:  # such as 1.2.3
         size = 0
     if size <= 0:
-        raise ValueError(f"expected an amount of memory such as 6G or 500M, got {text!r}")
+        raise ValueError(f"expected an amount of memory such as 6G or 500M, got {text!r}: write a number and a unit")
     return size
 
 
-def limit_memory(limit: str | int) -> None:
+def limit_memory(limit: str) -> None:
     """Limit the GPU memory of this process, and of the processes that it starts: `limit_memory("6G")`."""
     size = parse_bytes(limit)
     if not torch.cuda.is_available():
@@ -67,7 +67,7 @@ def _set_limit(device: int, size: int, most: float = 1.0) -> None:
 
 
 @contextmanager
-def limited_memory(limit: str | int | None, device: torch.device) -> Iterator[None]:
+def limited_memory(limit: str | None, device: torch.device) -> Iterator[None]:
     """Limit the memory of one GPU inside of the context; None sets no limit. A limit that is lower already stays."""
     if limit is None:
         yield

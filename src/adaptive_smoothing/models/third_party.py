@@ -21,7 +21,7 @@ from torch import nn
 
 from adaptive_smoothing.models.weight_files import load_state, read_weights
 from adaptive_smoothing.models.wrap import Channels, Classifier, Preprocessing, wrap
-from adaptive_smoothing.settings import parse_query, parse_size, suggestion
+from adaptive_smoothing.settings import parse_flag, parse_query, parse_size, suggestion
 from adaptive_smoothing.threat import parse_number
 
 PREPROCESSING = ("mean", "std", "size")
@@ -109,6 +109,8 @@ def _timm(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.M
     timm = _import("timm", "timm")
     try:
         model = timm.create_model(name, pretrained=pretrained, **_classes(options))
+    except OSError as error:
+        raise _not_downloaded("timm", name, error, OWN_WEIGHTS_HINT) from error
     except RuntimeError as error:
         if "Unknown model" not in str(error):
             raise
@@ -119,15 +121,30 @@ def _timm(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.M
 
 def _torchvision(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
     models = _import("torchvision.models", "torchvision")
-    if name not in models.list_models():
-        raise ValueError(f"unknown model {name!r} of torchvision: {suggestion(name, models.list_models(), count=3)}")
+    _check_torchvision_classifier(name, models)
     if pretrained and options["num_classes"]:
         hint = "add checkpoint=PATH with weights of your own, or pretrained=0"
+        if options["checkpoint"]:
+            hint = "leave pretrained=1 out, because the weights are those of checkpoint"
         raise ValueError(f"expected torchvision:{name} without num_classes, because it is pretrained: {hint}")
     weights = models.get_model_weights(name).DEFAULT
-    model = models.get_model(name, weights=weights if pretrained else None, **_classes(options))
+    try:
+        model = models.get_model(name, weights=weights if pretrained else None, **_classes(options))
+    except OSError as error:
+        raise _not_downloaded("torchvision", name, error, OWN_WEIGHTS_HINT) from error
     preset = weights.transforms()
     return model, {"mean": preset.mean, "std": preset.std, "size": preset.crop_size[0]}
+
+
+def _check_torchvision_classifier(name: str, models: Any) -> None:
+    """Raise an error for an unknown name, and for a network that does not classify images."""
+    classifiers = models.list_models(module=models) + models.list_models(module=models.quantization)
+    if name in classifiers:
+        return
+    if name in models.list_models():
+        hint = "it has another task, such as segmentation, detection or video; choose a classifier, such as resnet18"
+        raise ValueError(f"expected a classifier of images from torchvision, got {name!r}: {hint}")
+    raise ValueError(f"unknown model {name!r} of torchvision: {suggestion(name, classifiers, count=3)}")
 
 
 def _hf(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.Module, Preprocessing]:
@@ -176,12 +193,18 @@ def _robustbench(name: str, options: Mapping[str, str], pretrained: bool) -> tup
             model_name=name, dataset=options["dataset"], threat_model=options["threat"], model_dir=folder
         )
     except (OSError, RuntimeError, KeyError) as error:
-        hint = f"check the name, the options and the connection, or put the file into {folder}"
-        found = f"{type(error).__name__}: {error}"
-        raise OSError(f"expected to get {name} from robustbench, got {found}; {hint}") from error
+        raise _not_downloaded("robustbench", name, error, f"put the file into {folder}") from error
     return model, {"mean": 0.0, "std": 1.0}
 
 
+def _not_downloaded(library: str, name: str, error: Exception, hint: str) -> OSError:
+    """Return the error for weights that a library could not download."""
+    found = f"{type(error).__name__}: {error}"
+    hint = f"they could not be downloaded; check the name, the options and the connection, or {hint}"
+    return OSError(f"expected the weights of {library}:{name}, got {found}: {hint}")
+
+
+OWN_WEIGHTS_HINT = "add ?checkpoint=PATH for weights of your own, or ?pretrained=0 for random ones"
 _OWN_WEIGHTS = {"pretrained": "", "num_classes": "", "checkpoint": "", "key": ""}
 SOURCES: dict[str, Library] = {
     "timm": Library(_timm, _OWN_WEIGHTS),
@@ -201,7 +224,7 @@ def split(name: str) -> tuple[str, str] | None:
 def _is_pretrained(options: Mapping[str, str]) -> bool:
     """Return whether the library's weights are wanted: by default, unless there is a checkpoint."""
     given = options.get("pretrained")
-    return _flag(given) if given else not options.get("checkpoint")
+    return parse_flag("pretrained", given) if given else not options.get("checkpoint")
 
 
 def _classes(options: Mapping[str, str]) -> dict[str, int]:
@@ -215,12 +238,6 @@ def _parse(text: str, defaults: Mapping[str, str]) -> tuple[str, dict[str, str]]
     """Return the name and the options in `NAME?key=value&key=value`; `defaults` has every key that is allowed."""
     name, given = parse_query(text, defaults)
     return name, {**defaults, **given}
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in ("0", "1", "true", "false"):
-        raise ValueError(f"expected 0 or 1, got {text!r}")
-    return text.lower() in ("1", "true")
 
 
 def _import(module: str, extra: str) -> Any:

@@ -109,6 +109,9 @@ def wrap(
         found = f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither"
         warn_user(f"{found}: pass them, or mean=0, std=1 if it was trained on plain [0, 1] images")
     probes = _probe_images(model, images, shape)
+    if probes.dtype != (torch.float32 if images is None else images.dtype):
+        hint = "call model.float(), or pass images= of this dtype if all images will have it"
+        raise ValueError(f"expected a model for images in float32, got weights in {probes.dtype}: {hint}")
     first = first_layers(mean, std, size, probes.shape[1]).to(probes.device, probes.dtype)
     tested = tuple(probes.shape[1:])
     classifier = Classifier(model, first=first, num_classes=0, output=output, shape=tested).eval()
@@ -165,7 +168,11 @@ def _normalisation(mean: Channels | None, std: Channels | None, channels: int) -
 
 
 def _per_channel(name: str, value: Channels, channels: int) -> list[float]:
-    values = [float(value)] if isinstance(value, int | float) else [float(number) for number in value]
+    try:
+        values = torch.as_tensor(value, dtype=torch.float64).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError) as error:
+        hint = "pass 0.5, or one number per channel"
+        raise ValueError(f"expected {name} as a number or {channels} numbers, got {value!r}: {hint}") from error
     if len(values) not in (1, channels):
         raise ValueError(f"expected {name} with 1 or {channels} values (one per channel), got {len(values)}")
     return values * (channels // len(values))

@@ -28,7 +28,7 @@ from adaptive_smoothing.models.wrap import num_classes
 from adaptive_smoothing.models.zoo_index import MIXTURE
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import write_json, write_text
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings import similar_paths, suggestion
 
 BUILTIN = Path(__file__).parent / "weights"
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
@@ -116,7 +116,9 @@ def find_mixture(name: str) -> Path | None:
     """Return the folder of a mixture of the package or of the zoo, which is fetched if it is not on this machine."""
     stored = _mixtures(zoo_folder()) | _mixtures(BUILTIN)
     if name not in stored and (entry := zoo_index.mixtures().get(name)):
-        return download.fetch(entry.needed) / name
+        here, known = {*_cards(zoo_folder()), *_cards(BUILTIN)}, zoo_index.models()
+        later = [file for base in entry.bases if base in known and base not in here for file in known[base].needed]
+        return download.fetch(entry.needed, later) / name
     return stored.get(name)
 
 
@@ -150,7 +152,8 @@ def _path_problem(path: Path) -> str:
         return f"a folder without {MIXTURE}: name a folder that `mix` or save_pretrained has written"
     if path.exists():
         return f"a file that does not end in {', '.join(WEIGHT_FILES)}: name a file of weights"
-    return "a path with nothing there: correct it; a mixture of the hub is hf://ORG/NAME"
+    near = "".join(f" (did you mean {name!r}?)" for name in similar_paths(path))
+    return f"a path with nothing there: correct it{near}; a mixture of the hub is hf://ORG/NAME"
 
 
 def _cards(folder: Path | None) -> dict[str, Card]:

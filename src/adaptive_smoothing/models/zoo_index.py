@@ -34,10 +34,11 @@ class ZooFile:
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """A model or a mixture of the zoo: its files, and the figures on its card."""
+    """A model or a mixture of the zoo: its files, the figures on its card, and the models that a mixture needs."""
 
     files: tuple[ZooFile, ...]
     figures: dict[str, Any]
+    bases: tuple[str, ...] = ()
 
     @property
     def needed(self) -> tuple[ZooFile, ...]:
@@ -60,7 +61,8 @@ def make(zoo: Path) -> dict[str, Any]:
     return {
         "models": {name: _describe(zoo, f"{name}.*", zoo / f"{name}.json") for name in sorted(read_manifest(zoo))},
         "mixtures": {
-            path.parent.name: _describe(zoo, f"{path.parent.name}/*", path) for path in sorted(zoo.glob(f"*/{MIXTURE}"))
+            path.parent.name: _describe(zoo, f"{path.parent.name}/*", path) | {"bases": _bases(read_json(path))}
+            for path in sorted(zoo.glob(f"*/{MIXTURE}"))
         },
     }
 
@@ -71,9 +73,17 @@ def _describe(zoo: Path, pattern: str, card: Path) -> dict[str, Any]:
     return {"files": [asdict(file) for file in files], "figures": read_json(card)["card"].get("figures", {})}
 
 
+def _bases(mixture: dict[str, Any]) -> list[str]:
+    """Return the names of the base classifiers of a mixture that are stored outside of its folder."""
+    bases = [base.get("of", base) for base in (mixture["standard"], mixture["robust"])]
+    return [base["name"] for base in bases if "name" in base]
+
+
 def _entries(kind: str) -> dict[str, ZooEntry]:
     return {
-        name: ZooEntry(tuple(ZooFile(**file) for file in entry["files"]), entry["figures"])
+        name: ZooEntry(
+            tuple(ZooFile(**file) for file in entry["files"]), entry["figures"], tuple(entry.get("bases", ()))
+        )
         for name, entry in read_json(INDEX)[kind].items()
     }
 

@@ -117,7 +117,7 @@ def calibration_table(verdict: Verdict) -> Table:
 
 
 def cost_table(costs: dict[str, Cost]) -> Table:
-    """Return parameters, operations and speed of the model, and of g and h if it is a mixture."""
+    """Return the number of weights, operations and speed of the model, and of g and h if it is a mixture."""
     first = next(iter(costs.values())).images_per_second
     rows = tuple(
         (
@@ -129,7 +129,7 @@ def cost_table(costs: dict[str, Cost]) -> Table:
         )
         for name, cost in costs.items()
     )
-    columns = ("", "parameters", "FLOPs per image", "images / s", "relative speed")
+    columns = ("", "weights", "FLOPs per image", "images / s", "relative speed")  # short words, for 60 columns
     note = "Forward passes on this machine, with default settings of torch."
     return Table("Cost of a prediction", columns, rows, note)
 
