@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from adaptive_smoothing import results
 from adaptive_smoothing.cli import demo
 from adaptive_smoothing.cli import sweep as sweep_file
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.cli.sweep import parse_alphas
 from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, load_facts, load_tradeoff
-from adaptive_smoothing.runs import folder as folder_file
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve
 
 pytestmark = pytest.mark.usefixtures("package")
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(folder_file.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(results.tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(sweep_file, "measure_tradeoff", lambda *a, **k: pytest.fail("work was done"))
     assert "got theirs (Permission denied): choose another --out" in sweep("--out", "theirs", code=1)
 
