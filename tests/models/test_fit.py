@@ -42,16 +42,20 @@ def test_folders_with_numbers_as_names_are_known_classes(linear, tmp_path):
     for name in ("0", "1", "2"):
         (tmp_path / "numbered" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "numbered" / name / "1.png")
-    with pytest.warns(UserWarning, match=r"has 3 classes \(0, 1, 2\), but the model has 4 outputs"):
-        ads.evaluate(linear, ads.load_data(tmp_path / "numbered"))
+    with pytest.warns(UserWarning, match=r"has 3 classes \(0, 1, 2\), but the model has 4 outputs") as seen:
+        found = ads.evaluate(linear, ads.load_data(tmp_path / "numbered"))
+    assert len(seen) == 1 and found.labels.tolist() == [0, 1, 2]
 
 
 def test_small_labels_of_many_images_are_noticed(linear):
     def numbers(images: int, classes: int) -> ads.ImageData:
         return ads.from_tensors(torch.zeros(images, 3, 8, 8, dtype=torch.uint8), torch.arange(images) % classes)
 
-    with pytest.warns(UserWarning, match="data has 40 images and no label above 2, but the model has 4 outputs"):
+    with pytest.warns(
+        UserWarning, match="data has 40 images and no label above 2, but the model has 4 outputs"
+    ) as seen:
         ads.evaluate(linear, numbers(40, 3))
+    assert len(seen) == 1
     for few in (numbers(39, 2), numbers(200, 4), numbers(200, 3).take(20)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -83,8 +87,9 @@ def test_a_cascade_notices_it_as_well(linear):
 def test_a_cascade_without_alarms_notices_declared_classes(linear):
     cascade, options = ads.preset("fast", ads.Linf(0.001)), EvaluationOptions(alarms=False)
     for model in (linear, ads.MixedClassifier(linear, linear, 0.5)):
-        with pytest.warns(UserWarning, match="pictures has 3 classes"):
-            ads.evaluate(model, pictures(3, ["ant", "bee", "cat"]).take(2), cascade, options=options)
+        with pytest.warns(UserWarning, match="pictures has 3 classes") as seen:
+            found = ads.evaluate(model, pictures(3, ["ant", "bee", "cat"]).take(2), cascade, options=options)
+        assert len(seen) == 1 and found.alarms is None
 
 
 def test_images_of_one_class_are_noticed(linear):
