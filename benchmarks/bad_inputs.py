@@ -33,16 +33,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.cli.main import app, is_explained
 from adaptive_smoothing.models import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "adaptive_smoothing"
 PAGE = ROOT / "docs" / "bad-inputs.md"
-# What `main` prints as one sentence. Another type of error would be printed as a traceback.
+# What `main` prints as one sentence, with explained type errors. Another error would be printed as a traceback.
 PRINTED = (ValueError, OSError, RuntimeError, ImportError)
 # A message says what was expected and what was given, or names what is unknown, missing or superfluous.
 STRUCTURE = re.compile(
@@ -132,7 +133,7 @@ def _failure(error: Exception, *, command: bool) -> str:
     """Return why an error is not one of this package; empty if it is."""
     if _is_usage_error(error):
         return ""
-    if command and not isinstance(error, PRINTED):
+    if command and not isinstance(error, PRINTED) and not (isinstance(error, TypeError) and is_explained(error)):
         return f"a traceback: {type(error).__name__}"
     last = traceback.extract_tb(error.__traceback__)[-1]
     raised_here = Path(last.filename).is_relative_to(PACKAGE)
@@ -220,12 +221,18 @@ def _write_models() -> None:
 def _write_data() -> None:
     images, labels = np.zeros((4, 32, 32, 3), np.uint8), np.arange(4)
     np.savez("no-labels.npz", images=images)
+    np.savez("zero.npz", images=images[:0], labels=labels[:0], classes=[str(k) for k in range(10)])
+    np.save("array.npy", images)
     np.savez("few-labels.npz", images=images, labels=labels[:2])
     np.savez("float-images.npz", images=images.astype(np.float32) + 0.123, labels=labels)
     np.savez("hundred.npz", images=images, labels=labels + 96)
     splits = ("train", "val", "test")
     columns = {f"{split}_images": images for split in splits} | {f"{split}_labels": labels for split in splits}
     np.savez("small.npz", **columns)
+    for label in ("cat", "dog"):
+        Path("pictures", label).mkdir(parents=True)
+        Image.fromarray(images[0]).save(Path("pictures", label, "1.png"))
+    Path("utf-16.txt").write_text("cat\ndog\n", encoding="utf-16")
     Path("broken.npz").write_bytes(b"PK\x03\x04 and nothing else")
 
 

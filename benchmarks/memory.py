@@ -4,8 +4,9 @@
 
 All calls are made in one process, one after the other, as in a notebook: five short evaluations, one of 1,000 images,
 the same without a bound of the batch and with limits of memory, the training of a mixing network, a search for a fixed
-alpha, MixedNUTS, a compiled evaluation, and the first one again. A call gives its memory back if it reserves within 0.5
-GiB of what it found. Robust accuracy and alarms must not depend on the limit.
+alpha without and with a limit, MixedNUTS, a trade-off, certificates, an export, a compiled evaluation, and the first
+one again. A call gives its memory back if it reserves within 0.5 GiB of what it found. Robust accuracy and alarms must
+not depend on the limit.
 """
 
 from __future__ import annotations
@@ -69,6 +70,17 @@ def calls(g: nn.Module, h: nn.Module, images: int) -> dict[str, Callable[[], Any
         with patch.object(memory, "BATCH_BYTES", 2**50):
             return evaluate(mixed, data)
 
+    def tune() -> ads.MixedClassifier:
+        return ads.tune(mixed, val, clean_accuracy=0.9, threat=THREAT, attacked=100)
+
+    def tune_limited() -> ads.MixedClassifier:
+        with memory.limited_memory(LIMITS[-1], torch.device("cuda")):
+            return tune()
+
+    def export() -> object:
+        with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
+            return mixed.export(Path(folder) / "mixed.pt2")
+
     limits = {f"evaluate, {limit}": lambda limit=limit: evaluate(mixed, data, memory=limit) for limit in LIMITS}
     return {
         **{f"evaluate 200 images, round {number}": lambda: evaluate(mixed, few) for number in range(1, 6)},
@@ -76,8 +88,12 @@ def calls(g: nn.Module, h: nn.Module, images: int) -> dict[str, Callable[[], Any
         "evaluate, batches of any size": evaluate_unbounded,
         **limits,
         "train_mixing": train_mixing,
-        "tune": lambda: ads.tune(mixed, val, clean_accuracy=0.9, threat=THREAT, attacked=100),
+        "tune": tune,
+        f"tune, {LIMITS[-1]}": tune_limited,
         "fit_nonlinear": lambda: ads.fit_nonlinear(g, h, val, THREAT, clean_accuracy=0.9, attacked=100),
+        "tradeoff": lambda: ads.tradeoff(g, h, few, ads.PGD(THREAT, steps=20), mix_alphas=(0.5,)),
+        "certify": lambda: ads.certify(ads.SmoothedClassifier(h, 0.25), data.take(slice(20)), samples=10_000),
+        "export": export,
         "evaluate h, compiled": lambda: evaluate(h, few, compiled=True),
         f"evaluate {len(data):,} images again": lambda: evaluate(mixed, data),
     }

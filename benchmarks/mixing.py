@@ -27,7 +27,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.contract import trusted_images
 from adaptive_smoothing.results import write_json
 from adaptive_smoothing.runs.folder import environment
-from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.training.options import TrainingOptions

@@ -38,7 +38,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.origin import origin
 from adaptive_smoothing.results import write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS, environment
-from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.threat import parse_threat
 from adaptive_smoothing.training.mixing.recipe import DEFAULT, MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts

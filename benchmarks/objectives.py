@@ -36,10 +36,10 @@ from adaptive_smoothing.attacks.objectives import (
 )
 from adaptive_smoothing.attacks.presets import TARGETS, auto_attack, full_precision_stage
 from adaptive_smoothing.attacks.views import (
+    Lacks,
     SmoothedSurrogate,
     WithoutTransforms,
     has_transformed_robust,
-    lacks,
     learns_alpha,
 )
 from adaptive_smoothing.data import datasets
@@ -118,7 +118,7 @@ def attacks(threat: Threat) -> dict[str, Stage]:
         "APGD-T, targeted probability": targeted(targeted_probability),
         "APGD-T, flip g": targeted(flip_standard),
         f"APGD-T, flip g, {RESTARTS} restarts": targeted(
-            flip_standard, needs=lacks(learns_alpha), restarts=RESTARTS, seed=1
+            flip_standard, needs=Lacks(learns_alpha), restarts=RESTARTS, seed=1
         ),
         worst_case: targeted(worst_case_standard, needs=learns_alpha),
         f"{worst_case}, smoothed alpha": targeted(worst_case_standard, SmoothedSurrogate(), learns_alpha),

@@ -20,7 +20,7 @@ from clock import clocked
 
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer

@@ -20,6 +20,7 @@ def bad_inputs():
 
 def test_every_bad_input_is_answered_with_an_error_of_this_package(bad_inputs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # the working folder is added to it
     for name in ("robustbench", "robustbench.utils"):
         monkeypatch.setitem(sys.modules, name, None)  # replaced by a stand-in, and restored afterwards
     found = bad_inputs.answers()

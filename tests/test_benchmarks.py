@@ -1,5 +1,6 @@
 """Benchmarks on linear models, whose optimal attacks are known."""
 
+import copy
 import importlib.util
 import sys
 from dataclasses import replace
@@ -15,9 +16,12 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Nonlinear
+from adaptive_smoothing.results import read_json
 from adaptive_smoothing.threat import Linf
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+# A linear model gives random images of middle levels the same label.
+pytestmark = pytest.mark.filterwarnings("ignore:all .* have the label")
 
 
 def benchmark(name):
@@ -153,3 +157,25 @@ def test_the_error_of_an_arithmetic_is_its_rounding_error(linear):
     names = list(arithmetic.models(linear, type(linear)(seed=1).eval()))
     assert names == ["g", "h", "one alpha, 0.85", "MixedNUTS"]
     assert arithmetic.images_per_second(linear, FULL_PRECISION, images, torch.zeros(40, dtype=torch.long)) > 0
+
+
+def test_identities_are_compared_with_those_of_another_machine(tmp_path, monkeypatch, linear):
+    identity = benchmark("identity")
+    for number, out in enumerate(("here.json", "compared.json")):
+        changed = copy.deepcopy(linear)
+        changed.linear.weight.data[0, 0] += number  # the second model has other weights on the other machine
+        monkeypatch.setattr(
+            identity, "models", lambda changed=changed: iter({"same": linear, "other": changed}.items())
+        )
+        compare = ["--compare", str(tmp_path / "here.json")] * number
+        monkeypatch.setattr(sys, "argv", ["identity.py", *compare, "--out", str(tmp_path / out)])
+        identity.main()
+    rows = {(row["model"], row["pair"]): row for row in read_json(tmp_path / "compared.json")["rows"]}
+    assert rows["same", "CPU and the other machine"] | {"apart": 0} == {
+        "model": "same",
+        "pair": "CPU and the other machine",
+        "same weights": True,
+        "accepted": True,
+        "apart": 0,
+    }
+    assert not rows["other", "CPU and the other machine"]["same weights"]

@@ -44,11 +44,11 @@ def test_two_processes_can_write_one_file(tmp_path):
 
 
 def test_a_check_makes_no_folder(tmp_path):
-    check_writable(tmp_path / "new" / "one")
+    check_writable(tmp_path / "new" / "one", "choose another")
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"got .*one \(Not a directory\): choose another --out"):
-        check_writable(tmp_path / "file" / "one")
+    with pytest.raises(OSError, match=r"got .*one \(Not a directory\): choose another$"):
+        check_writable(tmp_path / "file" / "one", "choose another")
 
 
 def test_only_a_regular_file_is_replaced(tmp_path):
@@ -69,7 +69,9 @@ def test_a_new_file_is_checked_before_it_is_written(tmp_path):
     check_new_file(tmp_path / "a", overwrite=True)
     with pytest.raises(FileExistsError, match=r"expected a new file, got .*a, which exists: .*--overwrite"):
         check_new_file(tmp_path / "a", overwrite=False)
-    with pytest.raises(OSError, match=r"expected a folder that can be written to, got .*a \(Not a directory\)"):
+    with pytest.raises(
+        OSError, match=r"expected a folder that can be written to, got .*a \(Not a directory\): choose another path"
+    ):
         check_new_file(tmp_path / "a" / "b", overwrite=True)
 
 

@@ -28,7 +28,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.results import read_json
-from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, current_setting

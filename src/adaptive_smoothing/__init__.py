@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from adaptive_smoothing.mixing.locally_biased import LocallyBiasedSmoothing
     from adaptive_smoothing.mixing.network import MixingNetwork
     from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
+    from adaptive_smoothing.models.memory import limit_memory
     from adaptive_smoothing.models.smoothed import SmoothedClassifier
     from adaptive_smoothing.models.wrap import wrap
     from adaptive_smoothing.models.zoo import load as load_model
@@ -70,6 +71,7 @@ __all__ = [
     "fit_nonlinear",
     "from_dataset",
     "from_tensors",
+    "limit_memory",
     "load_data",
     "load_model",
     "load_run",
@@ -106,6 +108,7 @@ _PLACES = {
     "fit_nonlinear": "tuning.nonlinear:fit_nonlinear",
     "from_dataset": "data.conversion:from_dataset",
     "from_tensors": "data.conversion:from_tensors",
+    "limit_memory": "models.memory:limit_memory",
     "load_data": "data.datasets:load",
     "load_model": "models.zoo:load",
     "load_run": "report.load:load_run",

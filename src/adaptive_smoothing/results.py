@@ -35,14 +35,14 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Raise an error, before any work is done, if a file cannot be written, or exists and may not be replaced."""
-    check_writable(path.parent)
+    check_writable(path.parent, "choose another path")
     _check_regular(path)
     if path.exists() and not overwrite:
         hint = "choose another, or replace it with --overwrite (overwrite=True)"
         raise FileExistsError(f"expected a new file, got {path}, which exists: {hint}")
 
 
-def check_writable(folder: Path, hint: str = "choose another --out") -> None:
+def check_writable(folder: Path, hint: str) -> None:
     """Raise an error if a folder cannot be written to, or is missing and cannot be made. It is not made here."""
     try:
         nearest = next(each for each in (folder, *folder.parents) if each.exists())
@@ -51,11 +51,8 @@ def check_writable(folder: Path, hint: str = "choose another --out") -> None:
         raise OSError(f"expected a folder that can be written to, got {folder} ({error.strerror}): {hint}") from error
 
 
-RUN_AGAIN = "finished parts of the run are kept; free some space and run the same command again"
-
-
 @contextmanager
-def room_for(folder: Path, hint: str = RUN_AGAIN) -> Iterator[None]:
+def room_for(folder: Path, hint: str) -> Iterator[None]:
     """Explain the error of a full disk, and raise any other error unchanged."""
     try:
         yield

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def column(values: Tensor, images: Tensor) -> Tensor:
-    """Return one number per image, shaped to broadcast against the images."""
+    """Return numbers of the leading dimensions of `images`, such as one per image, shaped to broadcast against it."""
     return values.view(*values.shape, *[1] * (images.dim() - values.dim()))
 
 
@@ -46,7 +46,10 @@ class Threat(ABC):
         if isinstance(self.eps, bool) or not isinstance(self.eps, Real | Tensor):
             hint = f"write {self.norm}(8 / 255), without quotes, or pass a tensor with one radius per image"
             raise TypeError(f"expected eps as a number or a tensor, got {self.eps!r}: {hint}")
-        if not (smallest := self._extremes()[0]) >= 0:
+        smallest, largest = self._extremes()
+        if largest == float("inf"):
+            raise ValueError(f"expected a finite eps, got {largest}: images in [0, 1] are closer than that")
+        if not smallest >= 0:
             raise ValueError(f"expected eps >= 0, got {smallest}; for images in [0, 1] the usual Linf radius is 8/255")
 
     def _extremes(self) -> tuple[float, float]:
@@ -64,6 +67,12 @@ class Threat(ABC):
     def with_eps(self, eps: float | Tensor) -> Threat:
         """Return the same norm with another radius."""
         return replace(self, eps=eps)
+
+    def check_count(self, images: int) -> None:
+        """Raise an error if there is one radius per image, but not for this number of images."""
+        if isinstance(self.eps, Tensor) and self.eps.dim() and self.eps.shape != (images,):
+            found = f"a tensor of shape {tuple(self.eps.shape)}"
+            raise ValueError(f"expected one radius, or one per image ({images}), got {found}: leave out or add radii")
 
     def take(self, which: Tensor | slice) -> Threat:
         """Return the threat for a selection of the images."""

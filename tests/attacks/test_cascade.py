@@ -111,7 +111,9 @@ def test_a_plain_attack_that_leaves_the_ball_fools_nothing_there_and_gives_a_war
     stage = Stage(
         "plain", lambda model, images, labels: images + 0.0105 * (torch.arange(len(images)) % 2).view(-1, 1, 1, 1)
     )
-    with pytest.warns(UserWarning, match="left the Linf ball or .* on 10 of 20 images, and went as far as 0.0105"):
+    with pytest.warns(
+        UserWarning, match=r"10 of 20 attacked images are farther than Linf 0.01 from the .*: project them"
+    ):
         state = run_one(model, stage, inputs)
     assert (state.fooled_by < 0).all()
 
@@ -138,7 +140,9 @@ def test_a_plain_attack_that_leaves_the_range_of_images_fools_nothing_there():
         found[images[:, 0, 0, 0] == 0, 0, 0, 0] = -0.1
         return found
 
-    with pytest.warns(UserWarning, match=r"left the Linf ball or \[0, 1\] on 5 of 20 images"):
+    with pytest.warns(
+        UserWarning, match=r"5 of 20 attacked images are farther than Linf 0.1 from the original or leave \[0, 1\]"
+    ):
         state = run_one(model, Stage("plain", attack), inputs)
     inside = run_one(model, Stage("plain", step), inputs)
     assert (state.fooled_by[:5] < 0).all() and (inside.fooled_by[:5] == 0).any()
@@ -151,7 +155,10 @@ def test_a_plain_attack_that_leaves_the_range_of_images_fools_nothing_there():
         (lambda model, images, labels: images * torch.nan, "expected finite images from the attack"),
         (lambda model, images, labels: images.double(), "torch.float64"),
         (lambda model, images, labels: (images, labels), "got 2 objects: return the images only"),
-        (lambda model, images, labels: (model.train(), images)[1], "expected a model in eval mode"),
+        (
+            lambda model, images, labels: (model.train(), images)[1],
+            "expected an attack that leaves the model in eval mode",
+        ),
     ],
 )
 def test_what_a_plain_attack_returns_is_checked(attack, message):

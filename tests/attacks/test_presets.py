@@ -1,5 +1,6 @@
 """Which stages each preset has for a model, their budgets, and the attacks designed for mixed classifiers."""
 
+import pickle
 import sys
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from adaptive_smoothing.attacks.presets import (
     fast_attack,
     find_preset,
     preset,
+    user_function,
 )
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.attacks.views import SmoothedSurrogate
@@ -131,6 +133,15 @@ def test_all_stages_of_a_preset_have_its_threat_and_distinct_keys(name, threat):
     assert cascade.threat == threat and cascade.stages
     assert all(stage.attack.threat == threat for stage in (*cascade.stages, *cascade.audit))
     assert len(set(cascade.stage_keys)) == len(cascade.stage_keys)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_cascade_can_be_sent_to_another_process(name):
+    models = [mixed(0.5), mixed(0.5, standard=Hardmax(Planes())), mixed(Brightness(), robust=transformed())]
+    models += [] if name in ("STD", "ROB") else [Planes()]
+    for model in models:
+        cascade = preset(name, LINF).for_model(model)
+        assert pickle.loads(pickle.dumps(cascade)) == cascade
 
 
 @pytest.mark.parametrize("name", ["fast", "standard", "adaptive", "margin", "D"])
@@ -269,6 +280,7 @@ ENTRY_POINTS = """[adaptive_smoothing.attacks]
 by-hand = other_package:by_hand
 short = other_package:short_pgd
 fast = other_package:by_hand
+broken = other_module:attack
 """
 
 
@@ -286,6 +298,17 @@ def test_a_built_in_preset_is_not_replaced_and_imports_nothing(other_package):
     with pytest.raises(ValueError, match=r"one of fast, .*short.*, got 'shortt': did you mean 'short'?"):
         find_preset("shortt")
     assert "other_package" not in sys.modules
+    with pytest.raises(ImportError, match=r"'broken', which the package .* registers as other_module:attack, got"):
+        find_preset("broken")
+
+
+def test_the_function_of_an_attack_of_another_package(other_package):
+    other_package(ENTRY_POINTS, OTHER_PACKAGE)
+    found = [user_function(name) for name in ("fast", "by-hand", "mine:attack", "unknown")]
+    assert found == [None, "other_package:by_hand", "mine:attack", None]
+    with pytest.raises(ValueError) as error:
+        find_preset("fasst")
+    assert str(error.value).count("fast,") == 1
 
 
 def test_a_function_becomes_a_cascade():
@@ -304,5 +327,7 @@ def test_a_function_becomes_a_cascade():
 def test_a_preset_that_makes_no_attack_or_another_threat_is_refused():
     with pytest.raises(TypeError, match="expected an attack in the stage 'mine', got 3"):
         as_preset("mine", lambda threat: 3)(LINF)
+    with pytest.raises(TypeError, match="expected an attack in the stage 'mine', got <class"):
+        as_preset("mine", Planes)(LINF)
     with pytest.raises(ValueError, match=r"expected a cascade for Linf\(eps=0.03.*\) from mine, got one for L2"):
         as_preset("mine", lambda threat: auto_attack(L2(0.5)))(LINF)

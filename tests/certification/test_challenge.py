@@ -7,6 +7,9 @@ from half_spaces import AlwaysOne
 import adaptive_smoothing as ads
 from adaptive_smoothing.certification.certificates import Certificates
 
+# All images are on one side of a plane.
+pytestmark = pytest.mark.filterwarnings("ignore:all .* have the label")
+
 
 @pytest.fixture(scope="module")
 def challenge(load_benchmark):

@@ -47,23 +47,34 @@ def images(weights: Path) -> ImageData:
     return from_tensors(pixels, labels, name="tiny", classes=[str(i) for i in range(10)])
 
 
-@pytest.fixture
-def package(
-    weights: Path, images: ImageData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., ImageData]:
-    """Puts the tiny models and images in the place of the package's own; runs are written to an empty folder."""
-    monkeypatch.setattr(zoo, "BUILTIN", weights)
-    monkeypatch.delenv(zoo.ZOO_VARIABLE, raising=False)
-    monkeypatch.setattr(demo, "STORED", tmp_path / "stored")
+@pytest.fixture(scope="session")
+def install(weights: Path, images: ImageData) -> Callable[[pytest.MonkeyPatch, Path], Callable[..., ImageData]]:
+    """Return `install(patch, folder)`: tiny models and images in the place of the package's own, in this folder."""
     tiny = images
 
     def load(name: str, split: str = "test", *, images: int | None = None, **options: object) -> ImageData:
         data = from_tensors(tiny.images, tiny.labels, name=f"{name}/{split}", classes=tiny.classes)
         return data.take(slice(images))
 
-    monkeypatch.setattr(datasets, "load", load)
-    monkeypatch.chdir(tmp_path)
-    return load
+    def at(patch: pytest.MonkeyPatch, folder: Path) -> Callable[..., ImageData]:
+        patch.setattr(zoo, "BUILTIN", weights)
+        patch.delenv(zoo.ZOO_VARIABLE, raising=False)
+        patch.setattr(demo, "STORED", folder / "stored")
+        patch.setattr(datasets, "load", load)
+        patch.chdir(folder)
+        return load
+
+    return at
+
+
+@pytest.fixture
+def package(
+    install: Callable[[pytest.MonkeyPatch, Path], Callable[..., ImageData]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., ImageData]:
+    """Puts the tiny models and images in the place of the package's own; runs are written to an empty folder."""
+    return install(monkeypatch, tmp_path)
 
 
 @pytest.fixture

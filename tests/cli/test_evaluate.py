@@ -235,6 +235,7 @@ def test_a_finished_run_is_printed_again(monkeypatch: pytest.MonkeyPatch) -> Non
         assert f"which holds one with another {reason}: choose another --out" in evaluate(*arguments, code=1)
 
 
+@pytest.mark.filterwarnings("ignore:all .* have the label")
 @pytest.mark.usefixtures("no_pictures")
 def test_several_radii_have_a_folder_each_and_can_be_continued(
     ctrl_c_at: Callable[[int], None], monkeypatch: pytest.MonkeyPatch

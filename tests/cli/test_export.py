@@ -1,7 +1,9 @@
 import json
 import os
 import runpy
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.report.robustbench_loader import FILE
 from adaptive_smoothing.results import read_json, write_json
-from adaptive_smoothing.runs.folder import RESULT
 
 pytestmark = pytest.mark.usefixtures("package")
 RUN = Path(__file__).parents[2] / "results" / "verdicts" / "h-standard"
+OLD_LOADER, LOADER = (FILE.format(model=model) for model in ("'old'", "'new'"))
 
 
 def run(*arguments: str) -> str:
@@ -26,7 +29,7 @@ def run(*arguments: str) -> str:
 
 def test_a_mixture_is_written_as_a_graph_with_alpha_as_an_input(tmp_path: Path) -> None:
     pair = (demo.STANDARD, demo.ROBUST, "--alpha", "0.75")
-    printed = run(*pair, "--out", "model.pt2", "--shape", "3x16x16", "--device", "cpu")
+    printed = run(*pair, "--out", "model.pt2", "--shape", "3x16x16")
     assert "images of 3 x 16 x 16 in [0, 1] -> 10 logits" in printed
     assert "The input alpha moves it between g and h; default 0.75." in printed
     assert "the largest difference is" in printed
@@ -65,29 +68,80 @@ def test_without_a_name_the_file_has_that_of_its_format(monkeypatch: pytest.Monk
     assert found == ["model.onnx", "model.pt2"]
 
 
-@pytest.mark.parametrize("options", [("--out", "deep/Mine2026Mixed.json"), ("--format", "robustbench")])
-def test_an_entry_of_robustbench_has_a_file_that_loads_the_model(tmp_path: Path, options: tuple[str, ...]) -> None:
-    names = (demo.STANDARD, demo.ROBUST, "--alpha", "0.75")
-    evaluation = ("--attack", "standard", "--threat", "Linf:1/2", "--images", "2", "--set", "alarms=false")
-    CliRunner().invoke(app, ["evaluate", *names, *evaluation, "--out", "runs", "--device", "cpu"])
-    loaded = LoadedModel.load(demo.STANDARD, demo.ROBUST, 0.75, "cpu")
-    entry = tmp_path / (options[1] if options[0] == "--out" else "model_info.json")
-    printed = run("runs", *options)
-    assert "load_model() returns the model for benchmark() of RobustBench" in printed
-    assert "Uses eps = 0.5 instead of 8/255." in read_json(entry)["footnote"] and "Alarms were off." in printed
-    images = torch.rand(2, 3, 32, 32)
-    model = runpy.run_path(str(entry.with_suffix(".py")))["load_model"]()
-    assert torch.equal(model(images), loaded.model(images))
-    with pytest.raises(FileExistsError, match="which exists"):
-        run("runs", *options)
-    entry.unlink()
-    with pytest.raises(FileExistsError, match=r"\.py, which exists"):
-        run("runs", *options)
-    result = read_json(tmp_path / "runs" / RESULT)
-    result["settings"]["model"] = "of another model"
-    write_json(tmp_path / "runs" / RESULT, result)
-    assert "that loads the model: expected the evaluated model" in run("runs", *options, "--overwrite")
-    assert not entry.with_suffix(".py").exists()
+@pytest.fixture(scope="module")
+def evaluated(install: Callable[[pytest.MonkeyPatch, Path], object], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of an evaluation of a mixture, without a check for alarms."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    options = ("--attack", "standard", "--threat", "Linf:1/2", "--images", "2", "--set", "alarms=false")
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, folder)
+        names = (demo.STANDARD, demo.ROBUST, "--alpha", "0.75")
+        CliRunner().invoke(app, ["evaluate", *names, *options, "--out", "run", "--device", "cpu"])
+    return str(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "entry"),
+    [(("--out", "deep/Mine2026Mixed.json"), "deep/Mine2026Mixed"), (("--format", "robustbench"), "model_info")],
+)
+def test_an_entry_of_robustbench_has_a_file_that_loads_the_model(
+    evaluated: str, options: tuple[str, ...], entry: str
+) -> None:
+    printed = run(evaluated, *options)
+    assert f"Written to {entry}.py: load_model() returns the model for benchmark() of RobustBench" in printed
+    assert (
+        "Uses eps = 0.5 instead of 8/255." in read_json(f"{entry}.json")["footnote"] and "Alarms were off." in printed
+    )
+    expected, images = LoadedModel.load(demo.STANDARD, demo.ROBUST, 0.75, "cpu").model, torch.rand(2, 3, 32, 32)
+    assert torch.equal(runpy.run_path(f"{entry}.py")["load_model"]()(images), expected(images))
+
+
+@pytest.mark.parametrize("there", ["x.json", "x.py"])
+def test_an_entry_and_its_loader_are_replaced_with_overwrite_only(monkeypatch: pytest.MonkeyPatch, there: str) -> None:
+    monkeypatch.setattr(verb, "loader_text", lambda *given: LOADER)
+    Path(there).write_text(OLD_LOADER)
+    with pytest.raises(FileExistsError, match=f"got {there}, which exists: .* replace it with --overwrite"):
+        run(str(RUN), "--out", "x.json")
+    assert not Path({"x.json": "x.py", "x.py": "x.json"}[there]).exists()
+    run(str(RUN), "--out", "x.json", "--overwrite")
+    assert Path("x.py").read_text() == LOADER and read_json("x.json")["dataset"] == "cifar10"
+
+
+@pytest.mark.parametrize("options", [(), ("--overwrite",)])
+def test_a_file_that_is_no_loader_is_never_replaced(options: tuple[str, ...]) -> None:
+    Path("train.py").write_text("print('mine')\n")
+    message = "expected no file or a loader at train.py, got a file that is not one: choose another name for the entry"
+    with pytest.raises(FileExistsError, match=message):
+        run(str(RUN), "--out", "train.json", *options)
+    assert Path("train.py").read_text() == "print('mine')\n" and not Path("train.json").exists()
+
+
+@pytest.mark.parametrize(("step", "loader"), [("loader_text", OLD_LOADER), ("write_json", None), ("write_text", None)])
+def test_no_interruption_leaves_the_loader_of_another_entry(
+    monkeypatch: pytest.MonkeyPatch, step: str, loader: str | None
+) -> None:
+    write_json("x.json", {"old": True})
+    Path("x.py").write_text(OLD_LOADER)
+    monkeypatch.setattr(verb, "loader_text", lambda *given: LOADER)
+    monkeypatch.setattr(verb, step, Mock(side_effect=KeyboardInterrupt))
+    run(str(RUN), "--out", "x.json", "--overwrite")
+    assert ("old" in read_json("x.json")) == (step != "write_text")
+    assert (Path("x.py").read_text() if Path("x.py").exists() else None) == loader
+
+
+def test_the_loader_of_another_entry_is_removed_if_the_model_cannot_be_loaded() -> None:
+    Path("x.py").write_text(OLD_LOADER)
+    printed = run(str(RUN), "--out", "x.json", "--overwrite")
+    assert "There is no x.py that loads the model: expected the evaluated model, with digest" in printed
+    assert "The old x.py was removed: it loads the model of another entry." in printed and not Path("x.py").exists()
+    assert "was removed" not in run(str(RUN), "--out", "x.json", "--overwrite")
+
+
+def test_the_function_of_a_mixture_is_named_for_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Mock(return_value="# the file\n")
+    monkeypatch.setattr(verb, "loader_text", found)
+    assert "Written to a.py" in run(str(RUN), "--out", "a.json", "--loader", "my_models:make")
+    assert found.call_args.args[1].allow == ["my_models:make"] and Path("a.py").read_text() == "# the file\n"
 
 
 def test_alarms_of_the_run_are_printed_and_the_adaptive_attacks_need_autoattack() -> None:
@@ -102,7 +156,7 @@ def test_alarms_of_the_run_are_printed_and_the_adaptive_attacks_need_autoattack(
     [
         ((demo.ROBUST,), "H"),
         (("--alpha", "0.5", "--shape", "3x32x32"), "--alpha, --shape"),
-        (("--device", "auto", "--mean", "0.5"), "--device, --mean"),
+        (("--shape", "3x32x32", "--mean", "0.5"), "--shape, --mean"),
     ],
 )
 def test_options_of_a_model_are_refused_for_a_run(options: tuple[str, ...], found: str, tmp_path: Path) -> None:

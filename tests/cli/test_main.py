@@ -148,12 +148,37 @@ def test_a_terminal_without_greek(run_main: Callable[..., int], monkeypatch: pyt
     assert written.getvalue() == b"? = 0.5 ? 0.1\nerror: ?\n"
 
 
-def test_brackets_in_messages_are_not_markup(
-    run_main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_brackets_and_colons_in_messages_are_not_markup(
+    kind: type[Exception],
+    run_main: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(name: str) -> None:
-        raise ValueError("expected images in [0, 1] of shape [batch], got [-2.1, 2.6]")
+        raise kind("expected images in [0, 1] of shape [batch], got a:fire: [-2.1, 2.6]")
 
     monkeypatch.setattr(main_file, "import_module", fail)
     assert run_main("models") == 1
-    assert "in [0, 1] of shape [batch], got [-2.1, 2.6]" in capsys.readouterr().err
+    assert "in [0, 1] of shape [batch], got a:fire: [-2.1, 2.6]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "ours"),
+    [
+        ("expected steps as a whole number, got '20': write a number", True),
+        ("recipe.toml: expected x as a number, got [1,\n2]: pass a number", True),
+        ("pop expected at most 1 argument, got 2", False),
+        ("expected 2 arguments, got 3", False),
+        ("list expected at most 1 argument, got 2: see help", False),
+    ],
+)
+def test_only_messages_of_this_package_are_printed_without_a_traceback(message: str, ours: bool) -> None:
+    assert main_file.is_explained(TypeError(message)) is ours
+
+
+def test_a_type_error_of_python_is_a_defect_and_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_file, "import_module", lambda name: len(5))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "argv", ["adaptive-smoothing", "models"])
+    with pytest.raises(TypeError, match="has no len"):
+        main_file.main()

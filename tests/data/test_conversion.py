@@ -152,8 +152,10 @@ def test_floats_between_levels_are_rounded_on_request() -> None:
         assert torch.equal(from_tensors(images, [0], round=True).images, expected)
     with pytest.warns(UserWarning, match=rf"the images of list were rounded .*\({largest:.2f} of"):
         assert torch.equal(from_dataset([(images[0], 0)], round=True).images, expected)
-    with pytest.raises(ValueError, match="pass round=True"):
+    with pytest.raises(ValueError, match=r"pass round=True \(--data 'hf:NAME\?round=1'\)"):
         from_tensors(images, [0])
+    with pytest.raises(ValueError, match=r"got \[nan, nan\]: find the step .* that produces NaN"):
+        from_tensors(images * torch.nan, [0])
     with pytest.raises(ValueError, match=r"expected images in \[0, 1\]"):
         from_tensors(images * 2, [0], round=True)
 

@@ -251,7 +251,8 @@ def test_split_folder_holds_out_and_keeps_labels_alike(tmp_path: Path) -> None:
         write_image(tmp_path / "train" / "ant" / f"{i}.png", random_images(1, 8, 8, 3, seed=i)[0])
     expected = write_image(tmp_path / "test" / "cat" / "x.png", random_images(1, 8, 8, 3, seed=99)[0])
     (tmp_path / "test" / "cat" / "notes.txt").write_text("not an image")
-    test = load(tmp_path)
+    with pytest.warns(UserWarning, match=r"1 file of another kind, not read \(.txt\)"):
+        test = load(tmp_path)
     assert (test.classes, test.labels.tolist()) == (("ant", "cat"), [1])
     assert np.array_equal(test.images[0].permute(1, 2, 0).numpy(), expected)
     train, val = load(tmp_path, "train"), load(tmp_path, "val")

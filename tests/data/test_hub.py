@@ -119,7 +119,7 @@ def test_floats_between_levels_are_rounded_if_asked(hf, tmp_path: Path) -> None:
     for data in (f"hf:{tmp_path}/floats", f"hf:{tmp_path}/floats?round=0"):
         with pytest.raises(ValueError, match=r"256 levels .* pass round=True"):
             load(data)
-    with pytest.warns(UserWarning, match="were rounded to the 256 levels"):
+    with pytest.warns(UserWarning, match="the images of floats were rounded to the 256 levels"):
         assert (load(f"hf:{tmp_path}/floats", round=True).images == 128).all()
     with pytest.warns(UserWarning, match="were rounded to the 256 levels"):
         assert (load(f"hf:{tmp_path}/floats?round=1").images == 128).all()

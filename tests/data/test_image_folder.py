@@ -1,6 +1,8 @@
 """Folders of images are read as torchvision's ImageFolder reads them, in any usual layout."""
 
+import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from adaptive_smoothing.data.datasets import load
+from adaptive_smoothing.data.image_folder import _files, is_image
 from adaptive_smoothing.mixing.loading import check_classes
 
 
@@ -24,7 +27,7 @@ def animals(tmp_path: Path) -> Path:
     names = ["Zebra/1", "Zebra/10", "Zebra/2", "ant/a", "ant/more/b", "ant/more/c", "bee/0", "bee/1", "bee/2"]
     for level, name in enumerate([*names, "bee/3", "bee/4", "bee/5"]):
         write(tmp_path / "animals" / f"{name}.png", level)
-    for hidden in ("._1.png", ".DS_Store", "notes.txt"):
+    for hidden in ("._1.png", ".DS_Store"):
         (tmp_path / "animals" / "ant" / hidden).write_bytes(b"not an image")
     (tmp_path / "animals" / ".cache").mkdir()
     return tmp_path / "animals"
@@ -91,15 +94,19 @@ def test_folders_without_images_are_no_classes(animals: Path) -> None:
     for name in ("__MACOSX", "empty", "phone"):
         (animals / name).mkdir()
     (animals / "__MACOSX" / "._1.png").write_bytes(b"")
-    (animals / "phone" / "1.HEIC").write_bytes(b"")
     (animals / "ant" / ".hidden").mkdir()
     write(animals / "ant" / ".hidden" / "1.png", 0)
-    expected = (
-        r"animals has 3 folders without images, no class \(__MACOSX, empty, phone\) and 2 files of another kind, "
-    )
-    with pytest.warns(UserWarning, match=expected + r"not read \(.txt, .HEIC\); convert photographs") as seen:
+    empty = r"animals has 3 folders without images, which are not classes \(__MACOSX, empty, phone\)"
+    with pytest.warns(UserWarning, match=empty + "$"):  # nothing to convert
         data = load(animals)
-    assert data.classes == ("Zebra", "ant", "bee") and len(data) == 12 and len(seen) == 1
+    assert data.classes == ("Zebra", "ant", "bee") and len(data) == 12
+
+    (animals / "ant" / "notes.txt").write_bytes(b"")
+    (animals / "phone" / "1.HEIC").write_bytes(b"")
+    others = r" and 2 files of another kind, not read \(.txt, .HEIC\); convert those that are photographs to JPEG"
+    with pytest.warns(UserWarning, match=empty + others) as seen:
+        assert len(load(animals)) == 12
+    assert len(seen) == 1
 
 
 def test_a_class_without_images_in_this_split_keeps_its_number(tmp_path: Path) -> None:
@@ -117,9 +124,27 @@ def test_loops_of_links_are_not_followed(animals: Path) -> None:
     (animals / "ant" / "more" / "here").symlink_to(".")
     (animals / "all").symlink_to(".")
     (animals / "wasp").symlink_to("bee")
-    data = load(animals)
+    with pytest.warns(UserWarning, match=r"1 folder without images, which is not a class \(all\)"):
+        data = load(animals)
     assert data.classes == ("Zebra", "ant", "bee", "wasp")
     assert data.labels.bincount().tolist() == [3, 3, 6, 6]
+
+
+@pytest.mark.parametrize("order", [list, reversed])
+def test_a_folder_is_read_once_whatever_the_order_of_the_file_system(animals: Path, monkeypatch, order) -> None:
+    (animals / "ant" / "again").symlink_to("more")  # sorted before it
+    (animals / "ant" / "last" / "inside").mkdir(parents=True)
+    (animals / "ant" / "last" / "inside" / "once more").symlink_to(animals / "ant" / "more")
+    walk = os.walk
+
+    def shuffled(folder: Path, followlinks: bool) -> Iterator[tuple[str, list[str], list[str]]]:
+        for root, folders, files in walk(folder, followlinks=followlinks):
+            folders[:] = order(sorted(folders))
+            yield root, folders, files
+
+    monkeypatch.setattr(os, "walk", shuffled)
+    inside = [path.relative_to(animals / "ant").as_posix() for path in _files(animals / "ant") if is_image(path)]
+    assert inside == ["a.png", "again/b.png", "again/c.png"]
 
 
 def test_one_class_is_announced(tmp_path: Path) -> None:

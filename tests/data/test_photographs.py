@@ -40,6 +40,7 @@ def test_one_of_resize_and_crop_is_enough() -> None:
     [
         ({"resize": 0}, "expected resize as a positive whole number, got 0: pass the length of the shorter edge"),
         ({"resize": (256, 256)}, "expected resize as a positive whole number"),
+        ({"crop": ()}, r"expected crop as a positive whole number, got \(\): pass 224 or \(height, width\)"),
         ({"crop": 22.4}, "expected crop as a positive whole number"),
         ({"size": 8, "crop": 4}, "expected size, or resize and crop, got both"),
         ({"resize": 200, "crop": 224}, "expected a crop of at most resize, got crop 224 and resize 200"),

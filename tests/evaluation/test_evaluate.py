@@ -157,9 +157,9 @@ def test_unusable_labels_logits_weights_modes_and_data_are_refused(model, data, 
     attack = {"cascade": toys.cascade(), "clean": None, "pgd": PGD(Linf(0.01), steps=2)}[kind]
     one_logit = nn.Sequential(nn.Flatten(), nn.Linear(192, 1)).eval()
     refused = {
-        "expected labels from 0 to 3 for 4 classes, got 7 to 7": (
+        "expected labels from 0 to 3 for 4 classes, got 6 to 7": (
             model,
-            ads.from_tensors(data.images, torch.full((20,), 7)),
+            ads.from_tensors(data.images, 6 + torch.arange(20) % 2),
         ),
         "expected at least two classes, got one logit per image: .* pass ads.wrap": (one_logit, data),
         r"got weights in torch.float64 \(.*\): call model.float\(\)": (toys.network().double(), data),

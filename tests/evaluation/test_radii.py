@@ -1,5 +1,6 @@
 """Several radii: one verdict each, and no work on images that a smaller radius has fooled."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +64,8 @@ def test_survivors_get_the_verdict_of_a_run_of_their_own(run, data):
 
 def test_radii_are_sorted_and_repetitions_refused(run):
     assert run([0.01, 0.003]).radii == (0.003, 0.01)
+    assert run(iter(RADII[:2])).radii == tuple(RADII[:2])
+    assert run([torch.tensor(0.25, dtype=torch.float64), np.float64(0.5)]).radii == (0.25, 0.5)
     for radii in ([], [0.01, 0.01]):
         with pytest.raises(ValueError, match="expected one or more different radii"):
             run(radii)

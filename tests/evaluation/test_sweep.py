@@ -104,6 +104,13 @@ def test_gaps_are_those_of_g_and_h_clean_and_attacked(pair, data, run):
     assert np.allclose(run.rows["clean_g_gap"], (first - second).numpy(), atol=1e-6)
 
 
+def test_alphas_of_a_generator_or_a_tensor(pair, data):
+    for alphas in ((quarters / 4 for quarters in range(5)), torch.linspace(0, 1, 5)):
+        run = tradeoff(*pair, data.take(slice(30)), ATTACK, alphas=alphas, mix_alphas=iter([0.5]))
+        assert run.alphas.tolist() == [0, 0.25, 0.5, 0.75, 1] and run.mix_alphas.tolist() == [0.5]
+        assert len(run.rows["mix"]) == 1
+
+
 def test_alphas_outside_the_unit_interval_and_empty_data_are_refused(pair, data):
     with pytest.raises(ValueError, match=r"expected alphas in \[0, 1\], got -0.1 to 1"):
         tradeoff(*pair, data, ATTACK, mix_alphas=(-0.1, 0.5))

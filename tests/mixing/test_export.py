@@ -138,6 +138,31 @@ def test_a_pt2_file_has_the_values_of_the_model(program):
         torch.testing.assert_close(found["alphas"], torch.full((count,), alpha))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_a_gpu_is_written_for_a_cpu(tmp_path):
+    mixed = MixedClassifier(wrap(network(0), mean=0.5, std=0.5, shape=SHAPE), network(1), 0.8).cuda()
+    expected = mixed(images(3).cuda())
+    program = torch.export.load(mixed.export(tmp_path / "model.pt2", shape=SHAPE).path)
+    found = program.module()(images(3), alpha=torch.tensor(0.8))["logits"]
+    torch.testing.assert_close(found, expected.cpu(), atol=1e-4, rtol=1e-4)
+    found = moved(program, "cuda")(images(3).cuda(), alpha=torch.tensor(0.8, device="cuda"))["logits"]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert all(tensor.is_cuda for tensor in mixed.parameters())
+
+
+def moved(program, device):
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(program, device).module()
+
+
+def test_a_pt2_file_can_be_moved_to_another_device(program):
+    """A tensor that stays where it was would be an error."""
+    inputs = images(3).to("meta"), torch.tensor(0.8, device="meta")
+    found = moved(torch.export.load(program[1]), "meta")(inputs[0], alpha=inputs[1])
+    assert {tensor.device.type for tensor in found.values()} == {"meta"} and found["logits"].shape == (3, 5)
+
+
 def test_the_facts_of_a_pt2_file_are_read_without_loading_it(program):
     mixed, path = program
     with zipfile.ZipFile(path) as archive:
@@ -237,10 +262,20 @@ def test_a_gradient_mixture_without_gradients_can_be_exported(tmp_path, linear):
     assert export(mixed, tmp_path / "a.pt2", shape=(3, 8, 8)).difference <= 1e-6
 
 
+def test_the_default_shape_is_that_of_wrap(tmp_path):
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 4)).eval()
+    one, other = wrap(flat, shape=(1, 28, 28)), wrap(copy.deepcopy(flat), mean=0.5, shape=(1, 28, 28))
+    assert MixedClassifier(one, other, 0.5).export(tmp_path / "a.pt2").facts["shape"] == [1, 28, 28]
+    assert exporting._input_shape(wrap(network(0), shape=(3, 64, 64))) == (3, 64, 64)
+    assert exporting._input_shape(MixedClassifier(network(0), wrap(network(1), shape=SHAPE), 0.5)) == SHAPE
+    with pytest.raises(ValueError, match="same size, got 3 x 16 x 16 and 3 x 64 x 64"):
+        exporting._input_shape(MixedClassifier(wrap(network(0), shape=SHAPE), wrap(network(1), shape=(3, 64, 64)), 0.5))
+
+
 def test_two_sizes_need_a_shape(tmp_path):
     g, h = (wrap(network(0), size=16 if seed else (16, 16), shape=SHAPE) for seed in (0, 1))
     assert exporting._input_shape(MixedClassifier(g, h, 0.5)) == SHAPE
-    with pytest.raises(ValueError, match=r"resize to the same size, got .*none.*: pass shape="):
+    with pytest.raises(ValueError, match=r"images of the same size, got 3 x 16 x 16 and none: pass shape="):
         MixedClassifier(g, network(0), 0.5).export(tmp_path / "a.pt2")
 
 

@@ -138,10 +138,14 @@ def test_the_four_r_options(norm):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_mode_of_the_caller_changes_nothing(mode):
-    expected = gradient_ratio(G, H, images(), Linf)
+@pytest.mark.parametrize("name", list(R_OPTIONS))
+def test_the_mode_of_the_caller_changes_nothing(name, mode):
+    r = R_OPTIONS[name]
+    expected = r(G, H, images(), Linf)
     with mode():
-        assert torch.equal(gradient_ratio(G, H, images(), Linf), expected)
+        found, batch = r(G, H, images(), Linf), images()
+    assert torch.equal(found, expected) and not found.requires_grad
+    assert torch.equal(r(G, H, batch, Linf), expected)  # images that were made in that mode
 
 
 @pytest.mark.parametrize("name", ["standard_gradient", "predicted_gradient", "gradient_ratio"])

@@ -182,11 +182,16 @@ def test_a_command_takes_the_name_of_a_repository(server, mixed, images):
         Path("org/name"),
         "hf:org/name",
         "org/name@v1",
-        "hf://org/name@",
     ],
 )
 def test_names_that_are_not_repositories(name):
     assert hub.find_repository(name) is None
+
+
+@pytest.mark.parametrize("name", ["hf://mine", "hf://org/name/more", "hf://org/name@"])
+def test_a_marked_name_that_is_no_repository_is_refused(name):
+    with pytest.raises(ValueError, match=f"expected hf://ORG/NAME or hf://ORG/NAME@REVISION, got '{name}': correct"):
+        hub.find_repository(name)
 
 
 def test_a_missing_folder_of_a_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
@@ -205,7 +210,7 @@ def test_a_missing_folder_of_a_run_is_not_looked_for_on_the_hub(tmp_path, monkey
         MixedClassifier.from_pretrained("mixtures/mien")
     with pytest.raises(FileNotFoundError, match=r"got 'mixtures/mine', a folder without mixture.json: name a folder"):
         MixedClassifier.from_pretrained("mixtures/mine")
-    assert hub.find_repository("org/mine") == "org/mine" and hub.find_repository("hf://mine") is None
+    assert hub.find_repository("org/mine") == "org/mine"
 
 
 def test_a_repository_can_be_marked(server, mixed, images):

@@ -1,12 +1,15 @@
 """Models of the user are loaded by name through a function, or from another library, with a given preprocessing."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels, facts_of
+from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels, check_classes, facts_of
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.origin import loaded_identity, origin
@@ -83,6 +86,9 @@ def test_a_wrapped_classifier_is_not_wrapped_again():
         ({"preprocessing": {"mean": "a,b"}}, "mine", r"expected mean as 0.5, or as 0.485,0.456,0.406 .* got 'a,b'"),
         ({"loader": LOADER, "preprocessing": {"mean": "0.5,0.5"}}, "mine", "mean with 1 or 3 values"),
         ({"loader": "my_loader_code"}, "mine", "expected --loader as module:function"),
+        ({"loader": ""}, "mine", "expected --loader as module:function, got an empty name in ''"),
+        ({"loader": f"{LOADER}, "}, "mine", "expected --loader as module:function, got an empty name in 'my"),
+        ({"loader": f"{LOADER},a:b"}, "mine", "expected one function in --loader, got my_loader_code:load, a:b: name"),
     ],
 )
 def test_wrong_options_are_explained(own, name, words):
@@ -103,6 +109,9 @@ def test_a_mixture_with_own_models_is_loaded_with_the_same_loader_only(tmp_path,
     mixed.save_pretrained(tmp_path / "mixed", hold=hold)
     loaded = LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", OwnModels(LOADER))
     assert torch.equal(loaded.model(IMAGES), mixed(IMAGES))
+    loaded.model.save_pretrained(tmp_path / "again")
+    again = LoadedModel.load(str(tmp_path / "again"), None, None, "cpu", OwnModels(LOADER))
+    assert torch.equal(again.model(IMAGES), mixed(IMAGES))
     assert loaded.facts["standard"]["weights"] == loaded_identity(mixed.standard).weights
     assert not {"build", "identity"} & loaded.facts["standard"].keys()
     with pytest.raises(ValueError, match=r"expected --size with a model of yours .* got a stored mixture"):
@@ -130,17 +139,21 @@ def test_a_mixture_with_two_builders_is_loaded_with_both(tmp_path):
     both = OwnModels(", ".join(builders.values()))
     loaded = LoadedModel.load(str(tmp_path / "mixed"), None, None, "cpu", both)
     assert torch.equal(loaded.model.standard(IMAGES), g(IMAGES))
-    (model,) = OwnModels(f"{LOADER},my_loader_code:make").load(["mine"], "cpu")
-    assert origin(model)["loader"] == LOADER and torch.equal(model(IMAGES), g(IMAGES))
 
 
-def test_a_path_with_nothing_there_does_not_go_to_the_loader(tmp_path):
-    (tmp_path / "made").mkdir()
-    for name in ("runs/owm", "made/owm", "./owm", str(tmp_path / "no" / "owm.pt")):
-        with pytest.raises(FileNotFoundError, match=r"for --loader, got '.*owm.*', a path with nothing there: correct"):
+def test_the_misspelt_path_of_a_mixture_does_not_go_to_the_loader(tmp_path):
+    (tmp_path / "made" / "mixed").mkdir(parents=True)
+    (tmp_path / "made" / "mixed" / "mixture.json").write_text("{}")
+    for name in ("runs/owm", "./runs/deep/owm", "made/mixd", str(tmp_path / "made" / "mixd")):
+        with pytest.raises(FileNotFoundError, match=r"for --loader, got '.*', a path with nothing there: correct"):
             LoadedModel.load(name, None, None, "cpu", OwnModels(LOADER))
+
+
+def test_any_other_name_goes_to_the_loader(tmp_path):
+    """A name with a slash need not be a path: a loader may append .pt to it."""
+    (tmp_path / "made" / "mixed").mkdir(parents=True)
     (tmp_path / "made" / "mine.bin").write_text("")
-    for name in ("made/mine.bin", "org/mine"):
+    for name in ("made/mine.bin", "made/mine", "made/mixd", "org/mine", "./mine", str(tmp_path / "no" / "mine")):
         assert LoadedModel.load(name, None, None, "cpu", OwnModels(LOADER)).facts["model"]["name"] == name
 
 
@@ -152,3 +165,16 @@ def test_two_models_and_an_alpha_are_a_mixture(tmp_path):
     loaded = LoadedModel.load("mine", str(path), 0.5, "cpu", OwnModels(LOADER))
     assert loaded.facts["g"]["loader"] == LOADER and loaded.facts["h"]["arch"] == "wide_resnet"
     assert loaded.short == "mine-tiny-0.5" and loaded.model(IMAGES).shape == (2, 7)
+
+
+def test_a_model_may_have_more_classes_than_the_labels_of_unnamed_ones():
+    """The command line refused what `ads.evaluate` accepts: images without a label of the last class."""
+    models = {"m": nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))}
+    images = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
+    named = ImageData(images, torch.arange(6) % 3, tuple("012"), "few", torch.arange(6))
+    check_classes(models, replace(named, classes_known=False))
+    with pytest.raises(ValueError, match="the 3 classes of few, got m with 4"):
+        check_classes(models, named)
+    more = ImageData(images, torch.arange(6), tuple("012345"), "many", torch.arange(6), False)
+    with pytest.raises(ValueError, match="the 6 classes of many, got m with 4"):
+        check_classes(models, more)

@@ -1,7 +1,9 @@
 """A mixture that is saved and loaded has the same logits, also at another alpha, and a card that describes it."""
 
 import copy
+import functools
 import json
+import os
 import shutil
 
 import pytest
@@ -89,6 +91,14 @@ def test_a_loaded_mixture_has_the_same_logits_at_every_setting(tmp_path, mixture
     assert pretrained.read(tmp_path)["card"] == {"clean": 0.9} and not loaded.training
     assert (tmp_path / "standard.safetensors").exists() == hold
     assert all(not parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_a_folder_may_be_any_path(tmp_path, mixtures):
+    (tmp_path / "mixture").mkdir()
+    with os.scandir(tmp_path) as found:
+        (folder,) = found
+    mixtures["fixed"].save_pretrained(folder)
+    assert torch.equal(MixedClassifier.from_pretrained(folder)(IMAGES), mixtures["fixed"](IMAGES))
 
 
 @pytest.mark.parametrize(("hold", "precision"), [(False, "fp16"), (True, "full precision")])
@@ -205,6 +215,7 @@ def test_a_named_base_classifier_can_be_given_but_no_other(tmp_path, mixtures, g
             MixedClassifier.from_pretrained(tmp_path, robust=other)
 
 
+@pytest.mark.filterwarnings("ignore:the logits of the")  # images of 8 x 8
 def test_a_users_modules_are_passed_again(tmp_path, linear):
     other = copy.deepcopy(linear)
     with torch.no_grad():
@@ -222,6 +233,7 @@ def test_a_users_modules_are_passed_again(tmp_path, linear):
         MixedClassifier.from_pretrained(tmp_path, standard=linear, robust=linear)
 
 
+@pytest.mark.filterwarnings("ignore:the logits of the")  # images of 8 x 8
 def test_the_normalisation_of_a_users_module_is_part_of_its_identity(tmp_path, linear):
     """It is a buffer that the state_dict lacks. Files of older versions have a digest without it."""
     one, other = (nn.Sequential(Normalize((mean,) * 3, (1.0,) * 3), linear).eval() for mean in (0.0, 0.5))
@@ -252,6 +264,7 @@ def test_a_base_classifier_that_was_trained_further_is_not_the_stored_one(tmp_pa
     assert torch.equal(MixedClassifier.from_pretrained(tmp_path, robust=moved)(IMAGES), mixed(IMAGES))
 
 
+@pytest.mark.filterwarnings("ignore:the logits of the")  # the replaced layer does not fit
 @pytest.mark.parametrize("layer", [nn.Identity(), nn.Sequential(nn.BatchNorm2d(32), nn.Identity())])
 def test_a_base_classifier_with_a_replaced_layer_is_not_the_stored_one(tmp_path, g, layer):
     changed = zoo.load("tiny-h")
@@ -346,4 +359,34 @@ def test_options_that_a_mixer_does_not_have_are_explained(tmp_path, mixtures):
     content["alpha"]["options"]["height"] = 3
     (tmp_path / pretrained.FILE).write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"expected 'alpha.options' of a mixture .*'height'.*: it was damaged"):
+        MixedClassifier.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (
+            "standard.build.options.num_classes",
+            "x",
+            "expected options in the file that build preact_resnet18, got Type",
+        ),
+        ("standard.build.options.activation", [], "expected options in the file that build preact_resnet18, got TypeE"),
+        ("standard.build.options.width", -1, "expected options in the file that build preact_resnet18, got RuntimeE"),
+        ("standard.build.options.mean", [None], "expected options in the file that build preact_resnet18, got Runtime"),
+        (
+            "alpha.options.standard_taps",
+            [None, "stage2"],
+            "expected 'alpha.options' .*got expected taps as names of la",
+        ),
+        ("alpha.options.robust_taps", 5, "expected 'alpha.options' of a mixture"),
+        ("alpha.options.width", "x", "expected 'alpha.options' of a mixture"),
+    ],
+)
+def test_options_with_wrong_values_are_explained(tmp_path, mixtures, place, value, words):
+    mixtures["network"].save_pretrained(tmp_path, hold=True)
+    content = json.loads((tmp_path / pretrained.FILE).read_text())
+    *keys, last = place.split(".")
+    functools.reduce(dict.get, keys, content)[last] = value
+    (tmp_path / pretrained.FILE).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"{words}.*damaged or written by hand"):
         MixedClassifier.from_pretrained(tmp_path)

@@ -186,6 +186,50 @@ def test_own_modules_are_held_exactly(tmp_path, mixed, transform):
     loaded.save_pretrained(tmp_path / "c", hold=True, builders={"standard": make_network, "robust": make_network})
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("place", ["same", "other"])
+def test_a_held_mixture_that_is_saved_again_stays_complete(tmp_path, mixed, place):
+    """As after `ads.tune`: the base classifiers have no name, and no builder is passed again."""
+    builders = {"standard": make_network, "robust": make_network}
+    mixed.save_pretrained(tmp_path / "same", hold=True, builders=builders)
+    loaded = MixedClassifier.from_pretrained(tmp_path / "same", standard=make_network, robust=make_network)
+    loaded.with_alpha(0.2).save_pretrained(tmp_path / place)
+    again = MixedClassifier.from_pretrained(tmp_path / place, standard=make_network, robust=make_network)
+    assert torch.equal(again(IMAGES), mixed.with_alpha(0.2)(IMAGES))
+
+
+def test_a_held_mixture_that_was_trained_further_is_held_again_with_its_builder(tmp_path, mixed):
+    builders = {"standard": make_network, "robust": make_network}
+    mixed.save_pretrained(tmp_path / "held", hold=True, builders=builders)
+    loaded = MixedClassifier.from_pretrained(tmp_path / "held", standard=make_network, robust=make_network)
+    with torch.no_grad():
+        loaded.standard.model.head.bias.add_(0.1)
+    with pytest.warns(UserWarning, match=r"does not give the present weights .* save with hold=True"):
+        loaded.save_pretrained(tmp_path / "new")
+    loaded.save_pretrained(tmp_path / "new", hold=True, builders=builders)
+    again = MixedClassifier.from_pretrained(tmp_path / "new", standard=make_network, robust=make_network)
+    assert torch.equal(again(IMAGES), loaded(IMAGES))
+
+
+def test_less_than_the_folder_had_is_a_warning(tmp_path, mixed):
+    builders = {"standard": make_network, "robust": make_network}
+    mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=own(0), robust=make_network)
+    with pytest.warns(UserWarning, match="had the weights of the standard classifier, and now has its identity only"):
+        loaded.save_pretrained(tmp_path)
+    assert (tmp_path / "standard.safetensors").is_file()  # nothing is removed
+
+
+def test_a_mixer_stays_exact_next_to_held_weights(tmp_path):
+    torch.manual_seed(0)
+    g, h = build("wide_resnet", depth=10, width=1).eval(), build("wide_resnet", depth=10, width=1).eval()
+    mixed = MixedClassifier(g, h, ads.MixingNetwork.between(g, h)).eval()
+    builders = {role: functools.partial(build, "wide_resnet", depth=10, width=1) for role in ("standard", "robust")}
+    mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+    MixedClassifier.from_pretrained(tmp_path, **builders).save_pretrained(tmp_path)
+    assert torch.equal(MixedClassifier.from_pretrained(tmp_path, **builders)(IMAGES), mixed(IMAGES))
+
+
 def test_held_modules_can_be_given_as_modules(tmp_path, mixed):
     mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
     loaded = MixedClassifier.from_pretrained(tmp_path, standard=own(0), robust=make_network)
@@ -273,6 +317,11 @@ def other_code() -> nn.Module:
     return network
 
 
+class Broken(Network):
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise RuntimeError("this accepts no image")
+
+
 @pytest.mark.parametrize(
     ("builder", "words"),
     [
@@ -283,10 +332,11 @@ def other_code() -> nn.Module:
         (lambda: nn.Linear(3, 2), r"expected a network without model.bias, got one with model.bias of shape \(2,\)"),
         (
             lambda classes: Network(classes),
-            r"function to call as .*\(\), got one with \(classes\) \(missing a required",
+            r"a function of \(\) for the network, got .*:.*\(classes\): change its parameters, or write a function",
         ),
         (lambda: make_network, "expected a network from .*, got function: return a torch.nn.Module"),
         (other_code, "build the standard classifier again, got one with the same weights but logits that differ"),
+        (Broken, r"got one with the same weights but no finite logits for images of shape \(3, 32, 32\): it does not"),
     ],
 )
 def test_a_builder_of_another_network_is_refused(tmp_path, mixed, builder, words):
@@ -295,6 +345,35 @@ def test_a_builder_of_another_network_is_refused(tmp_path, mixed, builder, words
     mixed.save_pretrained(tmp_path, hold=True, builders={"standard": make_network, "robust": make_network})
     with pytest.raises(ValueError, match=words.replace("build the standard classifier again,", "")):
         MixedClassifier.from_pretrained(tmp_path, standard=builder, robust=make_network)
+
+
+class OfSize64(Network):
+    """A network that declares a shape, and with `smooth` another last activation."""
+
+    def __init__(self, smooth: bool = False) -> None:
+        super().__init__()
+        self.shape, self.smooth = (3, 64, 64), smooth
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores = super().forward(images)["scores"]
+        return nn.functional.gelu(scores) if self.smooth else scores
+
+
+def test_the_shape_that_a_module_declares_does_not_replace_that_of_the_stored_logits(tmp_path):
+    network, smooth = trained(OfSize64()), functools.partial(OfSize64, smooth=True)
+    network.shape = (3, 32, 32)
+    mixed = MixedClassifier(network, own(1), 0.5)
+    with pytest.raises(ValueError, match="build the standard classifier again, got one with the same weights but log"):
+        mixed.save_pretrained(tmp_path, hold=True, builders={"standard": smooth, "robust": Network})
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": OfSize64, "robust": Network})
+    network.shape = (3, 64, 64)
+    for given in (OfSize64, network):
+        loaded = MixedClassifier.from_pretrained(tmp_path, standard=given, robust=Network)
+        assert torch.equal(loaded(IMAGES), mixed(IMAGES))
+    network.smooth = True
+    for given in (smooth, network):
+        with pytest.raises(ValueError, match="got one with the same weights but logits that differ by"):
+            MixedClassifier.from_pretrained(tmp_path, standard=given, robust=Network)
 
 
 class Prior(Network):
@@ -324,6 +403,34 @@ def test_state_that_no_file_holds_is_refused(tmp_path, name, value, words):
     setattr(network, name, value)
     with pytest.raises(ValueError, match=f"expected to build the standard classifier again, got one with {words}"):
         mixed.save_pretrained(tmp_path, hold=True, builders={"standard": Prior, "robust": make_network})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_tensor_that_to_leaves_on_the_cpu_does_not_hide_other_code(tmp_path):
+    network = trained(Prior()).cuda()
+    network.prior = network.prior.cuda()
+    mixed = MixedClassifier(ads.wrap(network), own(1).cuda(), 0.5)
+    builders = {"standard": Prior, "robust": make_network}
+    mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+    MixedClassifier.from_pretrained(tmp_path, **builders)
+    network.temperature = 1.01
+    with pytest.raises(ValueError, match="got one with the same weights but logits that differ by 1 %"):
+        mixed.save_pretrained(tmp_path, hold=True, builders=builders)
+
+
+class OnGpu(Network):
+    """A network whose code runs on a GPU only."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images)["scores"] + torch.zeros(7, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_network_that_runs_on_a_gpu_only_is_held(tmp_path):
+    mixed = MixedClassifier(ads.wrap(trained(OnGpu()).cuda()), own(1).cuda(), 0.5)
+    mixed.save_pretrained(tmp_path, hold=True, builders={"standard": OnGpu, "robust": make_network})
+    loaded = MixedClassifier.from_pretrained(tmp_path, standard=OnGpu, robust=make_network, device="cuda")
+    assert torch.allclose(loaded(IMAGES.cuda()), mixed(IMAGES.cuda()), atol=1e-5)
 
 
 class Maker:

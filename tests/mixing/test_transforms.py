@@ -7,7 +7,7 @@ import torch
 from smooth_networks import CLASSES, images, network
 from torch import nn
 
-from adaptive_smoothing.mixing.transforms import Hardmax, nonlinear
+from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.contract import check_eval
 
 G = network(0)
@@ -62,6 +62,21 @@ def test_nonlinear_keeps_the_prediction_and_widens_large_margins():
     assert torch.equal(found.argmax(1), logits.argmax(1))
     before, after = (values.topk(2).values.diff(dim=1).neg().squeeze(1) for values in (logits, found))
     assert (after[before > 1].min() > after[before < 0.05].max()).all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scale": 0}, {"scale": float("inf")}, {"power": float("nan")}, {"shift": -float("inf")}]
+)
+def test_options_of_nonlinear_that_are_not_positive_or_not_finite_are_refused(wrong):
+    with pytest.raises(ValueError, match="expected a positive scale, a positive power and a shift, all finite, got"):
+        Nonlinear(G, **{"scale": 5.0, "power": 4.0, "shift": 0.0, **wrong})
+
+
+@pytest.mark.parametrize("top", [-1, 0, 1, 2.5, float("inf")])
+def test_nonlinear_needs_the_standard_deviation_of_two_logits_or_more(top):
+    with pytest.raises(ValueError, match="expected top as a whole number above 1, got"):
+        Nonlinear(G, scale=5.0, power=4.0, shift=0.0, top=top)
+    assert Nonlinear(G, scale=5.0, power=4.0, shift=0.0, top=2)(images()).isfinite().all()
 
 
 def test_nonlinear_has_finite_gradients_everywhere():

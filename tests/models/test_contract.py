@@ -66,7 +66,7 @@ def test_normalised_images_are_refused_with_a_hint():
     [
         (0.0, 255.0, r"got \[0, 255\]: they look like bytes; divide them by 255"),
         (0.0, 1.01, r"got \[0, 1.01\]"),
-        (0.0, math.nan, "got NaN"),
+        (0.0, math.nan, r"got \[nan, nan\]: find the step of the data pipeline that produces NaN"),
         (0.0, math.inf, r"got \[0, inf\]: .*infinite value"),
     ],
 )

@@ -116,6 +116,15 @@ def test_different_models_have_different_digests_and_the_same_model_the_same():
     assert {name: model_digest(make()) for name, make in DIFFERENT.items()} == digests
 
 
+def test_sparse_buffers_are_compared():
+    digests = []
+    for number in (0, 1, 1):
+        model = network()
+        model.register_buffer("mask", torch.tensor([[1.0, number], [0, 1]]).to_sparse())
+        digests.append(model_digest(model))
+    assert digests[0] != digests[1] == digests[2]
+
+
 def test_the_image_size_of_a_wrapped_model_is_in_its_digest():
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 5))
     small, large = (ads.wrap(pooled, size=size, shape=(3, 16, 16)) for size in (8, 24))

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import itertools
 import random
+import re
 import sys
 import threading
 import time
@@ -228,10 +229,12 @@ def test_without_a_network(monkeypatch):
         download.fetch([FILE])
 
 
-@pytest.mark.parametrize("address", ["/home/me/zoo", "http://", "https:///zoo", "http://localhost:1/my zoo"])
+@pytest.mark.parametrize(
+    "address", ["/home/me/zoo", "http://", "https:///zoo", "http://localhost:1/my zoo", "http://[x", "http://x/zoo?a=b"]
+)
 def test_an_address_of_another_kind_is_refused_at_once(monkeypatch, address):
     monkeypatch.setenv(download.URL_VARIABLE, address)
-    expected = rf"https://, http://, file://, hf://, got '{address}': correct it .*ADAPTIVE_SMOOTHING_ZOO"
+    expected = rf"https://, http://, file://, hf://, got '{re.escape(address)}': correct it .*ADAPTIVE_SMOOTHING_ZOO"
     with pytest.raises(ValueError, match=expected):
         download.fetch([FILE])
 

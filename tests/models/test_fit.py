@@ -134,6 +134,7 @@ def test_clipped_log_probabilities_lose_their_gradient(linear):
     assert len(least) and not torch.autograd.grad(least.sum(), images)[0].any()
 
 
+@pytest.mark.filterwarnings("ignore:a clean accuracy of 1 % was requested")
 def test_tuning_and_certification_notice_it_by_the_declared_classes(linear):
     data = pictures(3, ["ant", "bee", "cat"])
     mixed = ads.MixedClassifier(linear, linear, 0.5)

@@ -84,9 +84,28 @@ def test_buffers_that_a_state_dict_lacks_are_part_of_the_weights():
     assert "other weights" in differences(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
+def test_sparse_buffers_are_compared(dtype):
+    one, other = network(), network()
+    for number, model in enumerate((one, other)):
+        model.register_buffer("mask", torch.tensor([[1, number], [0, 1]], dtype=dtype).to_sparse())
+    assert differences(one, one) == "" and "other weights" in differences(one, other)
+
+
 def test_other_code_with_the_same_weights_is_noticed():
     found = differences(network(activation=nn.SiLU), network())
     assert found.startswith("the same weights but logits that differ by ") and found.endswith("settings changed")
+
+
+def test_other_code_that_declares_another_shape_is_noticed():
+    expected, other = Identity.of(network()), network(activation=nn.GELU)
+    other.shape = (3, 64, 64)
+    words = "the same weights but logits for images of shape (3, 64, 64) instead of (3, 32, 32): its code or settings"
+    assert Identity.of(other).differences(expected).startswith(words)
+    assert "logits that differ by" in Identity.of(other, expected.shape).differences(expected)
+    same = network()
+    same.shape = (3, 64, 64)
+    assert Identity.of(same, expected.shape).differences(expected) == ""
 
 
 class Own(nn.Module):
@@ -129,12 +148,145 @@ def test_state_outside_of_weights_is_part_of_the_identity(change, words):
     assert differences(changed, Own().eval()).startswith(words)
 
 
+def test_parameters_and_buffers_in_lists_are_not_other_tensors():
+    class Lists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network, self.recurrent = network(), nn.LSTM(7, 7)  # has its parameters in a list as well
+            self.layers, self.statistics = [self.network], (self.network[1].running_mean,)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.recurrent(self.layers[0](images))[0]
+
+    model, changed = Lists().eval(), Lists().eval()
+    assert Identity.of(model).state == {}
+    changed.load_state_dict(model.state_dict())
+    assert differences(changed, model) == ""
+    changed.network[5].bias.data.add_(1)
+    assert "neither a parameter nor a buffer" not in differences(changed, model)
+
+
+def test_a_model_that_draws_random_numbers_has_no_identity():
+    class Random(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(images.mean((2, 3)))
+
+    with pytest.raises(ValueError, match=r"expected the same logits .* it draws random numbers .* ads.SmoothedClass"):
+        Identity.of(Random().eval())
+
+
 def test_what_a_forward_pass_computes_is_not_part_of_the_identity():
     used = Own().eval()
     used(torch.rand(1, 3, 32, 32))
     used.mask = torch.eye(3).to_sparse()  # has no bytes to compare
     assert not {"calls", "last"} & Identity.of(used).state.keys()
     assert differences(used, Own().eval()) == "" == differences(Own().eval(), used)
+
+
+def test_in_half_precision_what_a_forward_pass_computes_is_not_part_of_the_identity():
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.last = images
+            return self.network(images)
+
+    one, other = Remembers().bfloat16().eval(), Remembers().bfloat16().eval()
+    for model in (one, other):
+        model(torch.rand(1, 3, 32, 32, dtype=torch.bfloat16))
+    assert differences(one, other) == "" == differences(other, one)
+
+
+class Plain(nn.Module):
+    """A network with its preprocessing in plain attributes, which no digest covers."""
+
+    def __init__(self, mean: float = 0.5, size: int | None = None, inputs: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mean, self.size = mean, size
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 7)) if inputs else network()
+        self.eval()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.size is not None:
+            images = nn.functional.interpolate(images, self.size)
+        return self.network(images - self.mean)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (Plain(0.1, inputs=28 * 28), Plain(inputs=28 * 28)),
+        (Plain(0.1, inputs=3 * 96 * 96), Plain(inputs=3 * 96 * 96)),
+        (Plain(0.1).bfloat16(), Plain().bfloat16()),
+        (Plain(size=32), Plain()),  # differs for larger images only
+        (ads.wrap(Plain(0.1), shape=(3, 64, 64)), ads.wrap(Plain())),
+    ],
+)
+def test_preprocessing_in_plain_attributes_is_noticed(found, expected):
+    identity = Identity.from_json(json.loads(json.dumps(Identity.of(expected).to_json())))
+    difference = Identity.of(found, identity.shape).differences(identity)
+    assert difference.startswith("the same weights but logits that differ by ")
+    assert Identity.of(expected, identity.shape).differences(identity) == ""
+
+
+def test_logits_of_larger_images_are_compared_if_they_are_stored():
+    stored = Identity.of(Plain()).to_json()
+    assert len(stored["larger"]) == 14 and "larger" not in Identity.of(Plain(inputs=3072)).to_json()
+    del stored["larger"]  # as in older files
+    assert Identity.of(Plain(size=32)).differences(Identity.from_json(stored)) == ""
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch's own code
+def test_a_script_in_half_precision_is_compared():
+    images = torch.rand(2, 3, 32, 32).bfloat16()
+    one, other = (torch.jit.trace(network(activation=kind).bfloat16(), images) for kind in (nn.ReLU, nn.GELU))
+    assert differences(one, one) == "" and "logits that differ" in differences(other, one)
+
+
+def test_the_copy_in_float32_shares_no_memory_with_the_model():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.network(images)
+
+    model = Counts().bfloat16().eval()
+    assert Identity.of(model).logits and model.calls == 0
+
+
+def test_a_model_that_runs_in_half_precision_only_has_no_logits_to_compare():
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network().bfloat16()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.network(images.bfloat16())
+
+    assert Identity.of(Half().eval()).logits == ()
+
+
+def test_a_tensor_that_the_first_forward_pass_computes_may_be_missing():
+    """As in timm's LeViT, which keeps such a tensor for each device."""
+    used, fresh = Own().eval(), Own().eval()
+    used.tables["cuda:0"] = torch.ones(3)
+    assert differences(fresh, used) == "" == differences(used, fresh)
+
+
+def test_a_model_that_does_not_run_is_another_one():
+    words = r"the same weights but no finite logits for images of shape (3, 32, 32): it does not accept them"
+    complete = Identity.of(network())
+    assert Identity(complete.weights).differences(complete) == words
+    assert complete.differences(Identity(complete.weights)) == ""  # nothing to compare with
+    exact = network().bfloat16().float()
+    assert differences(exact.bfloat16(), network().bfloat16().float()) == ""  # no logits, because of the precision
 
 
 def test_identities_of_older_versions_are_read():
@@ -145,6 +297,17 @@ def test_identities_of_older_versions_are_read():
     assert Identity.of(Own().eval()).differences(Identity.from_json(stored)) == ""
     stored["logits"][9] += 1
     assert "logits that differ" in Identity.of(Own().eval()).differences(Identity.from_json(stored))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_few_classes_of_older_versions_may_differ_as_much_as_others(older):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)).eval()
+    stored = Identity.of(model).to_json()
+    assert stored["state"] == {}
+    stored["logits"] = [1.01 * number for number in stored["logits"]]
+    if older:
+        del stored["state"]
+    assert (Identity.of(model).differences(Identity.from_json(stored)) == "") is older
 
 
 def test_the_output_that_is_used_is_part_of_the_preprocessing():
@@ -172,6 +335,12 @@ def test_an_attribute_that_is_not_a_shape_of_images_is_tried_or_left_out(shape):
     model = network()
     model.shape = shape
     assert Identity.of(model).shape == (3, 32, 32) and differences(model, network()) == ""
+
+
+def test_the_shape_of_a_vector_is_not_tried():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)).eval()
+    model.shape = (3072,)
+    assert Identity.of(model).shape == (3, 32, 32)
 
 
 def test_a_model_in_train_mode_is_refused_and_not_changed():

@@ -1,5 +1,6 @@
 """Memory of a GPU: limits, the memory of a batch, smaller batches, and memory that is given back."""
 
+import os
 import weakref
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import adaptive_smoothing as ads
 from adaptive_smoothing.models import memory
 from adaptive_smoothing.models.memory import (
     bytes_per_image,
@@ -38,6 +40,20 @@ def test_a_limit_without_a_gpu_is_an_error():
         limit_memory("6G")
     with pytest.raises(ValueError, match="expected a GPU"), limited_memory("6G", torch.device("cpu")):
         pass
+
+
+def test_a_limit_holds_for_all_gpus_and_new_processes_until_it_is_lifted(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=24 * 2**30))
+    monkeypatch.setenv(memory.VARIABLE, "")
+    limits: dict[int, float] = {}
+    set_share = "set_per_process_memory_fraction"
+    monkeypatch.setattr(torch.cuda, set_share, lambda share, device: limits.update({device: share}))
+    ads.limit_memory("6G")
+    assert limits == {0: 0.25, 1: 0.25} and os.environ[memory.VARIABLE] == str(6 * 2**30)
+    ads.limit_memory(None)
+    assert limits == {0: 1.0, 1: 1.0} and memory.VARIABLE not in os.environ
 
 
 def test_no_limit_needs_no_gpu(monkeypatch):

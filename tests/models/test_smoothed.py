@@ -55,6 +55,12 @@ def test_logits_are_the_log_of_the_mean(linear, images):
     assert hard(images).isfinite().all()
 
 
+def test_sigma_as_a_tensor_is_a_number_of_python(linear, images):
+    smooth = SmoothedClassifier(linear, torch.tensor(0.25), samples=3)
+    assert type(smooth.sigma) is float
+    assert torch.equal(smooth(images), SmoothedClassifier(linear, 0.25, samples=3)(images))
+
+
 def test_no_noise_is_the_base(linear, images):
     assert torch.allclose(SmoothedClassifier(linear, 0.0, samples=3)(images), linear(images).log_softmax(1), atol=1e-5)
 

@@ -290,9 +290,10 @@ def test_a_library_that_fails_to_import_is_not_reported_as_missing(monkeypatch):
     ("name", "words"),
     [
         ("timm:resnet18?pretraned=0", "unknown option 'pretraned' in .*: did you mean 'pretrained'"),
+        ("timm:resnet18?checkpoint=a&b.pt", "unknown option 'b.pt' in .*; write & in a path as %26"),
         ("robustbench:X?eps=8", "unknown option 'eps' in .*: (choose one of dataset|did you mean 'std')"),
         ("timm:?pretrained=0", "expected a name before the options"),
-        ("timm:resnet10t?pretrained=maybe", "expected pretrained as 0 or 1, got 'maybe'"),
+        ("timm:resnet10t?pretrained=maybe", "as 0 or 1, got 'maybe': write pretrained=1 or pretrained=0"),
     ],
 )
 def test_wrong_options(name, words):

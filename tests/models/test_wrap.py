@@ -207,6 +207,9 @@ def test_normalisation_may_be_a_tensor(linear, images):
 
 
 def test_weights_in_another_precision_need_images_of_it(linear, images):
-    with pytest.raises(ValueError, match=r"images in float32, got weights in torch.float64: call model.float\(\)"):
+    with pytest.raises(ValueError, match=r"images in torch.float64, got weights in torch.float32: pass float32 images"):
+        wrap(linear.float(), images=images.double())
+    words = r"images in torch.float32, got weights in torch.float64: call model.float\(\), or pass images="
+    with pytest.raises(ValueError, match=words):
         wrap(linear.double(), shape=SHAPE)
     assert wrap(linear, images=images.double())(images.double()).dtype == torch.float64

@@ -6,7 +6,7 @@ import pytest
 
 from adaptive_smoothing.models import zoo_index
 from adaptive_smoothing.models.zoo_index import ZooFile
-from adaptive_smoothing.results import read_json
+from adaptive_smoothing.results import read_json, write_json
 
 ZOO = Path(__file__).parents[2] / "zoo"
 
@@ -26,6 +26,15 @@ def test_loading_needs_the_card_and_the_weights():
     assert needed == ["resnet18-mixed/mixer.safetensors", "resnet18-mixed/mixture.json"]
     assert zoo_index.mixtures()["resnet18-mixed"].bases == ("resnet18-standard", "resnet18-robust")
     assert zoo_index.models()["resnet18-robust"].figures["test"]["clean"] == 0.8304
+
+
+def test_the_base_classifier_is_found_below_any_number_of_transforms(tmp_path):
+    once = {"transform": "nonlinear", "options": {}, "of": {"name": "a"}}
+    twice = {"transform": "hardmax", "options": {}, "of": once}
+    write_json(tmp_path / "manifest.json", {"models": {}})
+    (tmp_path / "mixed").mkdir()
+    write_json(tmp_path / "mixed/mixture.json", {"standard": {"held": "g"}, "robust": twice, "card": {}})
+    assert zoo_index.make(tmp_path)["mixtures"]["mixed"]["bases"] == ["a"]
 
 
 def test_a_file_with_other_content_is_not_the_file(tmp_path):

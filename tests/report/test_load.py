@@ -4,6 +4,7 @@ The examples are never written again: a reader must keep reading them.
 """
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -112,6 +113,12 @@ def test_a_newer_schema_is_refused(copy):
         ValueError, match=r"expected files of schema 1 or less in .*, got schema 2: it was written by a n"
     ):
         load_run(copy)
+
+
+def test_a_folder_may_be_any_path(copy):
+    with os.scandir(copy.parent) as found:
+        (folder,) = found
+    assert load_run(folder).clean == load_run(copy).clean
 
 
 def test_another_kind_is_refused(copy):

@@ -50,6 +50,11 @@ def test_weaker_attacks_are_refused(attack: str) -> None:
         model_info(stored("h-standard", name=attack), Publication())
 
 
+def test_another_cascade_with_the_name_of_a_preset_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected the attacks of the preset standard, got a run without apgd-ce"):
+        model_info(stored("mixture-fast", name="standard"), Publication())
+
+
 def test_alarms_make_an_entry_unreliable() -> None:
     result = stored("mixture-standard")
     (alarm,) = result["alarms"]
@@ -76,16 +81,21 @@ def test_architectures_of_other_models() -> None:
     wide = {"name": "w", "arch": "wide_resnet", "options": {"depth": 16, "width": 2}}
     narrow = {"name": "n", "arch": "preact_resnet18", "options": {"width": 40}}
     nonlinear = {"transform": "nonlinear", "options": {}, "of": {"name": "timm:resnet50?num_classes=10"}}
+    hardmax = {"transform": "hardmax", "options": {}, "of": nonlinear}
     found = []
     for models in (
         {"g": wide, "h": narrow, "alpha": 0.5},
         {"standard": nonlinear, "robust": wide, "alpha": {"kind": "network"}},
+        {"standard": hardmax, "robust": {"name": "w", "arch": "wide_resnet"}, "alpha": 0.5},
+        {"model": {"name": "l", "arch": "lipschitz_net", "options": {"width": 32}}},
         {"model": {"name": "mine", "loader": "my_models:load"}},
     ):
         found.append(model_info(stored("h-standard") | {"models": models}, Publication())["architecture"])
     assert found == [
         "WideResNet-16-2 + PreActResNet-18 (width 40)",
         "resnet50 + WideResNet-16-2 + mixing network",
+        "resnet50 + WideResNet-28-10",
+        "lipschitz_net",
         None,  # it is listed among the fields to add
     ]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import adaptive_smoothing as ads
-from adaptive_smoothing.mixing.loading import LoadedModel
+from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels
 from adaptive_smoothing.models.digest import model_digest
 from adaptive_smoothing.report.robustbench_loader import loader_text
 
@@ -56,6 +56,27 @@ def test_a_model_that_has_changed_is_refused(mixture: str) -> None:
     ads.MixedClassifier.from_pretrained(mixture).with_alpha(0.6).save_pretrained(mixture, hold=True)
     with pytest.raises(ValueError, match=r"expected the evaluated model, with digest \w{12}, got \w{12}: .*again"):
         loader_text(result)
+
+
+def test_the_same_model_at_another_path_is_refused_with_a_hint(mixture: str) -> None:
+    result = result_of(LoadedModel.load(mixture, None, None, "cpu"))
+    result["models"]["source"] = str(Path(mixture).rename("runs/other"))
+    with pytest.raises(
+        ValueError, match="the model, its path or the code has changed; run this where the model was ev"
+    ):
+        loader_text(result)
+
+
+def test_a_mixture_with_a_function_of_the_user_needs_its_name(mixture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import adaptive_smoothing as ads\n\ndef make():\n    return ads.load_model('compact-robust')\n"
+    Path("my_builder_code.py").write_text(code)
+    monkeypatch.syspath_prepend(".")
+    mixed, own = ads.MixedClassifier.from_pretrained(mixture), OwnModels("my_builder_code:make")
+    mixed.save_pretrained(mixture, hold=True, builders={"robust": own.loader})
+    result = result_of(LoadedModel.load(mixture, None, None, "cpu", own))
+    with pytest.raises(ValueError, match="on the command line --loader my_builder_code:make"):
+        loader_text(result)
+    assert f"from_pretrained('{mixture}', allow=['my_builder_code:make'])" in loader_text(result, own)
 
 
 @pytest.mark.parametrize(

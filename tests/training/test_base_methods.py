@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from adaptive_smoothing.attacks.objectives import kl_divergence
-from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.training.base_methods import TrainingBatch, make_base_method
 from adaptive_smoothing.training.recipe import MethodSettings
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.checkpoints import delayed_interrupts
 from adaptive_smoothing.training.loop import DivergedError

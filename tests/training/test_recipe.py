@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptive_smoothing.models import zoo
-from adaptive_smoothing.settings import SettingsError, from_table, read_toml
+from adaptive_smoothing.settings.tables import SettingsError, from_table, read_toml
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.recipe import CommonRecipe, Recipe
 

@@ -46,14 +46,28 @@ def test_the_clean_accuracy_is_logged(linear, robust, labelled_by_g):
         ads.tune(mixed, data, clean_accuracy=0.01)
 
 
+def test_a_base_classifier_that_returns_probabilities_is_refused(linear, robust, labelled_by_g):
+    softmax = nn.Sequential(linear, nn.Softmax(1)).eval()
+    for g, h in ((softmax, robust), (linear, softmax)):
+        with pytest.raises(ValueError, match=r"expected logits.* got .*probabilities"):
+            ads.tune(ads.MixedClassifier(g, h, 0.5), labelled_by_g, clean_accuracy=0.8)
+
+
+def test_an_alpha_for_each_image_is_replaced(linear, robust, labelled_by_g):
+    alphas = torch.rand(len(labelled_by_g))
+    found = ads.tune(ads.MixedClassifier(linear, robust, alphas), labelled_by_g, clean_accuracy=0.8)
+    assert found.alpha.dim() == 0 and ads.evaluate(found, labelled_by_g).clean >= 0.8
+
+
 class Table(nn.Module):
     """A table of probabilities. The first pixel is the number of the image, the second is 1 if it is attacked."""
 
     def __init__(self, *leads):
-        """Args are the leads of class 0 over class 1 for clean and for attacked images."""
+        """Args are the leads of the correct class over the other one for clean and for attacked images."""
         super().__init__()
         first = (1 + torch.tensor(leads)) / 2
-        self.logits = torch.stack([first, 1 - first, torch.zeros_like(first)], dim=2).clamp_min(1e-30).log()
+        self.logits = torch.stack([first, 1 - first], dim=2).clamp_min(1e-30).log()
+        self.logits[:, 1::2] = self.logits[:, 1::2].flip(2)
         self.training = False
 
     def forward(self, images):
@@ -61,10 +75,10 @@ class Table(nn.Module):
 
 
 def table_data():
-    """Forty images of class 0 with their numbers in the first pixel."""
+    """Forty images of class 0 and class 1 in turn, with their numbers in the first pixel."""
     images = torch.zeros(40, 3, 8, 8, dtype=torch.uint8)
     images[:, 0, 0, 0] = torch.arange(40)
-    return from_tensors(images, torch.zeros(40, dtype=torch.long))
+    return from_tensors(images, torch.arange(40) % 2)
 
 
 def table_attack(model, images, labels):
@@ -200,6 +214,7 @@ def test_a_learned_alpha_is_searched_where_no_fixed_alpha_reaches_the_target():
     assert ads.evaluate(tuned, data, table_attack).robust == 0.5 and ads.evaluate(tuned, data).clean == 1.0
 
 
+@pytest.mark.filterwarnings("ignore:.*made the correct class more likely")  # h is correct under attack only
 def test_settings_with_less_of_both_accuracies_are_not_chosen():
     """Below some alpha both accuracies are lower."""
     g, h = Table([1.0] * 30 + [-0.2] * 10, [1.0] * 40), Table([-0.5] * 10 + [0.8] * 30, [1.0] * 40)

@@ -17,6 +17,8 @@ from adaptive_smoothing.threat import Threat, threat_title
 PIXEL_ROUNDING, NORM_ROUNDING = 1e-6, 1e-5
 # Share of images outside the threat model from which a robust accuracy would mean nothing.
 MOST = 0.5
+# What to do about images outside the threat model.
+OUTSIDE_HINT = "project them with threat.project(adversarial, images), or pass the threat that the attack uses"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class AttackOutcome:
     def before(cls, inputs: AttackInput) -> AttackOutcome:
         """Return the outcome before the first query: no image is fooled, and every margin is -inf."""
         none_fooled, no_queries = torch.zeros_like(inputs.labels, dtype=torch.bool), torch.zeros_like(inputs.labels)
-        low = torch.full(inputs.labels.shape, -torch.inf, device=inputs.images.device)
+        low = torch.full_like(inputs.eps, -torch.inf)
         return cls(none_fooled, inputs.images.clone(), low, torch.zeros_like(inputs.logits), no_queries)
 
 
@@ -99,12 +101,17 @@ def check_share_outside(outside: int, attacked: int, threat: Threat | None) -> N
     """Raise an error if most attacked images are outside the threat model."""
     if threat is not None and outside > MOST * attacked:
         expected = f"attacked images within {threat_title(threat)} and [0, 1]"
-        hint = "project them with threat.project(adversarial, images), or pass the threat that the attack uses"
-        raise ValueError(f"expected {expected}, got {outside} of {attacked} outside: {hint}")
+        raise ValueError(f"expected {expected}, got {outside} of {attacked} outside: {OUTSIDE_HINT}")
+
+
+def describe_outside(outside: int, attacked: int, threat: Threat) -> str:
+    """Return in words how many attacked images are outside the threat model."""
+    where = f"farther than {threat_title(threat)} from the original or leave [0, 1]"
+    return f"{outside} of {attacked} attacked images are {where}, and count as not fooled"
 
 
 def check_returned(adversarial: object, images: Tensor) -> Tensor:
-    """Return what an attack of any library returned, or raise an error unless it is one finite image for each image."""
+    """Return what a user's attack function returned, or raise an error unless it is one finite image for each."""
     if isinstance(adversarial, tuple | list) and any(isinstance(part, Tensor) for part in adversarial):
         hint = "return the images only, for example with lambda model, x, y: attack(model, x, y)[0]"
         raise TypeError(f"expected one tensor of images from the attack, got {len(adversarial)} objects: {hint}")

@@ -6,18 +6,21 @@ The result is the worst case over all stages. A survivor is an image that no sta
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import (
+    OUTSIDE_HINT,
     AttackInput,
     AttackOutcome,
     check_returned,
     check_share_outside,
     confirm,
+    describe_outside,
     inside_threat,
 )
 from adaptive_smoothing.attacks.engine.engine import Engine
@@ -28,11 +31,12 @@ from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.attacks.views import MakeView, Predicate
 from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.models.digest import weights_digest
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 from adaptive_smoothing.threat import Threat, check_threat, column
 
 # The interface of attack libraries: attack(model, images, labels) returns adversarial images.
 PlainAttack = Callable[[nn.Module, Tensor, Tensor], Tensor]
+BatchType = TypeVar("BatchType")
 
 # Titles of stages by key; g is the standard classifier, h the robust one. A prefix of VIEWS may precede the key.
 TITLES = {
@@ -117,7 +121,9 @@ class Cascade:
     def __post_init__(self) -> None:
         check_threat(self.threat)
         for stage in self.stages:
-            if not isinstance(stage.attack, StepAttack) and not callable(stage.attack):
+            if not isinstance(stage.attack, StepAttack) and (
+                isinstance(stage.attack, type) or not callable(stage.attack)
+            ):
                 hint = "give the stage a function attack(model, images, labels) -> images"
                 raise TypeError(f"expected an attack in the stage {stage.key!r}, got {stage.attack!r}: {hint}")
 
@@ -139,6 +145,11 @@ class Cascade:
     def stage_keys(self) -> tuple[str, ...]:
         """The keys of all stages, followed by those of the audit."""
         return tuple(stage.key for stage in (*self.stages, *self.audit))
+
+    @property
+    def has_user_function(self) -> bool:
+        """Whether a stage, also one of the audit, is a user's attack function."""
+        return any(is_user_function(stage.attack) for stage in (*self.stages, *self.audit))
 
 
 @dataclass
@@ -211,29 +222,60 @@ def run_stage(
     state.add(number, which, outcome)
 
 
-def is_foreign(attack: object) -> bool:
-    """Return whether an attack is any function, about which nothing is known."""
-    return not isinstance(attack, StepAttack | PGD)
+def is_user_function(attack: object) -> bool:
+    """Return whether an attack is a user's attack function, whose images and effects have to be checked."""
+    return attack is not None and not isinstance(attack, StepAttack | PGD)
 
 
 def call_attack(attack: PlainAttack, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the images of an attack, and check their form and that the attack did not change the model."""
-    if not is_foreign(attack):
+    """Return the images of an attack. Those of a user's function are checked, and so is the mode of the model."""
+    if not is_user_function(attack):
         return attack(model, images, labels)
-    before = weights_digest(model)
     # Copies, because the attack may change its arguments in place.
     adversarial = check_returned(attack(model, images.clone(), labels.clone()), images)
-    check_eval(model)
-    if weights_digest(model) != before:
-        hint = "let it work on a copy, copy.deepcopy(model), or restore the model"
-        raise ValueError(f"expected an attack that leaves the model as it is, got one that changes its weights: {hint}")
+    try:
+        check_eval(model)
+    except ValueError as error:
+        found, hint = "one that leaves it in train mode", "call model.eval() at its end, or attack a copy"
+        raise ValueError(f"expected an attack that leaves the model in eval mode, got {found}: {hint}") from error
     return adversarial
+
+
+def with_unchanged_model(
+    batches: Iterable[BatchType], attack: PlainAttack | None, model: nn.Module
+) -> Iterator[BatchType]:
+    """Yield the batches; raise an error after the first or the last if a user's attack function changed the model.
+
+    A digest reads all weights, so that one after every batch would take too long.
+    """
+    before = _weights_and_hooks(model) if is_user_function(attack) else None
+
+    def check() -> None:
+        if before is not None and _weights_and_hooks(model) != before:
+            hint = "attack copy.deepcopy(model), restore them, or keep counters outside of buffers"
+            expected = "an attack that leaves weights, buffers and hooks as they are"
+            raise ValueError(f"expected {expected}, got others afterwards: {hint}")
+
+    for number, batch in enumerate(batches):
+        if number == 1:
+            check()
+        yield batch
+    check()
+
+
+def _weights_and_hooks(model: nn.Module) -> tuple[str, list[object]]:
+    """Return a digest of the weights, and the hooks and replaced methods of all modules."""
+    modules = list(model.modules())
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    hooks = [[*getattr(module, kind)] for module in modules for kind in kinds]
+    return weights_digest(model), [*hooks, *(vars(module).get("forward") for module in modules)]
 
 
 def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, view: nn.Module | None) -> AttackOutcome:
     """Call an attack that is not a `StepAttack`, batch by batch, and confirm its successes."""
     attacked, found, queries = view or engine.model, [], torch.zeros_like(inputs.labels)
-    for rows in torch.arange(len(inputs), device=inputs.labels.device).split(engine.size):
+    batches = torch.arange(len(inputs), device=inputs.labels.device).split(engine.size)
+    for rows in with_unchanged_model(batches, attack, attacked):
         part = inputs.take(rows)
         if isinstance(attack, PGD):
             attack = replace(attack, threat=attack.threat.with_eps(part.threat.eps))
@@ -244,19 +286,10 @@ def run_plain_attack(engine: Engine, attack: PlainAttack, inputs: AttackInput, v
         engine.passes.add(sum(calls), gradient=True)
     worst = torch.cat(found)
     inside = inside_threat(worst, inputs.images, inputs.threat)
-    if not inside.all():  # images that do not count would make the model look robust
-        check_share_outside(int((~inside).sum()), len(inputs), inputs.threat)
-        _warn_outside(worst, inputs, ~inside)
+    if outside := int((~inside).sum()):  # images that do not count would make the model look robust
+        check_share_outside(outside, len(inputs), inputs.threat)
+        warn_user(f"{describe_outside(outside, len(inputs), inputs.threat)}: {OUTSIDE_HINT}")
         worst = worst.where(column(inside, worst), inputs.images)
     margin, logits = confirm(engine.model, worst, inputs.images, inputs.labels, inputs.threat)
     margin = margin.where(inside, -torch.inf)
     return AttackOutcome(margin > 0, worst, margin, logits, queries)
-
-
-def _warn_outside(worst: Tensor, inputs: AttackInput, outside: Tensor) -> None:
-    farthest = inputs.threat.distance(worst, inputs.images)[outside].max().item()
-    hint = "give the attack the eps of the evaluation, and clamp its images to [0, 1]"
-    warn_user(
-        f"an attack left the {inputs.threat.norm} ball or [0, 1] on {int(outside.sum())} of {len(inputs)} images, and "
-        f"went as far as {farthest:.4g}: they count as not fooled; {hint}"
-    )

@@ -56,7 +56,8 @@ class DiversifiedPGD(StepAttack):
 
     def update(self, state: State, images: Tensor, answer: Answer) -> State:
         assert answer.gradient is not None
-        size, first = self._step_size(state["step"]) * state["eps"], state["step"] <= self.diversify
+        step, eps = state["step"], state["eps"]
+        size, first = self._step_size(step).to(eps) * eps, step <= self.diversify
         following = momentum_step(self.threat, state, images, answer.gradient, size, first)
         return keep_worst(state, images, answer.logits) | {"iterate": following, "previous": images}
 

@@ -17,7 +17,7 @@ from adaptive_smoothing.models.contract import check_eval, check_images, check_l
 from adaptive_smoothing.models.inference import NotFiniteError
 from adaptive_smoothing.models.memory import with_smaller_batches
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import check_whole, warn_user
 from adaptive_smoothing.threat import Threat, check_threat, column, per_image, selected
 
 # With `stop_when_fooled`, the margin at which an attack stops: more than the rounding error of TF32, because a success
@@ -51,6 +51,7 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_threat(self.threat)
+        check_whole(steps=self.steps)
         if self.steps < 1:
             raise ValueError(f"expected at least 1 step, got {self.steps}: the paper uses 20")
 

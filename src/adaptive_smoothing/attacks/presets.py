@@ -18,7 +18,8 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.fab import FAB
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
-from adaptive_smoothing.settings import check_choice, from_packages
+from adaptive_smoothing.settings.checks import check_choice
+from adaptive_smoothing.settings.user_code import from_packages, load_registered
 from adaptive_smoothing.threat import Threat, check_threat
 
 # The number of most likely incorrect classes that a targeted attack tries, as in the reference.
@@ -61,7 +62,7 @@ def fast_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     flip, worst_case = diverse(objectives.flip_standard, 4), diverse(objectives.worst_case_standard, 4)
     stages = (
         Stage("margin-pgd", DiversifiedPGD(threat, steps=16, objective=objectives.margin, seed=seed)),
-        Stage("diverse-pgd", diverse(objectives.targeted_margin), needs=views.lacks(views.mixes_probabilities)),
+        Stage("diverse-pgd", diverse(objectives.targeted_margin), needs=views.Lacks(views.mixes_probabilities)),
         Stage("turning-pgd", flip, needs=views.has_differentiable_standard),
         Stage("hostile-pgd", worst_case, needs=views.learns_alpha),
         Stage("smooth-hostile-pgd", worst_case, views.SmoothedSurrogate(), views.has_hardmax_or_learned_alpha),
@@ -69,7 +70,7 @@ def fast_attack(threat: Threat, *, seed: int = 0) -> Cascade:
         Stage("plain-hostile-pgd", worst_case, views.WithoutTransforms(), views.learns_alpha_with_transformed_robust),
         Stage("diverse-pgd-p", diverse(objectives.targeted_probability), needs=views.mixes_probabilities),
         Stage("apgd-t", APGD(threat, steps=50, objective=objectives.targeted_dlr, target_classes=2, seed=seed)),
-        Stage("fab-short", short_fab, needs=views.lacks(views.has_differentiable_standard)),
+        Stage("fab-short", short_fab, needs=views.Lacks(views.has_differentiable_standard)),
         full_precision_stage(threat, seed, steps=50),
     )
     return Cascade("fast", threat, stages, audit=fab_and_square(threat, seed))
@@ -123,7 +124,7 @@ def margin_attack(threat: Threat, *, seed: int = 0) -> Cascade:
 def adaptive_auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     """Return the paper's setting D: AutoAttack whose APGD attacks also lower alpha, if alpha is learned."""
     ce, targeted, *others = auto_attack(threat, seed=seed).stages
-    without_alpha = (replace(stage, needs=views.lacks(views.learns_alpha)) for stage in (ce, targeted))
+    without_alpha = (replace(stage, needs=views.Lacks(views.learns_alpha)) for stage in (ce, targeted))
     return Cascade("D", threat, (*lower_alpha_stages(threat, PAPER_WEIGHT, seed), *without_alpha, *others))
 
 
@@ -203,8 +204,16 @@ def find_preset(name: str) -> MakePreset:
     if name in PRESETS:
         return PRESETS[name]
     others = from_packages("attacks")
-    check_choice("preset", name, [*PRESETS, *others])
-    return as_preset(name, others[name].load())
+    check_choice("preset", name, {**PRESETS, **others})
+    return as_preset(name, load_registered(others[name]))
+
+
+def user_function(name: str) -> str | None:
+    """Return the `module:function` of an attack of the user or of another package; None for a preset of this one."""
+    if ":" in name:
+        return name
+    point = None if name in PRESETS else from_packages("attacks").get(name)
+    return None if point is None else f"{point.module}:{point.attr}"
 
 
 def as_preset(name: str, function: Callable[..., Any]) -> MakePreset:

@@ -122,7 +122,7 @@ def _side(query: Tensor, height: int, width: int, *, odd: bool) -> Tensor:
 
 
 def _signs(chance: Tensor) -> Tensor:
-    return torch.where(chance < 0.5, -1.0, 1.0)
+    return torch.where(chance < 0.5, -1.0, 1.0).to(chance)
 
 
 def _draw(keys: Tensor, steps: Tensor, size: Sequence[int], *, odd: bool) -> Tensor:

@@ -115,7 +115,7 @@ def momentum_step(
     """Return the next iterate of PGD with momentum; the mask `without_momentum` switches it off job by job."""
     clean, threat = state["clean"], threat.with_eps(state["eps"])
     ahead = pgd_step(threat, iterate, gradient, step_size, clean)
-    momentum = column(torch.where(without_momentum, 0.0, MOMENTUM), iterate)
+    momentum = column(torch.where(without_momentum, 0.0, MOMENTUM).to(iterate), iterate)
     moved = iterate + (1 - momentum) * (ahead - iterate) + momentum * (iterate - state["previous"])
     return threat.project(moved, clean)
 

@@ -77,6 +77,16 @@ class WithoutTransforms:
         return plain.smooth() if learns_alpha(model) else plain
 
 
+@dataclass(frozen=True)
+class Lacks:
+    """The opposite predicate. Runs on several devices pickle it, which they could not do with a lambda."""
+
+    predicate: Predicate
+
+    def __call__(self, model: nn.Module) -> bool:
+        return not self.predicate(model)
+
+
 def is_mixture(model: nn.Module) -> bool:
     """Return whether the model has a g and an h, however it mixes them."""
     return isinstance(model, BaseClassifiers)
@@ -115,8 +125,3 @@ def has_transformed_robust(model: nn.Module) -> bool:
 def learns_alpha_with_transformed_robust(model: nn.Module) -> bool:
     """Return whether both `learns_alpha` and `has_transformed_robust` hold."""
     return learns_alpha(model) and has_transformed_robust(model)
-
-
-def lacks(predicate: Predicate) -> Predicate:
-    """Return the opposite predicate."""
-    return lambda model: not predicate(model)

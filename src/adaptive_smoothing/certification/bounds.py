@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import betainccinv, logsumexp
 
 from adaptive_smoothing.certification import rounding
+from adaptive_smoothing.settings.checks import check_number, check_whole
 
 # The values that an observed error is rounded up to, which can only enlarge a bound. Hard votes are 0 or 1. Soft votes
 # are 0 or on a geometric grid with steps below one percent.
@@ -22,11 +23,13 @@ MEANS = np.geomspace(1e-7, 1.0, 2**13 + 1)
 
 
 def check_failure_probability(failure_probability: float) -> None:
+    check_number(failure_probability=failure_probability)
     if not 0 < failure_probability < 1:
         raise ValueError(f"expected a failure probability in (0, 1), got {failure_probability}: 0.001 is usual")
 
 
 def check_samples(samples: int) -> None:
+    check_whole(samples=samples)
     if samples < 1:
         raise ValueError(f"expected at least 1 sample, got {samples}: 10,000 are usual")
 

@@ -17,6 +17,7 @@ from adaptive_smoothing.certification.certificates import Certificates
 from adaptive_smoothing.certification.lipschitz import Lipschitz, LipschitzLogits
 from adaptive_smoothing.certification.local_lipschitz import LocalEstimate
 from adaptive_smoothing.certification.options import (
+    METHODS,
     CertifyOptions,
     LipschitzOptions,
     LocalOptions,
@@ -35,6 +36,7 @@ from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.runs.journal import Columns, journal_at
 from adaptive_smoothing.runs.progress import RunProgress, ShardProgress, ignore_progress
 from adaptive_smoothing.runs.sharded import ShardedRun
+from adaptive_smoothing.settings.checks import check_options
 from adaptive_smoothing.threat import NORMS
 
 # A method of certification. `certify(images, index, progress)` returns columns with one entry per image:
@@ -110,6 +112,7 @@ def _choose_options(
     elif method is not None and not isinstance(options, expected := type(make_options(method))):
         hint = "pass options of that method, or leave the method out"
         raise TypeError(f"expected {expected.__name__} for the method {method!r}, got {type(options).__name__}: {hint}")
+    check_options(options, *METHODS.values())
     given = {name: value for name, value in shorthands.items() if value is not None}
     for name in given:
         if not hasattr(options, name):

@@ -8,7 +8,7 @@ from adaptive_smoothing.certification.bounds import check_failure_probability, c
 from adaptive_smoothing.certification.radius import LIPSCHITZ_THEOREMS, SMOOTHING_THEOREMS
 from adaptive_smoothing.certification.sampling import BLOCK, PRECISIONS
 from adaptive_smoothing.runs.sharded import check_size
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.settings.checks import check_choice, check_number, check_whole
 from adaptive_smoothing.threat import NORMS
 
 RUNNERS_UP = ("complement", "split")
@@ -77,6 +77,8 @@ class SmoothingOptions(RunOptions):
         check_choice("precision", self.precision, PRECISIONS)
         if self.runner_up is not None:
             check_choice("runner_up", self.runner_up, RUNNERS_UP)
+        if self.radius is not None:
+            check_number(radius=self.radius)
         if self.radius is not None and not 0 < self.radius < float("inf"):
             raise ValueError(f"expected a wanted radius above 0, got {self.radius}: leave it out to find the largest")
         if self.radius is not None and self.runner_up == "split":
@@ -116,6 +118,7 @@ class LocalOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_size("batch_size", self.batch_size)
+        check_whole(steps=self.steps)
         if self.steps < 1:
             raise ValueError(f"expected at least 1 step, got {self.steps}")
         if not self.eps > 0:

@@ -30,8 +30,9 @@ from adaptive_smoothing.report import certified as report
 from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.results import room_for
 from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
-from adaptive_smoothing.runs.journal import Journal
-from adaptive_smoothing.settings import changed, check_choice
+from adaptive_smoothing.runs.journal import RUN_AGAIN, Journal
+from adaptive_smoothing.settings.checks import check_choice
+from adaptive_smoothing.settings.tables import changed
 
 VOTES = ("hard", "soft")
 # Samples of each validation image. They only determine the clean accuracy.
@@ -234,7 +235,7 @@ class Run:
                 progress=RunProgressBar(bar, "certified and correct"),
             )
         facts = {"seconds": round(time.perf_counter() - start, 1), **environment(self.devices[0])}
-        with room_for(folder):
+        with room_for(folder, RUN_AGAIN):
             report.write_certificates(folder, found, loaded.facts, facts)
         return found
 

@@ -35,7 +35,7 @@ from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
 
 def screen() -> Console:
     """Return a console that does not colour the numbers in a text."""
-    return Console(highlight=False)
+    return Console(highlight=False, emoji=False)
 
 
 def show(console: Console, report: Report) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from adaptive_smoothing.attacks.cascade import Cascade, stage_title
-from adaptive_smoothing.attacks.presets import PRESETS, as_preset, find_preset
+from adaptive_smoothing.attacks.presets import PRESETS, as_preset, find_preset, user_function
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen, show_alarms
@@ -38,8 +38,9 @@ from adaptive_smoothing.runs.folder import (
     is_finished,
     resumable_folder,
 )
-from adaptive_smoothing.runs.journal import Journal
-from adaptive_smoothing.settings import changed, check_parameters, errors_in_user_code, import_function
+from adaptive_smoothing.runs.journal import RUN_AGAIN, Journal
+from adaptive_smoothing.settings.tables import changed
+from adaptive_smoothing.settings.user_code import check_parameters, errors_in_user_code, import_function
 from adaptive_smoothing.threat import Threat, parse_number, parse_threat
 
 BINARIZATION = "binarization"
@@ -90,7 +91,7 @@ def evaluate(
     run = Run(loaded, chosen, cascades, devices, options, check=BINARIZATION in check)
     folder = out or Path("runs") / f"evaluate-{loaded.short}-{attack.replace(':', '.')}"
     if overwrite or not is_finished(folder):
-        with errors_in_user_code(attack, "attacked images") if ":" in attack else nullcontext():
+        with _user_errors(attack, "attacked images"):
             run.measure(resumable_folder(folder, overwrite), overwrite)
     else:
         run.show_stored(folder)
@@ -98,15 +99,19 @@ def evaluate(
 
 def make_cascades(attack: str, threats: list[Threat], seed: int) -> list[Cascade]:
     """Return the attack at each radius: of a preset, or of the attack or preset that `module:function` names."""
-    if ":" not in attack:
-        return [find_preset(attack)(threat, seed=seed) for threat in threats]
-    make = as_preset(attack, import_function(attack, "--attack"))
-    with errors_in_user_code(attack, "an attack"):
+    make = as_preset(attack, import_function(attack, "--attack")) if ":" in attack else find_preset(attack)
+    with _user_errors(attack, "an attack"):
         cascades = [make(threat, seed=seed) for threat in threats]
     for stage in cascades[0].stages:
         if not isinstance(stage.attack, StepAttack):
             check_parameters(stage.attack, ["model", "images", "labels"], attack, "--attack")
     return cascades
+
+
+def _user_errors(attack: str, expected: str) -> AbstractContextManager[None]:
+    """Return `errors_in_user_code` for an attack that is not of this package."""
+    function = user_function(attack)
+    return nullcontext() if function is None else errors_in_user_code(function, expected)
 
 
 def parse_threats(threat: str, eps: str | None) -> list[Threat]:
@@ -170,7 +175,7 @@ class Run:
         if self.check:
             cascade = self.cascades[-1].for_model(loaded.model)
             facts[BINARIZATION] = _binarization(loaded.model, self.data, cascade, self.devices[0])
-        with room_for(folder):
+        with room_for(folder, RUN_AGAIN):
             if len(curve.radii) == 1:
                 written = write_verdict(folder, curve.verdicts[0], loaded.facts, facts)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import warnings
@@ -109,12 +110,22 @@ def main() -> None:
     warnings.showwarning = _show_warning
     try:
         app(standalone_mode=True)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError, TypeError) as error:
+        if isinstance(error, TypeError) and not is_explained(error):
+            raise
         # Messages contain [0, 1] and shapes, which rich would read as markup.
         _errors().print(f"[red]error[/]: {escape(str(error))}")
         for note in getattr(error, "__notes__", ()):  # the traceback of a user's own function
             _errors().print(f"\n{note}", markup=False, soft_wrap=True)
         sys.exit(1)
+
+
+def is_explained(error: TypeError) -> bool:
+    """Return whether a message says what was expected, what was given and what to do, as those of this package do.
+
+    Errors of Python itself, such as "pop expected at most 1 argument, got 2", report a defect.
+    """
+    return re.search(r"(^|: )expected .+, got .+: ", str(error), re.DOTALL) is not None
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
@@ -128,7 +139,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *place: objec
 
 
 def _errors() -> Console:
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, emoji=False)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from adaptive_smoothing.cli.options import as_share
-from adaptive_smoothing.settings import changed, read_toml
+from adaptive_smoothing.settings.tables import changed, read_toml
 from adaptive_smoothing.threat import Threat, parse_threat
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.recipe import check_at_least

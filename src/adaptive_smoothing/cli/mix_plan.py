@@ -15,7 +15,7 @@ from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.results import check_writable
-from adaptive_smoothing.settings import changed
+from adaptive_smoothing.settings.tables import changed
 from adaptive_smoothing.threat import Linf, Threat
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.options import TrainingOptions
@@ -77,7 +77,7 @@ def check_folder(training: TrainingOptions, mode: Mode, overwrite: bool) -> None
         raise FileExistsError(f"expected a folder without a mixture, got {training.folder}, which holds one: {hint}")
     if mode is Mode.adaptive and not overwrite:
         training.check_folder()
-    check_writable(training.folder)
+    check_writable(training.folder, "choose another --out")
 
 
 def load_images(data: str, root: Path | None, download: bool, mode: Mode) -> tuple[ImageData, ImageData]:

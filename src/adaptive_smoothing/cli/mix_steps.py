@@ -14,7 +14,7 @@ from adaptive_smoothing.cli.mix_plan import DATA, MixPlan, Pair
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.runs.progress_bar import clock
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import fit_adaptive, training_facts
 from adaptive_smoothing.training.options import TrainingOptions
@@ -80,10 +80,10 @@ def _check_order(plan: MixPlan, standard: float, robust: float) -> None:
     hint = "name G first, then H"
     if standard == robust:
         hint = "they are equally accurate, so that a mixture gains nothing; use a more accurate G"
-    message = f"expected a G that is more accurate than H, got {found} on validation images: {hint}"
     if plan.target.name != "alpha":
-        raise ValueError(message)
-    warn_user(message)
+        raise ValueError(f"expected a G that is more accurate than H, got {found} on validation images: {hint}")
+    used = f"alpha = {plan.target.value:g} is used anyway"
+    warn_user(f"G is not more accurate than H ({found} on validation images); {used}: {hint}")
 
 
 def _fixed_mixture(plan: MixPlan) -> MixedClassifier:

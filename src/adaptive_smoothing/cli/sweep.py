@@ -21,7 +21,7 @@ from adaptive_smoothing.report.tradeoff.report import Report
 from adaptive_smoothing.report.tradeoff.run_folder import write_run
 from adaptive_smoothing.runs.folder import environment, make_folder
 from adaptive_smoothing.runs.sharded import check_size
-from adaptive_smoothing.settings import changed
+from adaptive_smoothing.settings.tables import changed
 from adaptive_smoothing.threat import parse_number, parse_threat
 
 

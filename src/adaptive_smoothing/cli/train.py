@@ -11,7 +11,7 @@ from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import screen
 from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.results import percent
-from adaptive_smoothing.settings import read_toml
+from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import train_base

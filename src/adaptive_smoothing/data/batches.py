@@ -15,7 +15,7 @@ from torch import Tensor
 
 from adaptive_smoothing.data.datasets import ImageData, to_floats
 from adaptive_smoothing.noise import generator, to_device
-from adaptive_smoothing.settings import check_at_least
+from adaptive_smoothing.settings.checks import check_count
 
 
 class Batch(NamedTuple):
@@ -39,7 +39,7 @@ def batches(data: ImageData, size: int, *, device: torch.device | str | None = N
 
     One batch at a time is converted to floats and moved to `device`, by default that of the data.
     """
-    check_at_least(1, size=size)
+    check_count(size=size)
 
     def batch(start: int) -> Batch:
         # Not `data.take`, which checks the labels and so waits for the device.
@@ -52,7 +52,7 @@ def batches(data: ImageData, size: int, *, device: torch.device | str | None = N
 
 def steps_per_epoch(data: ImageData, size: int) -> int:
     """Return the number of full batches in the data."""
-    check_at_least(1, size=size)
+    check_count(size=size)
     return len(data) // size
 
 

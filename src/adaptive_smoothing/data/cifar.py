@@ -193,7 +193,7 @@ def _fetch(url: str, path: Path) -> str:
     try:
         with urllib.request.urlopen(url, timeout=60) as response, path.open("wb") as file:
             total = int(response.headers.get("Content-Length") or 0)
-            console = Console(stderr=True)
+            console = Console(stderr=True, emoji=False)
             with wrap_file(cast(BinaryIO, response), total, description=url, console=console) as stream:
                 while chunk := stream.read(1 << 20):
                     file.write(chunk)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from adaptive_smoothing.data.data_options import class_names
 from adaptive_smoothing.data.datasets import ImageData, looks_channels_last
 from adaptive_smoothing.data.items import ItemKeys, Levels, chw, is_integer, label_number, stack_images
 from adaptive_smoothing.data.photographs import Framing, Size
@@ -31,21 +32,30 @@ def from_tensors(
         index: the position of each image in the official split; by default its position in `images`.
         round: round floats to the nearest level, and warn by how much; by default values between levels are an error.
     """
-    given = torch.as_tensor(images)
+    given = _tensor("images", images)
     if given.dim() == 4 and looks_channels_last(given.shape):
         found = f"{tuple(given.shape)}, which looks like (N, H, W, C): pass torch.as_tensor(images).permute(0, 3, 1, 2)"
         raise ValueError(f"expected images of shape (N, C, H, W), got {found}")
     levels = Levels(round)
     pixels = levels(given)
     levels.report(name)
-    target = torch.as_tensor(labels, device=pixels.device)
+    target = _tensor("labels", labels).to(pixels.device)
     if not is_integer(target):
         raise ValueError(f"expected whole numbers as labels, got {target.dtype}: pass class positions, not scores")
     positions = torch.arange(len(pixels)) if index is None else torch.as_tensor(index)
     count = int(target.max()) + 1 if target.numel() else 0
-    names = tuple(classes) if classes is not None else tuple(str(label) for label in range(count))
+    names = class_names(classes) if classes is not None else tuple(str(label) for label in range(count))
     known = classes is not None
     return ImageData(pixels, target.long(), names, name, positions.long().to(pixels.device), known)
+
+
+def _tensor(what: str, values: Any) -> Tensor:
+    """Return numbers as a tensor."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        found = f"{type(values).__name__} ({error})"
+        raise TypeError(f"expected {what} as a tensor or an array of numbers, got {found}: convert them") from error
 
 
 def from_dataset(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.data.photographs import Framing, Size
-from adaptive_smoothing.settings import parse_flag, parse_query, parse_size
+from adaptive_smoothing.settings.checks import check_list, parse_flag, parse_query, parse_size
+from adaptive_smoothing.settings.tables import read_text
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,28 @@ def _value(key: str, text: str) -> Any:
     return parse_size(key, text) if key in SIZES else text
 
 
+def class_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return names of classes as a tuple, or raise an error for anything but a list of them."""
+    check_list("names", classes=classes)
+    return tuple(classes)
+
+
+def without_repetitions(names: tuple[str, ...], where: str = "") -> tuple[str, ...]:
+    """Return the names of classes, or raise an error if two are equal: the label of a folder would be either."""
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        found = f"{', '.join(map(repr, repeated))} more than once{where}"
+        raise ValueError(f"expected different names of classes, got {found}: give each class its own name")
+    return names
+
+
 def class_list(classes: Sequence[str] | str | Path, folder: Path) -> tuple[str, ...]:
     """Return names of classes, or read them from a file: one per line, here or in the folder of the images."""
     if not isinstance(classes, str | Path):
-        return tuple(classes)
+        return without_repetitions(class_names(classes))
     for path in (Path(classes).expanduser(), folder / classes):
         if path.is_file():
-            return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+            names = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
+            return without_repetitions(names, f" in {path}")
     raise FileNotFoundError(
         f"expected a file with one class per line as classes=, got {str(classes)!r}: check the path"
     )

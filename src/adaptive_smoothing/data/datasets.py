@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.data.data_options import DataOptions, class_list, split_name
+from adaptive_smoothing.data.devices import check_device
 from adaptive_smoothing.data.find_source import find_source, read_split
 from adaptive_smoothing.data.items import is_integer
 from adaptive_smoothing.data.photographs import Size
 from adaptive_smoothing.data.sources import Builtin
-from adaptive_smoothing.settings import check_at_least, suggestion
+from adaptive_smoothing.settings.checks import check_count, suggestion
 from adaptive_smoothing.version import cache_folder
 
 
@@ -88,6 +89,7 @@ class ImageData:
 
     def to(self, device: torch.device | str) -> ImageData:
         """Return the data with all tensors on `device`."""
+        check_device(device)
         images, labels, index = (tensor.to(device) for tensor in (self.images, self.labels, self.index))
         return replace(self, images=images, labels=labels, index=index)
 
@@ -126,6 +128,8 @@ def check_data(data: ImageData) -> None:
 
 def device_of(model: nn.Module, data: ImageData, device: str | torch.device | None = None) -> torch.device:
     """Return the given device, or that of the model, or that of the images if the model has no parameters."""
+    if device is not None:
+        check_device(device)
     return torch.device(device or next(iter(model.parameters()), data.images).device)
 
 
@@ -165,6 +169,8 @@ def load(
             classes are numbered in the order of the data, which is alphabetical for folders.
         round: for Hugging Face: round floats to the nearest of the 256 levels, and warn by how much.
     """
+    if images is not None:
+        check_count(images=images)
     folder = Path(root).expanduser() if root else data_folder()
     given = DataOptions(classes=classes, size=size, resize=resize, crop=crop, round=round or None)
     name, options = split_name(name_or_path, given)
@@ -191,7 +197,6 @@ def data_folder() -> Path:
 
 def _evenly_spaced(wanted: int, count: int) -> np.ndarray:
     """Return `wanted` positions, or all of them if there are fewer."""
-    check_at_least(1, images=wanted)
     wanted = min(wanted, count)
     return np.arange(wanted) * count // wanted
 

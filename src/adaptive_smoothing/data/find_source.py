@@ -13,12 +13,16 @@ from adaptive_smoothing.data.image_folder import ImageFolder
 from adaptive_smoothing.data.items import ItemKeys
 from adaptive_smoothing.data.sources import Builtin, NpzFile, Source, SplitArrays
 from adaptive_smoothing.noise import keyed_seed
-from adaptive_smoothing.settings import similar_paths, suggestion
+from adaptive_smoothing.settings.checks import similar_paths, suggestion
 
 
 def find_source(name: str, root: Path, download: bool, options: DataOptions) -> Source:
     """Return the source with this name, or at this path."""
     if name.startswith(hub.PREFIX):
+        if name == hub.PREFIX:
+            raise ValueError(
+                f"expected {hub.PREFIX}NAME, got no name: write a data set of Hugging Face, as in hf:mnist"
+            )
         keys, repository = ItemKeys(options.image, options.label), name.removeprefix(hub.PREFIX)
         return hub.HubDataset(
             repository,

@@ -69,7 +69,7 @@ class HubDataset:
         names = getattr(table.features[label], "names", None)
         labels = np.array([self._label(value) for value in table[label]], np.int64)
         classes = names or [str(number) for number in range(labels.max(initial=0) + 1)]
-        images = HubImages(table, image, self.framing, self.round)
+        images = HubImages(self.name, table, image, self.framing, self.round)
         return whole_split(images, labels, tuple(classes), classes_known=bool(names))
 
     def _label(self, value: Any) -> int:
@@ -99,6 +99,7 @@ class HubDataset:
 class HubImages:
     """The images of a table of Hugging Face. They are selected like an array, and read by `numpy.asarray`."""
 
+    name: str
     table: Any
     image: str
     framing: Framing
@@ -113,5 +114,5 @@ class HubImages:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         levels = Levels(self.round)
         images = stack_images([chw(item[self.image], self.framing, levels) for item in self.table]).numpy()
-        levels.report("the data set")
+        levels.report(self.name)
         return images

@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptive_smoothing.data.photographs import Framing, Photographs
 from adaptive_smoothing.data.sources import SplitArrays, find_splits, whole_split
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"})
 # The number of folders, and of kinds of files, that a warning names.
@@ -90,26 +90,31 @@ def _files(folder: Path) -> Iterator[Path]:
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
     """Return each folder inside, with the names of its files. A link to a folder that was seen is not followed."""
     above = {parent.resolve() for parent in folder.absolute().parents}
-    seen = {*above, *folder.resolve().parents}
+    seen = {*above, folder.resolve(), *folder.resolve().parents}
     if folder.resolve() in above:
         return
     for root, folders, names in os.walk(folder, followlinks=True):
-        seen.add(Path(root).resolve())
-        folders[:] = [name for name in folders if name[0] != "." and (Path(root) / name).resolve() not in seen]
+        inside, folders[:] = sorted(name for name in folders if name[0] != "."), []
+        for name in inside:
+            if (path := (Path(root) / name).resolve()) not in seen:
+                seen.add(path)
+                folders.append(name)
         yield root, names
 
 
 def _warn_left_out(folder: Path, files: dict[str, list[Path]], classes: tuple[str, ...]) -> None:
-    """Warn about folders without images, which are no classes, and about files that are not read."""
+    """Warn about folders without images, which are not classes, and about files that are not read."""
     found = []
     if empty := [name for name in files if name not in classes]:
-        found.append(f"{len(empty)} folder{'s' * (len(empty) != 1)} without images, no class ({_first(empty)})")
+        which = "which is not a class" if len(empty) == 1 else "which are not classes"
+        found.append(f"{len(empty)} folder{'s' * (len(empty) != 1)} without images, {which} ({_first(empty)})")
     kinds = Counter(path.suffix or path.name for paths in files.values() for path in paths if not is_image(path))
     if kinds:
         count = kinds.total()
-        found.append(f"{count:,} file{'s' * (count != 1)} of another kind, not read ({_first(list(kinds))})")
+        hint = "convert those that are photographs to JPEG or PNG"
+        found.append(f"{count:,} file{'s' * (count != 1)} of another kind, not read ({_first(list(kinds))}); {hint}")
     if found:
-        warn_user(f"{folder} has {' and '.join(found)}; convert photographs of another kind to JPEG or PNG")
+        warn_user(f"{folder} has {' and '.join(found)}")
 
 
 def _first(names: list[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.data.photographs import Framing, different_sizes, pixels_of, warn_memory
-from adaptive_smoothing.settings import suggestion, warn_user
+from adaptive_smoothing.settings.checks import suggestion, warn_user
 
 # The usual names of the image and of the label in an item that is a dictionary. An earlier name is preferred.
 IMAGE_KEYS = ("image", "img", "pixel_values", "picture", "images")
@@ -82,7 +82,7 @@ class Levels:
             self.largest = max(self.largest, change.max().item())
             if not self.round:
                 found = f"{far.double().mean():.1%} of the values between levels, such as {images[far][0]:.6g}"
-                hint = "images are stored as uint8; pass round=True, or resize and filter them inside the model"
+                hint = "pass round=True (--data 'hf:NAME?round=1'), or resize and filter them inside the model"
                 raise ValueError(f"expected images made of the 256 levels k/255, got {found}: {hint}")
         return levels.to(torch.uint8)
 
@@ -95,8 +95,8 @@ class Levels:
 
 def range_hint(low: float, high: float) -> str:
     """Return what to do about images with values outside [0, 1]."""
-    if math.isinf(low) or math.isinf(high):
-        return "find the step of the data pipeline that produces an infinite value"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "find the step of the data pipeline that produces NaN or an infinite value"
     if low >= 0 and 2 < high <= 255:
         return "they look like bytes; divide them by 255"
     return "normalisation belongs inside the model; see ads.wrap"

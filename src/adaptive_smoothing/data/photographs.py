@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -39,7 +39,7 @@ class Framing:
 
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("resize", self.resize), ("crop", self.crop)):
-            whole = value is None or all(isinstance(side, int) and side > 0 for side in _sides(value))
+            whole = value is None or _is_size(value)
             if not whole or (name == "resize" and isinstance(value, tuple)):
                 hint = "the length of the shorter edge, such as 256" if name == "resize" else "224 or (height, width)"
                 raise ValueError(f"expected {name} as a positive whole number, got {value!r}: pass {hint}")
@@ -65,6 +65,11 @@ class Framing:
         image = image.resize((edge * image.width // short, edge * image.height // short), Image.Resampling.BILINEAR)
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)
         return image.crop((left, top, left + width, top + height))
+
+
+def _is_size(value: Size) -> bool:
+    sides = _sides(value)
+    return len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides)
 
 
 def _sides(size: Size) -> tuple[int, int]:

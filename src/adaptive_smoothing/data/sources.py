@@ -97,9 +97,11 @@ class NpzFile:
     def arrays(self) -> Any:
         try:
             arrays = np.load(self.path, allow_pickle=False)
-            arrays.files  # noqa: B018  an .npy file loads as well, but as an array, which has no `files`
-        except (ValueError, OSError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"expected a NumPy .npz file at {self.path}, got something else: {error}") from error
+        if isinstance(arrays, np.ndarray):
+            hint = "save images and labels together, np.savez(path, images=..., labels=...)"
+            raise ValueError(f"expected a NumPy .npz file at {self.path}, got one array without labels: {hint}")
         return arrays
 
     @property

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.attacks.attack_input import OUTSIDE_HINT, describe_outside
 from adaptive_smoothing.attacks.objectives import cross_entropy_loss, logit_margin, margin, margin_loss
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.evaluation.gradient_probe import TINY_STEP, GradientProbe, gradient_of, share, share_zero
@@ -23,7 +24,7 @@ from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.contract import check_eval, check_images, check_labels, check_not_probabilities
 from adaptive_smoothing.models.inference import fp32_logits, full_precision
-from adaptive_smoothing.threat import Linf, Threat
+from adaptive_smoothing.threat import Linf, Threat, threat_title
 
 # Difference of two passes over the same images, relative to the largest logit. Rounding explains about 1e-6.
 RANDOM_OUTPUT = 1e-4
@@ -67,8 +68,8 @@ ADVICE = {
     "fab-breaks": "the earlier losses are not enough: try others (for a mixture --preset adaptive, which flips g)",
     "square-breaks": "gradients are masked: find out where, and attack with more starts and a smooth surrogate",
     "surrogate-breaks": "the gradient of the model misses many examples: attack several different surrogates",
-    "outside-threat": "give the attack the eps of the evaluation, and clamp its images to [0, 1]",
-    "easier-images": "check whether the attack is targeted at the labels that it is given, or lowers the loss",
+    "outside-threat": OUTSIDE_HINT,
+    "easier-images": "check that the attack raises the loss: a targeted attack must not get the true labels as targets",
     "transfer-breaks": "the white-box attack is stuck: start it from the transferred images, or use more starts",
 }
 
@@ -237,13 +238,26 @@ def check_stages(stages: Sequence[str], fooled_by: np.ndarray, images: int) -> l
     return found
 
 
-def outside_images(outside: int, attacked: int) -> Alarm | None:
-    """Check for attacked images that are outside the threat model, so that they do not count as fooled."""
-    found = f"an attack left the ball or [0, 1] on {outside} of {attacked} images; they prove nothing"
-    return _alarm("outside-threat", found) if outside else None
+def check_outside(outside: int, attacked: int, threat: Threat | None) -> list[Alarm]:
+    """Return the alarm about images of one attack that are outside the threat model; none without a threat."""
+    if not outside or threat is None:
+        return []
+    return [_alarm("outside-threat", describe_outside(outside, attacked, threat))]
 
 
-def easier_images(easier: int, attacked: int) -> Alarm | None:
-    """Check for an attack that makes most images easier, for example because it is targeted at their own labels."""
-    found = f"an attack made the correct class more likely on {easier} of {attacked} images"
-    return _alarm("easier-images", found) if easier > MOST * attacked else None
+def check_robust_outside(outside: int, threat: Threat) -> list[Alarm]:
+    """Return the alarm about images that no attack of a cascade fooled, and for which one left the threat model."""
+    if not outside:
+        return []
+    images, have = ("image", "has") if outside == 1 else ("images", "have")
+    where = f"farther than {threat_title(threat)} from the original or outside [0, 1]"
+    observation = f"{outside} {images} that no attack fooled {have} an attacked version {where}"
+    return [_alarm("outside-threat", observation)]
+
+
+def check_easier(easier: int, attacked: int) -> list[Alarm]:
+    """Return the alarm about a user's attack function that made most images easier (`is_easier`)."""
+    if easier <= MOST * attacked:
+        return []
+    observation = f"an attack made the correct class more likely on {easier} of {attacked} images"
+    return [_alarm("easier-images", observation)]

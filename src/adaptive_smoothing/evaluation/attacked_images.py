@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,52 +9,49 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import inside_threat
 from adaptive_smoothing.attacks.cascade import PlainAttack, call_attack
+from adaptive_smoothing.attacks.engine.arithmetic import FULL_PRECISION
 from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.models.contract import check_image_values
 from adaptive_smoothing.models.inference import fp32_logits
-from adaptive_smoothing.threat import NORMS, Threat
+from adaptive_smoothing.threat import NORMS, Threat, column
 
 
 class AttackedImages(NamedTuple):
-    """For each attacked image: the prediction, whether it does not count or is easier, and its distances by norm.
+    """The attacked images: predictions, which are outside the threat model or easier, and distances.
 
-    An image does not count if it is outside the threat model. It is easier if the correct class leads by more than
-    without the attack.
+    An image outside the threat model does not count: `images` has the clean one in its place. There is one distance for
+    each of `NORMS`.
     """
 
+    images: Tensor
     predictions: Tensor
     outside: Tensor
     easier: Tensor
-    distances: dict[str, Tensor]
+    distances: Tensor
 
     @classmethod
-    def without_attack(cls, predictions: Tensor) -> AttackedImages:
+    def without_attack(cls, images: Tensor, predictions: Tensor) -> AttackedImages:
         """Return images that were not moved."""
-        zeros = torch.zeros(len(predictions), device=predictions.device)
-        return cls(predictions, zeros.bool(), zeros.bool(), dict.fromkeys(NORMS, zeros))
+        no = torch.zeros_like(predictions, dtype=torch.bool)
+        return cls(images, predictions, no, no, no[:, None].expand(-1, len(NORMS)).float())
 
     @classmethod
     def cat(cls, parts: list[AttackedImages]) -> AttackedImages:
         """Return the images of several batches as one."""
-        predictions, outside, easier, distances = zip(*parts, strict=True)
-        by_norm = {norm: torch.cat([each[norm] for each in distances]) for norm in NORMS}
-        return cls(torch.cat(predictions), torch.cat(outside), torch.cat(easier), by_norm)
+        return cls(*map(torch.cat, zip(*parts, strict=True)))
 
     def replaced(self, rows: Tensor, other: AttackedImages) -> AttackedImages:
         """Return the images with `other` at the positions `rows`."""
-        return self._each(lambda column, new: column.index_copy(0, rows, new), other)
+        return AttackedImages(*(old.index_copy(0, rows, new) for old, new in zip(self, other, strict=True)))
 
     def cpu(self) -> AttackedImages:
-        return self._each(lambda column, _: column.cpu(), self)
+        return AttackedImages(*(values.cpu() for values in self))
 
-    def _each(self, change: Callable[[Tensor, Tensor], Tensor], other: AttackedImages) -> AttackedImages:
-        """Return every column after a change that may use the same column of `other`."""
-        return AttackedImages(
-            change(self.predictions, other.predictions),
-            change(self.outside, other.outside),
-            change(self.easier, other.easier),
-            {norm: change(column, other.distances[norm]) for norm, column in self.distances.items()},
-        )
+
+def is_easier(attacked: Tensor, clean: Tensor, labels: Tensor) -> Tensor:
+    """Return for which images the attack increased the lead of the correct class, given logits after and before it."""
+    gained = logit_margin(clean, labels) - logit_margin(attacked, labels)
+    return gained > FULL_PRECISION.rounding(clean)  # the same image in another batch is not easier
 
 
 def own_threat(attack: object) -> Threat | None:
@@ -79,11 +75,11 @@ def attack_images(
     outside = torch.zeros_like(labels, dtype=torch.bool)
     if threat is not None:
         outside = ~inside_threat(adversarial, images, threat)
-    distances = {norm: kind(0.0).distance(adversarial, images) for norm, kind in NORMS.items()}
-    counted = torch.where(outside.view(-1, 1, 1, 1), images, adversarial)
+    distances = torch.stack([kind(0.0).distance(adversarial, images) for kind in NORMS.values()], 1)
+    counted = torch.where(column(outside, images), images, adversarial)
     after = _logits(model, counted)
-    easier = (logit_margin(after, labels) < logit_margin(logits, labels)) & ~outside
-    return AttackedImages(after.argmax(1).where(~outside, labels), outside, easier, distances)
+    predictions = after.argmax(1).where(~outside, labels)
+    return AttackedImages(counted, predictions, outside, is_easier(after, logits, labels), distances)
 
 
 def _logits(model: nn.Module, adversarial: Tensor) -> Tensor:

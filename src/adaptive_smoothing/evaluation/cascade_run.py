@@ -19,7 +19,7 @@ from adaptive_smoothing.evaluation import alarms
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.outputs import ATTACKED
 from adaptive_smoothing.evaluation.shard import Shard
-from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, OUTSIDE, ROBUST, Verdict, attack_title
+from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, EASIER, OUTSIDE, ROBUST, Verdict, attack_title
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.models.memory import limited_memory, parse_bytes, with_smaller_batches
@@ -27,7 +27,7 @@ from adaptive_smoothing.noise import WORD, fold, keyed_seed
 from adaptive_smoothing.runs.journal import Columns
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
 from adaptive_smoothing.runs.sharded import ShardedRun, check_size
-from adaptive_smoothing.settings import check_at_least, warn_user
+from adaptive_smoothing.settings.checks import check_at_least, check_whole, warn_user
 from adaptive_smoothing.threat import Threat
 
 # Images that the model is checked on for alarms, by type of device.
@@ -36,7 +36,7 @@ ALARM_IMAGES = {"cuda": 32, "cpu": 12}
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Options of `evaluate`; with a function as the attack only `batch_size` applies.
+    """Options of `evaluate`; with a user's attack function `batch_size`, `memory` and `save_adversarial` apply.
 
     Args:
         batch_size: images per batch; the default suits the device and the size of the images.
@@ -61,6 +61,9 @@ class EvaluationOptions:
             parse_bytes(self.memory)
         check_size("batch_size", self.batch_size)
         check_size("shard_size", self.shard_size)
+        if self.save_adversarial == "all":
+            raise TypeError("expected save_adversarial as a whole number, got 'all': pass len(data)")
+        check_whole(save_adversarial=self.save_adversarial)
         check_at_least(0, save_adversarial=self.save_adversarial)
 
 
@@ -98,7 +101,8 @@ class EvaluationRun(ShardedRun):
         audit = self._audit(columns, progress) if self.cascade.audit else None
         audited = 0 if audit is None else audit.audited
         late = self._late_alarms(columns, audited) if self.options.alarms else []
-        found = {name: torch.from_numpy(column) for name, column in columns.items()}
+        unstored = (EASIER,) if self.cascade.has_user_function else (EASIER, OUTSIDE)
+        found = {name: torch.from_numpy(column) for name, column in columns.items() if name not in unstored}
         adversarial = found.pop(ADVERSARIAL, None)
         return Verdict(
             **{field: found.pop(name) for name, field in Verdict.COLUMNS.items()},
@@ -180,11 +184,12 @@ class EvaluationRun(ShardedRun):
         shard = Shard("audit", self.batch(chosen), self._threat(chosen), self.cascade.audit, self.journal, first, keep)
         found = shard.run(self._engine, report)
         worse = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
-        for name in ("fooled_by", "margin", *(name for name in columns if name.startswith(f"{ATTACKED}_"))):
+        for name in ("fooled_by", "margin", EASIER, *(name for name in columns if name.startswith(f"{ATTACKED}_"))):
             columns[name][chosen[worse]] = found[name][worse]
         if ADVERSARIAL in columns:
             columns[ADVERSARIAL][chosen[:keep][worse[:keep]]] = found[ADVERSARIAL][worse[:keep]]
         columns["queries"][chosen] += found["queries"]
+        columns[OUTSIDE][chosen] |= found[OUTSIDE]
 
     def _model_alarms(self) -> list[alarms.Alarm]:
         """Return the alarms about the model itself, before any time is spent on attacks."""
@@ -204,22 +209,18 @@ class EvaluationRun(ShardedRun):
         return [alarm for alarm in found if alarm.name != "flat-alpha" or not handled]
 
     def _late_alarms(self, columns: Columns, audited: int) -> list[alarms.Alarm]:
-        """Return the alarms about attacks that succeeded late, in the cascade and in the audit of so many images."""
+        """Return the alarms about attacks that succeeded late, in the cascade and in the audit of so many images.
+
+        With a user's attack function, also return those about its images.
+        """
         fooled_by = columns["fooled_by"][columns["fooled_by"] >= ROBUST]
         first, keys = len(self.cascade.stages), self.cascade.stage_keys
         found = alarms.check_stages(keys[:first], np.where(fooled_by < first, fooled_by, ROBUST), len(self.data))
         # For the audit the whole cascade counts as one stage.
         late = fooled_by[fooled_by >= first] - first + 1
         found += alarms.check_stages(("cascade", *keys[first:]), late, audited)
-        return found + self._image_alarms(columns) if OUTSIDE in columns else found
-
-    @staticmethod
-    def _image_alarms(columns: Columns) -> list[alarms.Alarm]:
-        """Return the alarms about the images that attacks of any author returned."""
-        robust, attacked = columns["fooled_by"] == ROBUST, int((columns["fooled_by"] >= ROBUST).sum())
-        easier = robust & (columns["attacked_gap"] > columns["clean_gap"])
-        checks = (
-            alarms.outside_images(int(columns[OUTSIDE].sum()), attacked),
-            alarms.easier_images(int(easier.sum()), attacked),
-        )
-        return [alarm for alarm in checks if alarm is not None]
+        if self.cascade.has_user_function:
+            outside = columns[OUTSIDE] & (columns["fooled_by"] == ROBUST)
+            found += alarms.check_robust_outside(int(outside.sum()), self.cascade.threat)
+            found += alarms.check_easier(int(columns[EASIER].sum()), len(fooled_by))
+        return found

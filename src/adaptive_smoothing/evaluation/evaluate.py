@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import check_share_outside
-from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack
+from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack, with_unchanged_model
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data.batches import Batch, batches
@@ -22,11 +22,11 @@ from adaptive_smoothing.evaluation.verdict import AttackEvaluation, Evaluation, 
 from adaptive_smoothing.models.contract import check_eval, check_labels
 from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
-from adaptive_smoothing.models.memory import memory_given_back
+from adaptive_smoothing.models.memory import limited_memory, memory_given_back
 from adaptive_smoothing.runs.journal import journal_at
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress
-from adaptive_smoothing.settings import warn_user
-from adaptive_smoothing.threat import Threat, check_threat
+from adaptive_smoothing.settings.checks import check_options, warn_user
+from adaptive_smoothing.threat import NORMS, Threat, check_threat
 
 # Images per batch without a cascade.
 BATCH = 1000
@@ -81,8 +81,8 @@ def evaluate(
     `journal` and `overwrite` apply to presets and cascades.
 
     Args:
-        attack: the name of a preset, a cascade, any function `attack(model, images, labels) -> images`, an attack of
-            torchattacks, ART or AutoAttack that was made for this model, or None for clean accuracy only.
+        attack: the name of a preset, a cascade, a user's attack function `attack(model, images, labels) -> images`,
+            an attack of torchattacks, ART or AutoAttack made for this model, or None for clean accuracy only.
         threat: the norm and the radius of a preset. Every image that a function returns is checked against it; images
             outside do not count as fooled, and if most are outside, that is an error. Without it, the result reports
             the largest distances.
@@ -96,17 +96,17 @@ def evaluate(
     attack = adapted(_find_attack(attack, threat), model)
     _check_plain(attack)
     _check_threat(attack, threat)
-    for_cascades = devices or journal is not None or overwrite
-    if for_cascades and not isinstance(attack, Cascade):
-        expected = "devices, journal and overwrite with a preset or a cascade only"
-        found = f"one of them with {attack_title(attack) or 'no attack'}"
-        hint = "leave them out, or pass Cascade(name, threat, (Stage(key, attack),)) from"
-        raise TypeError(f"expected {expected}, got {found}: {hint} {Cascade.__module__}")
+    if devices or journal is not None or overwrite:
+        _check_cascade(attack)
     check_data(data)
+    check_options(options, EvaluationOptions)
+    if (used := threat or own_threat(attack)) is not None:
+        used.check_count(len(data))
     check_eval(model)
     where, report = device_of(model, data, device), progress or ignore_progress
     if not isinstance(attack, Cascade):
-        return _evaluate_plain(model, data, attack, threat, options.batch_size or BATCH, where, report)
+        with limited_memory(options.memory, where):
+            return _evaluate_plain(model, data, attack, threat, options, where, report)
     # Without alarms, a finished run needs no forward pass.
     warn_if_unfit(model, data, _first_logits(model, data) if options.alarms else None)
     with journal_at(journal, overwrite, devices) as kept:
@@ -130,7 +130,8 @@ def _find_attack(attack: str | Cascade | PlainAttack | None, threat: Threat | No
             raise TypeError(f"expected a threat with the preset {attack!r}, got none: {example}")
         return preset(attack, threat)
     if isinstance(attack, Cascade) and threat is not None:
-        raise TypeError(f"expected no threat with a cascade, which has its own ({attack.threat}), got {threat}")
+        found = f"{threat}: leave it out"
+        raise TypeError(f"expected no threat with a cascade, which has its own ({attack.threat}), got {found}")
     for name, make_preset in PRESETS.items():
         if attack is make_preset:
             example = f"evaluate(model, data, {name!r}, threat)"
@@ -165,68 +166,84 @@ def _check_plain(attack: object) -> None:
         raise TypeError(f"expected the name of a preset, a cascade or an attack, got {found}: {hint}")
 
 
+def _check_cascade(attack: Cascade | PlainAttack | None) -> None:
+    """Raise an error for an attack to which devices, journal and overwrite do not apply."""
+    if not isinstance(attack, Cascade):
+        expected = "devices, journal and overwrite with a preset or a cascade only"
+        found = f"one of them with {attack_title(attack) or 'no attack'}"
+        hint = "leave them out, or pass Cascade(name, threat, (Stage(key, attack),)) from"
+        raise TypeError(f"expected {expected}, got {found}: {hint} {Cascade.__module__}")
+
+
 def _evaluate_plain(
     model: nn.Module,
     data: ImageData,
     attack: PlainAttack | None,
     threat: Threat | None,
-    batch_size: int,
+    options: EvaluationOptions,
     device: torch.device,
     progress: RunProgress,
 ) -> Evaluation:
     """Predict every image, attack those that are classified correctly, predict these again."""
     title, threat = attack_title(attack), threat if threat is not None else own_threat(attack)
     clean, attacked, done, correct, kept = [], [], 0, 0, len(data)
-    for batch in batches(data, batch_size, device=device):
+    for batch in with_unchanged_model(batches(data, options.batch_size or BATCH, device=device), attack, model):
         logits = fp32_logits(model, batch.images)
         check_labels(batch.labels, batch.images, logits.shape[1])
         if not done:
             warn_if_unfit(model, data, logits)
-        predictions = logits.argmax(1)
-        found = AttackedImages.without_attack(predictions)
+        before = after = AttackedImages.without_attack(batch.images, logits.argmax(1))
         if attack is not None:
-            found = _attack_correct(model, batch, logits, attack, threat, first=done)
-        clean.append(predictions.cpu())
-        attacked.append(found.cpu())
+            after = _attack_correct(model, batch, logits, before, attack, threat, first=done)
+        clean.append(before.predictions.cpu())
+        saved = max(0, options.save_adversarial - done)
+        # A copy, because a view would keep the whole batch.
+        attacked.append(after._replace(images=after.images[:saved].clone()).cpu())
         done += len(batch.labels)
-        correct += int((found.predictions == batch.labels).sum())
-        kept -= int((predictions != batch.labels).sum())  # images that were attacked, and those that may still be
+        correct += int((after.predictions == batch.labels).sum())
+        kept -= int((before.predictions != batch.labels).sum())  # images that were or may still be attacked
         check_share_outside(sum(int(part.outside.sum()) for part in attacked), kept, threat)
         progress(Progress(len(data), done, done, correct, title))
-    after, index, labels = AttackedImages.cat(attacked), data.index.cpu(), data.labels.cpu()
+    found, index, labels = AttackedImages.cat(attacked), data.index.cpu(), data.labels.cpu()
     if attack is None:
         return Evaluation(index, labels, torch.cat(clean))
     result = AttackEvaluation(
         index=index,
         labels=labels,
         clean_predictions=torch.cat(clean),
-        attacked_predictions=after.predictions,
+        attacked_predictions=found.predictions,
         attack=title,
         threat=threat,
-        outside=after.outside,
-        easier=after.easier,
-        distances=after.distances,
+        outside=found.outside,
+        easier=found.easier,
+        distances=dict(zip(NORMS, found.distances.unbind(1), strict=True)),
+        adversarial=found.images if options.save_adversarial else None,
     )
-    for remark in result.doubts:
-        warn_user(f"{title}: {remark}")
+    for warning in result.warnings:
+        warn_user(f"{title}: {warning}")
     return result
 
 
 def _attack_correct(
-    model: nn.Module, batch: Batch, logits: Tensor, attack: PlainAttack, threat: Threat | None, first: int
+    model: nn.Module,
+    batch: Batch,
+    logits: Tensor,
+    before: AttackedImages,
+    attack: PlainAttack,
+    threat: Threat | None,
+    first: int,
 ) -> AttackedImages:
     """Attack the images of a batch that are classified correctly.
 
     Args:
-        logits: of the images before the attack.
+        logits, before: of the images before the attack.
         first: position of the batch in the data.
     """
-    found = AttackedImages.without_attack(logits.argmax(1))
-    correct = (found.predictions == batch.labels).nonzero().squeeze(1)
+    correct = (before.predictions == batch.labels).nonzero().squeeze(1)
     if not len(correct):
-        return found
+        return before
     # PGD and the threat may have a radius for each image of the data.
     attack = attack.take(first + correct) if isinstance(attack, PGD) else attack
     threat = None if threat is None else threat.take(first + correct)
     images, labels = batch.images[correct], batch.labels[correct]
-    return found.replaced(correct, attack_images(model, images, labels, logits[correct], attack, threat))
+    return before.replaced(correct, attack_images(model, images, labels, logits[correct], attack, threat))

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import preset
-from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.data.datasets import ImageData, check_data
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
@@ -23,6 +24,7 @@ from adaptive_smoothing.evaluation.verdict import Verdict, attack_title
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.results import percent_with_interval
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ignore_progress
+from adaptive_smoothing.settings.checks import check_numbers, check_options
 from adaptive_smoothing.threat import Threat
 
 # Makes the attack for a threat.
@@ -92,10 +94,12 @@ def evaluate_radii(
     """
     if not isinstance(norm, type):
         raise TypeError(f"expected a kind of threat such as ads.Linf, got {norm!r}: name the class, and pass radii")
+    check_data(data)
+    check_options(options, EvaluationOptions)
     threats = [norm(radius) for radius in check_radii(radii)]
     verdict, verdicts = None, []
     for number, threat in enumerate(threats):
-        cascade = preset(attack, threat) if isinstance(attack, str) else attack(threat)
+        cascade = _cascade(attack, threat)
         left = torch.arange(len(data)) if verdict is None else verdict.robust_correct.nonzero().squeeze(1)
         found = None
         if len(left):
@@ -116,11 +120,24 @@ def evaluate_radii(
     return RadiusCurve(tuple(float(threat.eps) for threat in threats), tuple(verdicts))
 
 
+def _cascade(attack: str | MakeCascade, threat: Threat) -> Cascade:
+    """Return the cascade of a preset, or of a function of the user, for a threat."""
+    if isinstance(attack, str):
+        return preset(attack, threat)
+    made = attack(threat) if callable(attack) and not isinstance(attack, PGD) else None
+    if not isinstance(made, Cascade):
+        expected = "the name of a preset, or a function from a threat to a cascade"
+        hint = "pass lambda threat: Cascade(name, threat, stages)"
+        raise TypeError(f"expected {expected}, got {made or attack!r}: {hint}")
+    return made
+
+
 def check_radii(radii: Sequence[float]) -> list[float]:
     """Return the radii in ascending order, or raise an error if there are none or if two are equal."""
+    radii = check_numbers("radii", radii)
     found = sorted(float(radius) for radius in radii)
     if not found or len({f"{radius:.4g}" for radius in found}) < len(found):
-        raise ValueError(f"expected one or more different radii, got {list(radii)}: leave out repetitions")
+        raise ValueError(f"expected one or more different radii, got {radii}: leave out repetitions")
     return found
 
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from adaptive_smoothing.attacks.attack_input import AttackInput, confirm
-from adaptive_smoothing.attacks.cascade import CascadeState, Stage, is_foreign, run_stage
+from adaptive_smoothing.attacks.cascade import CascadeState, Stage, run_stage
 from adaptive_smoothing.attacks.engine.engine import Engine
 from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.data.batches import Batch
+from adaptive_smoothing.evaluation.attacked_images import is_easier
 from adaptive_smoothing.evaluation.gaps import confidence_gap
 from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN, base_outputs, output_columns
-from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, MISCLASSIFIED, OUTSIDE
+from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, EASIER, MISCLASSIFIED, OUTSIDE
 from adaptive_smoothing.models.contract import check_labels
 from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.runs.journal import Columns, Journal
@@ -108,14 +109,14 @@ class Shard:
             "queries": fill(torch.zeros_like(labels), state.queries),
             "clean_gap": confidence_gap(logits.float().softmax(1)),
             "attacked_gap": confidence_gap(attacked.float().softmax(1)),
+            OUTSIDE: fill(torch.zeros_like(labels, dtype=torch.bool), state.outside),
+            EASIER: is_easier(attacked, logits, labels),
         }
         clean_bases = attacked_bases = base_outputs(engine.model, self.batch.images)
         if len(correct):
             found = base_outputs(engine.model, state.worst)
             attacked_bases = {name: fill(column, found[name]) for name, column in clean_bases.items()}
         columns |= output_columns(logits, clean_bases, CLEAN) | output_columns(attacked, attacked_bases, ATTACKED)
-        if any(is_foreign(stage.attack) for stage in self.stages):
-            columns[OUTSIDE] = fill(torch.zeros_like(labels, dtype=torch.bool), state.outside)
         if self.keep is not None:
             columns[ADVERSARIAL] = fill(self.batch.images, state.worst)[: self.keep]
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}

@@ -26,6 +26,7 @@ from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
+from adaptive_smoothing.settings.checks import check_numbers
 
 Pair = tuple[nn.Module, nn.Module]
 
@@ -55,7 +56,8 @@ def tradeoff(
     warn_if_unfit(robust, data)
     if not isinstance(attack, PGD):
         raise TypeError(f"expected PGD as the attack, got {attack!r}: pass ads.PGD(ads.Linf(8 / 255))")
-    alphas = sorted({*alphas, *mix_alphas})
+    mix_alphas = check_numbers("mix_alphas", mix_alphas)
+    alphas = sorted({*check_numbers("alphas", alphas), *mix_alphas})
     if not 0 <= alphas[0] <= alphas[-1] <= 1:
         raise ValueError(f"expected alphas in [0, 1], got {alphas[0]:g} to {alphas[-1]:g}")
     threat = attack.threat

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from adaptive_smoothing.evaluation.alarms import Alarm, easier_images
+from adaptive_smoothing.evaluation.alarms import Alarm, check_easier, check_outside
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.calibration import Calibration
 from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
@@ -19,9 +19,9 @@ from adaptive_smoothing.threat import Threat, threat_title
 
 # In `fooled_by`: misclassified without an attack, and not fooled by any attack.
 MISCLASSIFIED, ROBUST = -2, -1
-# The column of a shard with attacked images, and the one for attacks of any author: which returned images were outside
-# the threat model.
-ADVERSARIAL, OUTSIDE = "adversarial", "outside"
+# Columns of a shard: attacked images; for which images a user's attack function left the threat model; which are easier
+# after all attacks.
+ADVERSARIAL, OUTSIDE, EASIER = "adversarial", "outside", "easier"
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,19 +81,22 @@ class Evaluation:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class AttackEvaluation(Evaluation):
-    """An evaluation under one attack that may be any function, so that its images were checked.
+    """An evaluation under one attack, such as a user's attack function, whose images were checked.
 
     Args:
         threat: what the attacked images were checked against; None: nothing.
         outside: which attacked images were outside the threat or [0, 1]. They prove nothing and count as not fooled.
         easier: on which attacked images the correct class leads by more than before the attack.
         distances: by norm, how far the attack moved each image; 0 for images that were not attacked.
+        adversarial: the attacked versions of the first images; None if they were not saved. An image that was not
+            attacked, or whose attacked version does not count, is the clean one.
     """
 
     threat: Threat | None
     outside: Tensor
     easier: Tensor
     distances: dict[str, Tensor]
+    adversarial: Tensor | None = None
 
     @property
     def largest_distances(self) -> dict[str, float]:
@@ -102,23 +105,18 @@ class AttackEvaluation(Evaluation):
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader has to know about the attacked images: how far they are, and what speaks against them."""
+        """What a reader has to know about the attacked images: how far they are, and the warnings."""
         largest = ", ".join(f"{norm} {distance:.4g}" for norm, distance in self.largest_distances.items())
         unchecked = "; not checked against a threat" * (self.threat is None)
         counted = " that counts" * bool(self.outside.any())
-        return [f"largest distance of an attacked image{counted}: {largest}{unchecked}", *self.doubts]
+        return [f"largest distance of an attacked image{counted}: {largest}{unchecked}", *self.warnings]
 
     @property
-    def doubts(self) -> list[str]:
-        """Signs that the robust accuracy is too high because the attack failed."""
-        attacked, found = int(self.clean_correct.sum()), []
-        if self.threat is not None and (outside := int(self.outside.sum())):
-            where = f"outside {threat_title(self.threat)} or [0, 1]"
-            meaning = "they prove nothing and count as not fooled"
-            found.append(f"{outside} of {attacked} attacked images were {where}; {meaning}")
-        if alarm := easier_images(int(self.easier.sum()), attacked):
-            found.append(f"{alarm.observation}; {alarm.advice}")
-        return found
+    def warnings(self) -> list[str]:
+        """Reasons why the robust accuracy may be too high."""
+        outside, easier, attacked = (int(which.sum()) for which in (self.outside, self.easier, self.clean_correct))
+        found = [*check_outside(outside, attacked, self.threat), *check_easier(easier, attacked)]
+        return [f"{alarm.observation}: {alarm.advice}" for alarm in found]
 
     def __repr__(self) -> str:
         return "\n".join([super().__repr__(), *self.remarks])

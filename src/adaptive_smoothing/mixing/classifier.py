@@ -163,7 +163,8 @@ class MixedClassifier(StorableMixture):
         if isinstance(alpha, nn.Module):
             alpha, hint = alpha(images), "end the alpha module with .squeeze(1) or .mean((1, 2, 3))"
             if not isinstance(alpha, Tensor) or alpha.dim() == 0:
-                raise TypeError(f"expected a tensor with one alpha per image from the alpha module, got {alpha!r}")
+                found = f"{alpha!r}: return a tensor of shape [{len(images)}]"
+                raise TypeError(f"expected a tensor with one alpha per image from the alpha module, got {found}")
         if alpha.dim() and alpha.shape != images.shape[:1]:
             raise ValueError(f"expected one alpha per image, shape [{len(images)}], got {list(alpha.shape)}; {hint}")
         return self._in_range(alpha, images), base_outputs.h

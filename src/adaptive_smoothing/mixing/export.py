@@ -28,10 +28,10 @@ from adaptive_smoothing.models.digest import model_digest
 from adaptive_smoothing.models.features import dry_run
 from adaptive_smoothing.models.inference import full_precision
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.models.wrap import Resize
+from adaptive_smoothing.models.wrap import Classifier, Resize
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import check_new_file, write_bytes
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.settings.checks import check_choice
 from adaptive_smoothing.version import code_version
 
 # Suffixes of the files, by format.
@@ -74,7 +74,8 @@ def export(
 
     Args:
         path: where to write; `.onnx` and `.pt2` name the format.
-        shape: channels, height and width of the images; default: the size that the model resizes to, or (3, 32, 32).
+        shape: channels, height and width of the images. Default: the size that the model resizes to, or the shape that
+            `wrap` recorded, or (3, 32, 32).
         format: "onnx" or "pt2", for a path with another suffix.
         name: the name of the model, for the facts in the file.
         overwrite: replace an existing file.
@@ -86,8 +87,8 @@ def export(
     _check_can_export(model, format)
     for package in ("onnxscript", "onnxruntime") if format == "onnx" else ():
         require(package)
-    # ONNX has no device; a program of torch.export runs on the device it was traced on.
-    model = copy.deepcopy(model).cpu() if format == "onnx" and _device(model).type != "cpu" else model
+    # ONNX has no device. torch.export traces on a GPU for batches of at most 65,535 images only.
+    model = copy.deepcopy(model).cpu() if _device(model).type != "cpu" else model
     shape, numbers = _input_shape(model) if shape is None else _checked_shape(shape), _numbers(model)
     facts = _facts(model, shape, numbers, name)
     graph = Graph(model)
@@ -173,14 +174,24 @@ def _check_can_export(model: nn.Module, format: str) -> None:
 
 
 def _input_shape(model: nn.Module) -> Shape:
-    """Return the shape of images without resizing, or (3, 32, 32) for a model that never resizes."""
+    """Return the shape of images without resizing: the one that `wrap` recorded, by default (3, 32, 32)."""
     bases = [getattr(model, role) for role in ("standard", "robust") if hasattr(model, role)] or [model]
-    sizes = {next((m.size for m in base.modules() if isinstance(m, Resize)), None) for base in bases}
-    if len(sizes) > 1:
-        found = " and ".join("none" if size is None else f"{size[0]} x {size[1]}" for size in sizes)
+    found = {_base_shape(base) for base in bases}
+    shapes = {shape for shape in found if shape is not None} or {(3, 32, 32)}
+    resizes = any(isinstance(module, Resize) for base in bases for module in base.modules())
+    if len(shapes) > 1 or (resizes and None in found):
+        shown = " and ".join(sorted(" x ".join(map(str, shape)) if shape else "none" for shape in found))
         hint = "pass shape=(channels, height, width), or --shape 3x224x224"
-        raise ValueError(f"expected base classifiers that resize to the same size, got {found}: {hint}")
-    return (3, *(sizes.pop() or (32, 32)))
+        raise ValueError(f"expected base classifiers for images of the same size, got {shown}: {hint}")
+    return next(iter(shapes))
+
+
+def _base_shape(base: nn.Module) -> Shape | None:
+    """Return the shape of images that a base classifier does not resize, or None if it declares none."""
+    declared = next((module.shape for module in base.modules() if isinstance(module, Classifier)), None)
+    size = next((module.size for module in base.modules() if isinstance(module, Resize)), None)
+    shape = declared if size is None else (declared[0] if declared else 3, *size)
+    return None if shape is None else _checked_shape(shape)
 
 
 def _numbers(model: nn.Module) -> Numbers:

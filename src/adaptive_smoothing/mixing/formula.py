@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.settings.checks import check_choice
 
 # The outputs of g and h that are mixed.
 OutputKind = Literal["probabilities", "logits"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.mixing.base_classifiers import BaseClassifiers
 from adaptive_smoothing.mixing.formula import OutputKind, log_probabilities, mix_normalised, mix_sum
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.settings.checks import check_choice
 from adaptive_smoothing.threat import Linf, Threat
 
 # A function from images to outputs: of every class [N, C], or one per image [N].
@@ -100,20 +101,33 @@ R_OPTIONS: dict[str, Callable[[Outputs, Outputs, Tensor, type[Threat]], Tensor]]
 
 def class_gradient_norms(outputs: Outputs, images: Tensor, norm: type[Threat], classes_at_once: int = 16) -> Tensor:
     """Return the dual norm of the gradient of the output of every class, [N, C], for `classes_at_once` at a time."""
-    values, pull_back, *_ = torch.func.vjp(outputs, images)
+    with _normal_mode():
+        values, pull_back, *_ = torch.func.vjp(outputs, images.clone())
 
-    def norms(one_hot: Tensor) -> Tensor:
-        return norm(0.0).dual_norm(pull_back(one_hot.expand_as(values))[0])
+        def norms(one_hot: Tensor) -> Tensor:
+            return norm(0.0).dual_norm(pull_back(one_hot.expand_as(values))[0])
 
-    one_hots = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
-    return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, len(one_hots)))(one_hots)
+        one_hots = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
+        return torch.vmap(norms, out_dims=1, chunk_size=min(classes_at_once, len(one_hots)))(one_hots)
 
 
 def value_and_gradient(output: Outputs, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return an output per image [N] and its gradient with respect to that image."""
-    # torch.func also works under no_grad, inference_mode and torch.compile, and inside an attack.
-    value, pull_back, *_ = torch.func.vjp(output, images)
-    return value, pull_back(torch.ones_like(value))[0]
+    # torch.func also works under no_grad and torch.compile, and inside an attack.
+    with _normal_mode():
+        value, pull_back, *_ = torch.func.vjp(output, images.clone())
+        return value, pull_back(torch.ones_like(value))[0]
+
+
+@contextmanager
+def _normal_mode() -> Iterator[None]:
+    """Leave inference mode, in which `torch.func` of torch 2.11 returns gradients of zero. `no_grad` stays as it is.
+
+    A tensor that was made in inference mode must be cloned before it is used here.
+    """
+    enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+        yield
 
 
 def norm_of(norm: type[Threat] | Threat) -> type[Threat]:

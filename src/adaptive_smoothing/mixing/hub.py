@@ -14,6 +14,7 @@ from typing import Any
 
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.models import third_party, zoo
+from adaptive_smoothing.models.cards import base_description
 from adaptive_smoothing.models.download import first_line
 
 CARD = "README.md"
@@ -42,17 +43,14 @@ def find_repository(name: Path | str) -> str | None:
     marked, repository = name.startswith(SCHEME), name.removeprefix(SCHEME)
     repository, at, revision = repository.partition("@")
     if not REPOSITORY.fullmatch(repository) or (at and not (marked and REVISION.fullmatch(revision))):
+        if marked:
+            raise ValueError(f"expected {SCHEME}ORG/NAME or {SCHEME}ORG/NAME@REVISION, got {name!r}: correct the name")
         return None
     if at:
         return f"{repository}@{revision}"
-    is_path = in_a_folder(repository) or Path(repository).suffix in zoo.WEIGHT_FILES
+    folder = Path(repository).parent
+    is_path = folder.exists() or folder == Path(RUNS) or Path(repository).suffix in zoo.WEIGHT_FILES
     return repository if marked or not is_path else None
-
-
-def in_a_folder(name: str) -> bool:
-    """Return whether a name has a slash, and before it a folder that is here or that commands write to."""
-    folder = Path(name).expanduser().parent
-    return "/" in name and (folder.exists() or folder == Path(RUNS) or folder.is_absolute())
 
 
 def push(
@@ -117,9 +115,7 @@ def fetch(
 
 def check_base(repository: str, role: str, description: Mapping[str, Any]) -> None:
     """Raise an error if a file that others wrote describes a base classifier that is not safe to load."""
-    base = description
-    while "transform" in base:
-        base = base.get("of", {})
+    base = base_description(description)
     hint = f"if you trust it, load it yourself and pass {role}=..."
     if "held" in base and not re.fullmatch(r"[\w.-]+\.safetensors", str(base["held"])):
         expected = f"the {role} classifier of {repository} as safetensors in the repository"

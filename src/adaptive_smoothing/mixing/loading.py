@@ -21,7 +21,8 @@ from adaptive_smoothing.models.origin import loaded_identity, origin, placed
 from adaptive_smoothing.models.third_party import parse_preprocessing
 from adaptive_smoothing.models.wrap import Classifier, num_classes, wrap
 from adaptive_smoothing.models.zoo import model_facts, short_name
-from adaptive_smoothing.settings import check_parameters, errors_in_user_code, import_function
+from adaptive_smoothing.settings.checks import similar_paths
+from adaptive_smoothing.settings.user_code import check_parameters, errors_in_user_code, import_function
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class OwnModels:
     """How a command gets models that are not those of this package.
 
     Args:
-        loader: `module:function` of the user, or several with commas between them. The first returns a model for each
-            name that nothing else has. A stored mixture may name any of them.
+        loader: `module:function` of the user, which returns a model for each name that nothing else has. A stored
+            mixture may name several: with commas between them.
         preprocessing: mean, std and size of these models and of those of other libraries, as text.
     """
 
@@ -39,15 +40,21 @@ class OwnModels:
 
     def __post_init__(self) -> None:
         parse_preprocessing(self.preprocessing)  # raises if a value cannot be read
+        if not all(self.allow):
+            hint = "name a function, or leave the option out"
+            raise ValueError(f"expected --loader as module:function, got an empty name in {self.loader!r}: {hint}")
 
     @property
     def allow(self) -> list[str]:
         """The functions that a stored mixture may name."""
-        return [name.strip() for name in self.loader.split(",")] if self.loader else []
+        return [] if self.loader is None else [name.strip() for name in self.loader.split(",")]
 
     def load(self, names: Sequence[str], device: str) -> list[nn.Module]:
         """Return the models with these names on a device."""
         self.check_used(names)
+        if len(self.allow) > 1:
+            hint = "name the one that loads your models; several are for a stored mixture"
+            raise ValueError(f"expected one function in --loader, got {', '.join(self.allow)}: {hint}")
         return [self._load(name, device) for name in names]
 
     def check_used(self, names: Sequence[str]) -> None:
@@ -65,14 +72,13 @@ class OwnModels:
         """Return whether a loader is given and nothing else has a model of this name."""
         stored_file = Path(name).suffix in zoo.WEIGHT_FILES and Path(name).with_suffix(".json").is_file()
         known = third_party.split(name) or stored_file or name in zoo.names() or name in zoo_index.models()
-        return bool(self.loader) and not known
+        return self.loader is not None and not known
 
     def _load(self, name: str, device: str) -> nn.Module:
         if self._needs_loader(name):
-            # A loader could return anything for a path that is misspelt.
-            if hub.in_a_folder(name) and not Path(name).expanduser().exists():
+            if _is_misspelt(name):  # a loader could return anything
                 raise FileNotFoundError(zoo.unknown_name("a mixture, or a name or a file for --loader", name))
-            loader, *_ = self.allow
+            (loader,) = self.allow
             model = self._from_loader(loader, name)
             return placed(model, device, {"name": name, "loader": loader}, Identity.of(model))
         if third_party.split(name):
@@ -100,7 +106,21 @@ class OwnModels:
                 f"{loader} has wrapped: {hint}"
             )
         size = options.get("size", 32)
-        return wrap(model.cpu(), **options, shape=(3, size, size) if isinstance(size, int) else (3, *size))
+        shape = (3, size, size) if isinstance(size, int) else (3, *size)
+        try:
+            with errors_in_user_code(loader, f"a model for {name!r}"):
+                return wrap(model.cpu(), **options, shape=shape)
+        except TypeError as error:  # its output is not a tensor
+            hint = "or return the logits alone from its forward method, as in `return model(x).logits`"
+            raise ValueError(f"{error} in {loader}, {hint}") from error
+
+
+def _is_misspelt(name: str) -> bool:
+    """Return whether nothing is at this path, and it is below `runs/` or similar to the path of a stored mixture."""
+    path = Path(name).expanduser()
+    if "/" not in name or path.exists():
+        return False
+    return path.parts[0] == hub.RUNS or any(map(pretrained.exists, similar_paths(path)))
 
 
 def facts_of(model: nn.Module) -> dict[str, Any]:
@@ -156,10 +176,14 @@ class LoadedModel:
 
 
 def check_classes(models: dict[str, nn.Module], data: ImageData) -> None:
-    """Raise an error if a model has a different number of classes than the data."""
+    """Raise an error if a model has a different number of classes than the data.
+
+    If the classes were counted from the labels, a model may have more of them: see `models.fit.warn_classes`.
+    """
     _, channels, height, width = data.images.shape
     for name, model in models.items():
-        if (count := num_classes(model, (channels, height, width))) != data.num_classes:
+        count = num_classes(model, (channels, height, width))
+        if count < data.num_classes or (data.classes_known and count > data.num_classes):
             expected = f"expected a model for the {data.num_classes} classes of {data.name}"
             hint = "choose the data it was trained for with --data, or another model"
             if count > data.num_classes:

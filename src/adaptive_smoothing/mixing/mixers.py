@@ -5,7 +5,8 @@ from __future__ import annotations
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
-from adaptive_smoothing.settings import check_choice, from_packages
+from adaptive_smoothing.settings.checks import check_choice
+from adaptive_smoothing.settings.user_code import from_packages, load_registered
 
 MIXERS: dict[str, type[Mixer]] = {mixer.kind: mixer for mixer in (MixingNetwork, FineTunedTail)}
 # Kinds in files of older versions.
@@ -17,8 +18,8 @@ def find_mixer(kind: str) -> type[Mixer]:
     if kind in MIXERS:
         return MIXERS[kind]
     others = from_packages("mixers")
-    check_choice("the kind of the mixer", kind, [*MIXERS, *others])
-    return others[kind].load()
+    check_choice("the kind of the mixer", kind, {**MIXERS, **others})
+    return load_registered(others[kind])
 
 
 def is_storable(mixer: object) -> bool:

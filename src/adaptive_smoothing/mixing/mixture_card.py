@@ -13,13 +13,14 @@ from adaptive_smoothing.models import cards
 def markdown(name: str, description: Mapping[str, Any], weights: Path) -> str:
     """Return the card of the mixture `name`. `weights` is the file of its mixer, which exists if it has one."""
     alpha, numbers, facts = description["alpha"], description["numbers"], _known_facts(description["card"])
+    held = "held" in cards.base_description(description["robust"])
     recipe, (low, high) = facts.get("recipe", {}), numbers["alpha_range"]
     others = (f"{key} {value:g}" for key, value in numbers.items() if key != "alpha_range")
     rows = {
         "standard classifier": _base_line(description["standard"]),
         "robust classifier": _base_line(description["robust"]),
         "alpha": _alpha_line(alpha, low, high),
-        **_file_rows(alpha, weights, "full precision" if "held" in _stored(description["robust"]) else "fp16"),
+        **_file_rows(alpha, weights, "full precision" if held else "fp16"),
         "numbers": ", ".join([f"alpha_range ({low:g}, {high:g})", *others]),
         "trained on": cards.trained_on(facts, recipe),
         "recipe": cards.recipe_line(recipe),
@@ -51,13 +52,8 @@ def _known_facts(card: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _stored(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the description of a base classifier without its transforms."""
-    return _stored(description["of"]) if "transform" in description else description
-
-
 def _base_line(description: Mapping[str, Any]) -> str:
-    stored = _stored(description)
+    stored = cards.base_description(description)
     line = base_name(description) + (", in this folder" if "held" in stored else "")
     if "sha256" in stored:
         return f"{line}, sha256 `{stored['sha256']}`"

@@ -1,65 +1,21 @@
-"""The entries of `mixture.json`, which are checked before anything is loaded; `pretrained` says what they mean.
-
-A specification is a type, a dictionary with the specification of each entry, a list with that of each element, a tuple
-with those of all elements, or a function that returns one of these for an object. An entry `key?` may be missing.
-"""
+"""The entries of `mixture.json`, which are checked before anything is loaded; `pretrained` says what they mean."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 from adaptive_smoothing.mixing.transforms import TRANSFORMS
-from adaptive_smoothing.settings import check_choice, suggestion
+from adaptive_smoothing.settings.checks import check_choice, suggestion
 
 FORMAT = 1
 ROLES = ("standard", "robust")
 # The numbers that mix two classifiers: arguments of `MixedClassifier`.
 NUMBERS = ("alpha_range", "alpha_scale", "alpha_shift", "standard_scale", "robust_scale")
-
-
-class Arguments(dict[str, Any]):
-    """A specification of the arguments of a function: other entries are refused."""
-
-
-def _mixture(found: Mapping[str, Any]) -> dict[str, Any]:
-    mixer = {"kind": str, "options": dict, "sha256": str}
-    alpha = mixer if isinstance(found.get("alpha"), dict) else _NUMBER
-    return {**dict.fromkeys(ROLES, _base), "alpha": alpha, "numbers": _NUMBERS, "card": dict}
-
-
-def _base(found: Mapping[str, Any]) -> dict[str, Any]:
-    if "transform" in found:
-        check_choice("the transform of a base classifier", kind := str(found["transform"]), TRANSFORMS)
-        return {"options": Arguments.fromkeys(TRANSFORMS[kind].OPTIONS, _NUMBER), "of": _base}
-    # Older versions stored no identity, but a name, a file with a card, or a digest of weights.
-    older = "build" not in found and found.keys() & {"name", "held", "weights"}
-    identity = {"identity?" if older else "identity": _IDENTITY}
-    sha256 = {"sha256" if {"held", "build"} <= found.keys() else "sha256?": str}
-    return {**dict.fromkeys(("name?", "held?", "type?", "weights?"), str), **sha256, **identity, "build?": _build}
-
-
-def _build(found: Mapping[str, Any]) -> dict[str, Any]:
-    if "wrap" in found:
-        return {"wrap": _WRAP, "of": _build}
-    if "arch" in found:
-        return {"arch": str, "options": dict}
-    return {"library": str, "config?": dict} if "library" in found else {"function": str, "arguments": list}
-
-
 _NUMBER = int | float
-_NUMBERS = Arguments({**dict.fromkeys(NUMBERS, _NUMBER), "alpha_range": (_NUMBER, _NUMBER)})
-_IDENTITY = {"weights": str, "preprocessing": [dict], "shape?": [int], "logits?": [_NUMBER], "state?": dict}
-_WRAP = {
-    "shape": (int, int, int),
-    "num_classes": int,
-    "output": str | int | None,
-    "mean?": [_NUMBER],
-    "std?": [_NUMBER],
-    "size?": (int, int),
-}
 
 
 def check(description: Mapping[str, Any], file: Path) -> None:
@@ -67,7 +23,15 @@ def check(description: Mapping[str, Any], file: Path) -> None:
     if (found := description.get("format")) != FORMAT:
         hint = "it was written by another version"
         raise ValueError(f"expected a mixture of format {FORMAT} in {file}, got format {found!r}: {hint}")
-    _check(description, _mixture, "", file)
+    mixture = _Entries(description, "", file)
+    mixture.check_only(format=int, **dict.fromkeys(ROLES, dict), alpha=_NUMBER | dict, numbers=dict, card=dict)
+    for role in ROLES:
+        _check_base(mixture.inside(role))
+    if isinstance(description["alpha"], dict):
+        mixture.inside("alpha").check(kind=str, options=dict, sha256=str)
+    numbers = mixture.inside("numbers")
+    numbers.check_only(**{**dict.fromkeys(NUMBERS, _NUMBER), "alpha_range": list})
+    numbers.check_list("alpha_range", _NUMBER, 2)
 
 
 def damaged(place: str, file: Path, found: str) -> ValueError:
@@ -76,31 +40,103 @@ def damaged(place: str, file: Path, found: str) -> ValueError:
     return ValueError(f"expected {place!r} of a mixture in {file}, got {found}: {hint}")
 
 
-def _check(value: Any, specification: Any, place: str, file: Path) -> None:
-    if isinstance(specification, FunctionType):
-        specification = specification(value) if isinstance(value, dict) else dict
-    containers: dict[type, Any] = {dict: dict, Arguments: dict, list: list, tuple: list}
-    # To Python a bool is an int.
-    if not isinstance(value, containers.get(type(specification), specification)) or isinstance(value, bool):
-        raise damaged(place, file, repr(value))
-    if isinstance(specification, dict):
-        _check_entries(value, specification, f"{place}." if place else "", file)
-    elif isinstance(specification, list | tuple):
-        parts = specification * len(value) if isinstance(specification, list) else specification
-        if len(parts) != len(value):
-            raise damaged(place, file, repr(value))
-        for part, wanted in zip(value, parts, strict=True):
-            _check(part, wanted, place, file)
+@dataclass(frozen=True)
+class _Entries:
+    """The entries of an object in the file. `prefix` is the place of the object, such as "standard.build."."""
+
+    values: Mapping[str, Any]
+    prefix: str
+    file: Path
+
+    def check(self, **kinds: Any) -> None:
+        """Raise an error if an entry is missing or of another type."""
+        for name, kind in kinds.items():
+            if name not in self.values:
+                raise damaged(self.prefix + name, self.file, "nothing")
+            if not _is(value := self.values[name], kind):
+                raise damaged(self.prefix + name, self.file, repr(value))
+
+    def check_optional(self, **kinds: Any) -> None:
+        """Raise an error if an entry is of another type. It may be missing."""
+        self.check(**{name: kind for name, kind in kinds.items() if name in self.values})
+
+    def check_only(self, **kinds: Any) -> None:
+        """Raise an error if an entry is missing, of another type, or unknown: then it suggests the nearest name."""
+        for name in sorted(self.values.keys() - kinds.keys()):
+            place = f"{self.prefix + name!r} of a mixture in {self.file}"
+            raise ValueError(f"unknown entry {place}: {suggestion(name, kinds)}")
+        self.check(**kinds)
+
+    def check_list(self, name: str, kind: Any, length: int | None = None) -> None:
+        """Raise an error if an entry is not a list of this type, and of this length if given. It may be missing."""
+        if name not in self.values:
+            return
+        self.check(**{name: list})
+        values = self.values[name]
+        if length not in (None, len(values)) or not all(_is(value, kind) for value in values):
+            raise damaged(self.prefix + name, self.file, repr(values))
+
+    def check_shape(self, length: int | None = 3) -> None:
+        """Raise an error if "shape" does not have so many positive whole numbers, or any. It may be missing."""
+        self.check_list("shape", int, length)
+        if min(self.values.get("shape", [1]), default=0) < 1:
+            raise damaged(self.prefix + "shape", self.file, repr(self.values["shape"]))
+
+    def inside(self, name: str) -> _Entries:
+        """Return the entries of an object in this one, or raise an error if there is none."""
+        self.check(**{name: dict})
+        return _Entries(self.values[name], f"{self.prefix}{name}.", self.file)
 
 
-def _check_entries(value: Mapping[str, Any], specification: Mapping[str, Any], prefix: str, file: Path) -> None:
-    names = {key.removesuffix("?"): wanted for key, wanted in specification.items()}
-    if isinstance(specification, Arguments) and (unknown := sorted(value.keys() - names)):
-        raise ValueError(
-            f"unknown entry {prefix + unknown[0]!r} of a mixture in {file}: {suggestion(unknown[0], names)}"
-        )
-    for name, wanted in names.items():
-        if name in value:
-            _check(value[name], wanted, prefix + name, file)
-        elif name in specification:
-            raise damaged(prefix + name, file, "nothing")
+def _is(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a type. To Python a bool is an int; a file may hold NaN and infinite numbers."""
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return False
+    return isinstance(value, kind)
+
+
+def _check_base(base: _Entries) -> None:
+    found = base.values.keys()
+    if "transform" in found:
+        check_choice("the transform of a base classifier", kind := str(base.values["transform"]), TRANSFORMS)
+        base.inside("options").check_only(**dict.fromkeys(TRANSFORMS[kind].OPTIONS, _NUMBER))
+        _check_base(base.inside("of"))
+        return
+    base.check_optional(name=str, held=str, type=str, weights=str, sha256=str)
+    # Older versions stored no identity, but a name, a file with a card, or a digest of weights.
+    if "identity" in found or "build" in found or not found & {"name", "held", "weights"}:
+        _check_identity(base.inside("identity"))
+    if "build" in found:
+        _check_build(base.inside("build"))
+    if {"held", "build"} <= found:
+        base.check(sha256=str)
+
+
+def _check_identity(identity: _Entries) -> None:
+    identity.check(weights=str, preprocessing=list)
+    identity.check_optional(state=dict)
+    identity.check_list("preprocessing", dict)
+    identity.check_shape(None)
+    identity.check_list("logits", _NUMBER)
+    identity.check_list("larger", _NUMBER)
+
+
+def _check_build(build: _Entries) -> None:
+    if "wrap" in build.values:
+        _check_wrap(build.inside("wrap"))
+        _check_build(build.inside("of"))
+    elif "arch" in build.values:
+        build.check(arch=str, options=dict)
+    elif "library" in build.values:
+        build.check(library=str)
+        build.check_optional(config=dict)
+    else:
+        build.check(function=str, arguments=list)
+
+
+def _check_wrap(wrap: _Entries) -> None:
+    wrap.check(shape=list, num_classes=int, output=str | int | None)
+    wrap.check_shape()
+    wrap.check_list("size", int, 2)
+    wrap.check_list("mean", _NUMBER)
+    wrap.check_list("std", _NUMBER)

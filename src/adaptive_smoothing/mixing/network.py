@@ -38,6 +38,8 @@ class MixingNetwork(Mixer):
         self, channels: tuple[int, int], *, standard_taps: Taps, robust_taps: Taps, width: int = 32, depth: int = 1
     ) -> None:
         super().__init__()
+        _check_taps(standard_taps)
+        _check_taps(robust_taps)
         self.channels, self.width, self.depth = channels, width, depth
         self.standard_taps, self.robust_taps = tuple(standard_taps), tuple(robust_taps)
         widths = [width * 2**stage for stage in range(STAGES)]
@@ -71,8 +73,7 @@ class MixingNetwork(Mixer):
         for base, named in ((standard, standard_taps), (robust, robust_taps)):
             model = without_transform(base)
             names = tuple(named or suggest_taps(model, shape))
-            if len(names) != 2:
-                raise ValueError(f"expected two taps in each classifier, got {list(names)}: an early and a later layer")
+            _check_taps(names)
             _, features = dry_run(FeatureTaps(model, names), model, shape)
             early += as_map(features[names[0]]).shape[1]
             later += as_map(features[names[1]]).shape[1]
@@ -98,6 +99,16 @@ class MixingNetwork(Mixer):
 
     def extra_repr(self) -> str:
         return f"standard_taps={self.standard_taps}, robust_taps={self.robust_taps}, width={self.width}"
+
+
+def _check_taps(taps: Taps) -> None:
+    """Raise an error for anything but the names of two layers."""
+    if not all(isinstance(tap, str) for tap in taps):
+        raise TypeError(
+            f"expected taps as names of layers, got {list(taps)}: list(dict(model.named_modules())) has all"
+        )
+    if len(taps) != 2:
+        raise ValueError(f"expected two taps in each classifier, got {list(taps)}: an early and a later layer")
 
 
 def _concatenate(g: Tensor, h: Tensor) -> Tensor:

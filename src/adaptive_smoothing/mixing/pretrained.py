@@ -16,7 +16,7 @@ weights of the base classifiers if it was saved with `hold`. The JSON object has
 - `card`: other facts, such as the recipe and the figures.
 
 Each base classifier also has an `identity`: a sha256 of its weights and of other tensors, its preprocessing, and its
-logits for two fixed images (`models.identity`). Loading compares all of it, and an error names the difference.
+logits for fixed images (`models.identity`). Loading compares all of it, and an error names the difference.
 
 Files of older versions have no identity, and still load. A model with a name and a sha256 is compared by the sha256 of
 its file. A model of another library is not compared, and a warning says so. `{"weights": ...}` is a digest of a module
@@ -33,18 +33,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.data.devices import check_device
 from adaptive_smoothing.mixing import mixture_card, mixture_format
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS, find_mixer, is_storable
 from adaptive_smoothing.mixing.mixture_format import FORMAT, NUMBERS, ROLES
 from adaptive_smoothing.mixing.stored_base import BaseLoader, Given, describe_base
 from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.cards import base_description
 from adaptive_smoothing.models.construction import Builder, allowed_names
 from adaptive_smoothing.models.contract import freeze
-from adaptive_smoothing.models.origin import check_device
 from adaptive_smoothing.models.weight_files import load_state, read_weights, write_tensors, write_weights
 from adaptive_smoothing.results import check_writable, read_json, room_for, write_json, write_text
-from adaptive_smoothing.settings import check_choice, import_function
+from adaptive_smoothing.settings.checks import check_choice, warn_user
+from adaptive_smoothing.settings.user_code import import_function
 
 FILE, WEIGHTS = zoo.MIXTURE, "mixer.safetensors"
 
@@ -76,10 +78,10 @@ def _write(
     # If an error occurs, the folder keeps the mixture that it had.
     with TemporaryDirectory(dir=folder, prefix=".save-") as partial:
         for role in ROLES:
-            description[role] = describe_base(
-                role, arguments[role], Path(partial) if hold else None, builders.get(role)
-            )
-        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial), hold)
+            description[role] = describe_base(role, arguments[role], Path(partial), hold, builders.get(role))
+        exact = hold or any("held" in base_description(description[role]) for role in ROLES)
+        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial), exact)
+        _warn_if_less_is_held(folder, description)
         for file in Path(partial).iterdir():
             file.replace(folder / file.name)
     description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
@@ -87,6 +89,19 @@ def _write(
     text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)
     write_json(folder / FILE, description)
     write_text((folder / FILE).with_suffix(".md"), text)
+
+
+def _warn_if_less_is_held(folder: Path, description: Mapping[str, Any]) -> None:
+    """Warn if the folder has the weights of a base classifier, and the new description has its identity only."""
+    try:
+        old = read(folder)
+    except (OSError, ValueError):  # none, or a damaged one
+        return
+    for role in ROLES:
+        before, after = (base_description(each[role]) for each in (old, description))
+        if "held" in before and not after.keys() & {"held", "name"}:
+            found = f"{folder} had the weights of the {role} classifier, and now has its identity only"
+            warn_user(f"{found}: save with hold=True, or to another folder")
 
 
 def _output_folder(folder: Path) -> Path:

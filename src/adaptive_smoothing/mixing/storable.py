@@ -17,6 +17,7 @@ from adaptive_smoothing.mixing.export import Exported
 from adaptive_smoothing.mixing.export import export as export_graph
 from adaptive_smoothing.mixing.stored_base import Given
 from adaptive_smoothing.models.construction import Builder
+from adaptive_smoothing.settings.checks import check_path
 
 
 class StorableMixture(BaseClassifiers):
@@ -51,6 +52,7 @@ class StorableMixture(BaseClassifiers):
                 `timm:resnet18?num_classes=7`. Keys are `standard` and `robust`.
             card: facts to store, such as recipe and figures; by default those that this mixture was loaded with.
         """
+        check_path(folder=folder)
         facts = self.card if card is None else card
         return pretrained.save(self._arguments(), folder, card=facts, hold=hold, builders=builders or {})
 
@@ -120,6 +122,7 @@ class StorableMixture(BaseClassifiers):
             revision: a branch, a tag or a commit of a repository of the hub.
             token: of the hub, for private repositories; by default that of `hf auth login`.
         """
+        check_path(folder=folder)
         given = {"standard": standard, "robust": robust}
         if repository := hub.find_repository(folder):
             passed = [role for role, model in given.items() if model is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
@@ -86,10 +87,13 @@ class Nonlinear(LogitTransform):
     OPTIONS = ("scale", "power", "shift", "top")
 
     def __init__(self, model: nn.Module, *, scale: float, power: float, shift: float, top: int = 250) -> None:
-        if scale <= 0 or power <= 0:
-            raise ValueError(f"expected a positive scale and power, got {scale} and {power}")
+        if not (0 < scale < math.inf and 0 < power < math.inf and math.isfinite(shift)):
+            expected = "a positive scale, a positive power and a shift, all finite"
+            raise ValueError(f"expected {expected}, got {scale}, {power} and {shift}")
+        if not (top >= 2 and top % 1 == 0):
+            raise ValueError(f"expected top as a whole number above 1, got {top}: one logit has no standard deviation")
         super().__init__(model)
-        self.scale, self.power, self.shift, self.top = scale, power, shift, top
+        self.scale, self.power, self.shift, self.top = scale, power, shift, int(top)
 
     def transform(self, logits: Tensor, images: Tensor | None = None) -> Tensor:
         return nonlinear(logits, self.scale, self.power, self.shift, self.top)

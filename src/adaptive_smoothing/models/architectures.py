@@ -8,7 +8,7 @@ from torch import nn
 
 from adaptive_smoothing.models.lipschitz import LipschitzNet
 from adaptive_smoothing.models.resnet import PreActBlock, PreActBottleneck, PreActResNet
-from adaptive_smoothing.settings import check_choice, suggestion
+from adaptive_smoothing.settings.checks import check_choice, suggestion
 
 
 class ResNetOptions(TypedDict, total=False):

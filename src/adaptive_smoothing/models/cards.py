@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.results import read_json
-from adaptive_smoothing.settings import suggestion
+from adaptive_smoothing.settings.checks import suggestion
 
 MANIFEST = "manifest.json"
 
@@ -75,6 +75,13 @@ def manifest_card(folder: Path, name: str, entry: object) -> Card:
     if not isinstance(entry, Mapping) or "sha256" not in entry:
         raise ValueError(f'expected {{"sha256": ...}} for {name} in {folder / MANIFEST}, got {entry!r}')
     return replace(card, sha256=entry["sha256"])
+
+
+def base_description(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of the network inside any transforms; {} if there is none."""
+    while "transform" in description:
+        description = description.get("of", {})
+    return dict(description)
 
 
 def markdown(card: Card, parameters: int, size: int) -> str:

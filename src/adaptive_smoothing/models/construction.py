@@ -12,8 +12,7 @@ A description is one of these:
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from adaptive_smoothing.models.digest import all_tensors
 from adaptive_smoothing.models.origin import Origin, origin
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.models.wrap import Classifier, Resize, first_layers
-from adaptive_smoothing.settings import import_function
+from adaptive_smoothing.settings.user_code import check_parameters, import_function
 
 # A function that returns a network, `module:function`, or the name of a network of another library.
 Builder = Callable[..., nn.Module] | str
@@ -69,15 +68,25 @@ def construct(
     """
     if "wrap" in description:
         return _wrapped(construct(description["of"], function, allow), description["wrap"])
+    if "function" in description:
+        return _call(function or _allowed(description["function"], allow), description)
+    try:
+        return freeze(_network(description))
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        name, found = description.get("arch") or description["library"], f"{type(error).__name__}: {error}"
+        hint = "the file was damaged or written by hand, or the library has changed; save_pretrained writes it"
+        raise ValueError(f"expected options in the file that build {name}, got {found}: {hint}") from error
+
+
+def _network(description: Mapping[str, Any]) -> nn.Module:
+    """Return the described network of this package or of another library."""
     if "arch" in description:
-        return freeze(build(description["arch"], **description["options"]))
-    if "library" in description:
-        if (found := third_party.split(description["library"])) is None:
-            known = ", ".join(third_party.SOURCES)
-            raise ValueError(f"expected a network of one of {known}, got {description['library']!r} in the file")
-        library, text = found
-        return freeze(third_party.untrained(library, text, description.get("config")))
-    return _call(function or _allowed(description["function"], allow), description)
+        return build(description["arch"], **description["options"])
+    if (found := third_party.split(description["library"])) is None:
+        known = ", ".join(third_party.SOURCES)
+        raise ValueError(f"expected a network of one of {known}, got {description['library']!r} in the file")
+    library, text = found
+    return third_party.untrained(library, text, description.get("config"))
 
 
 def set_tensors(
@@ -165,25 +174,10 @@ def _allowed(name: str, allow: frozenset[str]) -> Callable[..., Any]:
     return import_function(name, "the function that builds the network")
 
 
-def _check_arguments(function: Callable[..., Any], name: str, arguments: Sequence[Any]) -> None:
-    """Raise an error if a function cannot be called with these arguments."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a compiled function may have no signature
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        call = f"{name}({', '.join(map(repr, arguments))})"
-        hint = "pass a function that accepts these arguments, for example a lambda or functools.partial"
-        found = f"one with {signature} ({error})"
-        raise ValueError(f"expected a function to call as {call}, got {found}: {hint}") from error
-
-
 def _call(function: Callable[..., Any], description: Mapping[str, Any]) -> nn.Module:
     """Return the network that a function of the user builds, without what `ads.wrap` added."""
     name, arguments = description["function"], description["arguments"]
-    _check_arguments(function, name, arguments)
+    check_parameters(function, [*map(repr, arguments)], name, "the network")
     model = function(*arguments)
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a network from {name}, got {type(model).__name__}: return a torch.nn.Module")

@@ -65,7 +65,8 @@ def attribute_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, module in model.named_modules():
         for key, value in _attributes(module).items():
             found.update(_tensors_in(value, f"{name}.{key}" if name else key))
-    return found
+    registered = {id(tensor) for tensor in all_tensors(model).values()}  # a list may hold some again, as in nn.LSTM
+    return {name: tensor for name, tensor in found.items() if id(tensor) not in registered}
 
 
 def extra_states(model: nn.Module) -> dict[str, Any]:
@@ -107,10 +108,15 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {key: value for key, value in vars(module).items() if key not in skipped}
 
 
+def dense(tensor: Tensor) -> Tensor:
+    """Return a tensor with all its numbers in memory: one that is sparse is converted."""
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor on any device, in the order of its indices."""
     # A GPU changes the layout much faster than a CPU.
-    return tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data
+    return dense(tensor.detach()).contiguous().cpu().flatten().view(torch.uint8).numpy().data
 
 
 def _describe(value: object, seen: dict[int, object]) -> PlainData:

@@ -57,15 +57,19 @@ def zoo_url() -> str | None:
     url = os.environ.get(URL_VARIABLE) or ZOO_URL
     if url and not _is_address(url):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        hint = "correct it (a space is %20), or name a folder of this machine with ADAPTIVE_SMOOTHING_ZOO"
+        hint = "correct it (a space is %20; no ? or #), or name a folder of this machine with ADAPTIVE_SMOOTHING_ZOO"
         raise ValueError(f"expected {URL_VARIABLE} as the address of a folder, with {schemes}, got {url!r}: {hint}")
     return url
 
 
 def _is_address(url: str) -> bool:
-    """Return whether an address has a known scheme, no spaces, and a host where it needs one."""
-    parts = urlsplit(url)
-    return parts.scheme in SCHEMES and not re.search(r"\s", url) and bool(parts.netloc or parts.scheme == "file")
+    """Return whether an address has a known scheme, no spaces, no query, and a host where it needs one."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket that is not closed
+        return False
+    is_folder = not re.search(r"[\s?#]", url)  # names of files are added at its end
+    return parts.scheme in SCHEMES and is_folder and bool(parts.netloc or parts.scheme == "file")
 
 
 def cached(entries: Mapping[str, ZooEntry]) -> list[str]:
@@ -221,6 +225,6 @@ def _progress(file: ZooFile) -> Iterator[Advance]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("fetching {task.description}"), BarColumn(12), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
         task = bar.add_task(file.path, total=file.bytes)
         yield lambda position: bar.update(task, completed=position)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models.contract import are_probabilities
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 # The number of classes that a message names.
 NAMED = 4
@@ -39,7 +39,7 @@ def warn_classes(data: ImageData, outputs: int | None) -> None:
     warn_user(
         f"{data.name} has {found}, but the model has {outputs} outputs: the "
         f"accuracy is wrong unless label k means output k of the model; pass the model's class names in its order as "
-        "classes= to ads.load_data, ads.from_dataset or ads.from_tensors"
+        "classes= to ads.load_data, ads.from_dataset or ads.from_tensors, or as --data 'PATH?classes=FILE'"
     )
 
 

@@ -1,17 +1,20 @@
-"""The identity of a model: its weights, its other tensors, its preprocessing, and its logits for two fixed images.
+"""The identity of a model: its weights, its other tensors, its preprocessing, and its logits for fixed images.
 
 All but the logits are compared exactly. They do not depend on the device or the memory layout, nor on the dtype if a
-cast keeps every value. The logits are compared approximately: they detect code or settings that are neither in a tensor
-nor in a layer of `wrap`, such as another activation function. Names of classes are not part of the identity, because
-they change between versions of libraries.
+cast keeps every value. Other tensors are compared only if both models have them. A used model may hold more: timm's
+LeViT keeps attention biases. The logits are compared approximately: they detect code or settings that are neither in a
+tensor nor in a layer of `wrap`, such as another activation function. Names of classes are not part of the identity,
+because they change between versions of libraries.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,17 +22,25 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_eval, trusted_images
-from adaptive_smoothing.models.digest import all_tensors, attribute_tensors, describe, extra_states, tensor_bytes
+from adaptive_smoothing.models.digest import all_tensors, attribute_tensors, dense, describe, extra_states, tensor_bytes
 from adaptive_smoothing.models.inference import full_precision
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
-from adaptive_smoothing.models.wrap import Classifier, Resize, pick_logits
+from adaptive_smoothing.models.wrap import Classifier, Resize, check_repeatable, pick_logits
 from adaptive_smoothing.noise import generator
 
 # The number of images whose logits are part of an identity.
 IMAGES = 2
 # The shapes of images that are tried, after the one that a model declares.
-SHAPES = ((3, 32, 32), (3, 224, 224))
+SHAPES = (
+    *((3, 32, 32), (3, 224, 224), (1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 64, 64), (3, 96, 96), (3, 299, 299)),
+    *((1, 64, 64), (1, 224, 224)),
+)
+# Images that are larger by this many pixels are tried as well. They detect code that resizes images itself, which
+# images of the first size cannot.
+LARGER = 8
+# Types that round too coarsely for logits to be compared.
+HALF = (torch.float16, torch.bfloat16)
 # Differences of logits, relative to the largest, that rounding explains: on another device or in another version of
 # torch, and in the same process.
 TOLERANCE, SAME_PROCESS = 1e-4, 1e-5
@@ -45,49 +56,56 @@ class Identity:
         weights: sha256 of all parameters and buffers, without those of the preprocessing.
         preprocessing: the settings of the layers around the network, in order: of `wrap` and of `SmoothedClassifier`.
         shape: the shape of the test images, or None if the model accepts none of `SHAPES`.
-        logits: the logits for each test image.
-        state: a sha256 of each tensor that is neither a parameter nor a buffer, and of each `get_extra_state`.
+        logits: the logits for each test image; those of a copy in float32 if the model is in half precision, which
+            rounds too coarsely, and () if that copy does not run.
+        state: a sha256 of each tensor that is neither a parameter nor a buffer, and of each `get_extra_state`. None:
+            an older version stored the identity.
+        larger: the logits for images that are larger by `LARGER`; () if the model does not accept them.
     """
 
     weights: str
     preprocessing: tuple[Mapping[str, Any], ...] = ()
     shape: tuple[int, ...] | None = None
     logits: tuple[float, ...] = ()
-    state: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, str] | None = field(default_factory=dict)
+    larger: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module) -> Identity:
-        """Return the identity of a model, which must be in eval mode."""
+    def of(cls, model: nn.Module, shape: tuple[int, ...] | None = None) -> Identity:
+        """Return the identity of a model, which must be in eval mode.
+
+        Args:
+            shape: the shape of the test images; by default the first that the model accepts.
+        """
         check_eval(model)  # in train mode, a forward pass would change the statistics of batch norms
-        before = _tensor_state(model)
-        shape, logits = _test_logits(model)
-        state = _unchanged(before, _tensor_state(model))
+        shapes = _shapes(model) if shape is None else [shape]
+        tests = (_test(each, shapes, repeat=shape is None) for each in _copies(model))
+        found = next((test for test in tests if test is not None), None) or _Tested(state=_tensor_state(model))
+        state = {name: digest for name, (_, digest) in sorted(found.state.items())}
         state |= {name: _plain_digest(value) for name, value in extra_states(model).items()}
-        return cls(_weights_digest(model), tuple(_preprocessing(model)), shape, logits, state)
+        layers = tuple(_preprocessing(model))
+        return cls(_weights_digest(model), layers, found.shape, found.logits, state, found.larger)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Identity:
         """Return the identity that `to_json` described."""
         shape = content.get("shape")
+        logits, larger = (tuple(content.get(key, ())) for key in ("logits", "larger"))
         layers = tuple(content["preprocessing"])
-        logits, state = tuple(content.get("logits", ())), content.get("state", {})
-        return cls(content["weights"], layers, shape and tuple(shape), logits, state)
+        return cls(content["weights"], layers, shape and tuple(shape), logits, content.get("state"), larger)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value or name == "preprocessing"}
+        return {name: value for name, value in asdict(self).items() if value or name in ("preprocessing", "state")}
 
     def differences(self, expected: Identity, tolerance: float = TOLERANCE) -> str:
         """Return how this model differs from the expected one, as text; "" if it is the same."""
-        found = _preprocessing_differences(self.preprocessing, expected.preprocessing)
+        differences = _preprocessing_differences(self.preprocessing, expected.preprocessing)
         if self.weights != expected.weights:
-            found.append(f"other weights (digest {self.weights[:12]} instead of {expected.weights[:12]})")
-        changed = [name for name, digest in self.state.items() if expected.state.get(name, digest) != digest]
-        found += [f"another value of {name}, which is neither a parameter nor a buffer" for name in changed]
-        if not found and (apart := _distance(self, expected, tolerance)):
-            found.append(
-                f"the same weights but logits that differ by {100 * apart:.2g} %: its code or settings changed"
-            )
-        return ", ".join(found)
+            differences.append(f"other weights (digest {self.weights[:12]} instead of {expected.weights[:12]})")
+        stored = expected.state or {}
+        changed = [name for name, digest in (self.state or {}).items() if stored.get(name, digest) != digest]
+        differences += [f"another value of {name}, which is neither a parameter nor a buffer" for name in changed]
+        return ", ".join(differences) or _logit_differences(self, expected, tolerance)
 
 
 def _weights_digest(model: nn.Module) -> str:
@@ -107,10 +125,12 @@ def _tensor_state(model: nn.Module) -> dict[str, tuple[Tensor, str]]:
     return {name: (tensor, hashlib.sha256(tensor_bytes(_canonical(tensor))).hexdigest()) for name, tensor in found}
 
 
-def _unchanged(before: Mapping[str, tuple[Tensor, str]], after: Mapping[str, tuple[Tensor, str]]) -> dict[str, str]:
-    """Return the sha256 of the tensors that a forward pass left alone: those it computes are not part of the model."""
+def _unchanged(
+    before: Mapping[str, tuple[Tensor, str]], after: Mapping[str, tuple[Tensor, str]]
+) -> dict[str, tuple[Tensor, str]]:
+    """Return the tensors that a forward pass left alone: those that it computes are not part of the model."""
     same = (name for name in before.keys() & after.keys() if before[name][0] is after[name][0])
-    return {name: after[name][1] for name in sorted(same) if before[name][1] == after[name][1]}
+    return {name: after[name] for name in same if before[name][1] == after[name][1]}
 
 
 def _plain_digest(value: object) -> str:
@@ -121,6 +141,7 @@ def _canonical(tensor: Tensor) -> Tensor:
     """Return floating-point numbers in float32 if that keeps every value, so that lossless casts change no digest."""
     if not tensor.is_floating_point():
         return tensor
+    tensor = dense(tensor)
     single = tensor.float()
     return single if tensor.dtype != torch.float64 or torch.equal(single.double(), tensor) else tensor
 
@@ -138,13 +159,12 @@ def _preprocessing(model: nn.Module) -> Iterator[dict[str, Any]]:
             yield {name: getattr(layer, name) for name in ("sigma", "samples", "seed", "hard")}
 
 
-def _preprocessing_differences(found: Iterable[Mapping[str, Any]], expected: Iterable[Mapping[str, Any]]) -> list[str]:
-    mine, theirs = list(found), list(expected)
-    if [list(layer) for layer in mine] != [list(layer) for layer in theirs]:
-        return [f"preprocessing {_text(mine)} instead of {_text(theirs)}"]
-    pairs = zip(mine, theirs, strict=True)
-    changed = ((key, new[key], old[key]) for new, old in pairs for key in old if new[key] != old[key])
-    return [f"{key} {_text(new)} instead of {_text(old)}" for key, new, old in changed]
+def _preprocessing_differences(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> list[str]:
+    if [list(layer) for layer in found] != [list(layer) for layer in expected]:
+        return [f"preprocessing {_text([*found])} instead of {_text([*expected])}"]
+    layers = zip(found, expected, strict=True)
+    changed = ((key, layer[key], value) for layer, stored in layers for key, value in stored.items())
+    return [f"{key} {_text(value)} instead of {_text(wanted)}" for key, value, wanted in changed if value != wanted]
 
 
 def _text(value: Any) -> str:
@@ -160,42 +180,115 @@ def _text(value: Any) -> str:
     return f"({', '.join(map(_text, value))})" if value else "none"
 
 
-def _test_logits(model: nn.Module) -> tuple[tuple[int, ...] | None, tuple[float, ...]]:
-    """Return the shape of the test images and the logits for each; None and () if the model accepts no shape."""
-    weight = next((weight for weight in model.parameters() if weight.is_floating_point()), torch.empty(0))
-    if weight.dtype in (torch.float16, torch.bfloat16):  # they round too coarsely to be compared
-        return None, ()
-    for shape in _shapes(model):
-        try:
-            images = torch.rand(IMAGES, *shape, generator=generator(0, "identity", *shape))
-            exact = torch.autocast(weight.device.type, enabled=False)
-            with torch.no_grad(), full_precision(), exact, trusted_images():
-                logits = pick_logits(model(images.to(weight)), None)
-            numbers = logits.double().flatten().tolist()
-        except Exception:  # a model can raise any error for images of a shape that it does not accept
+@dataclass(frozen=True)
+class _Tested:
+    """What a forward pass shows: the fields of `Identity`, and the tensors that it leaves alone, with their sha256."""
+
+    shape: tuple[int, ...] | None = None
+    logits: tuple[float, ...] = ()
+    larger: tuple[float, ...] = ()
+    state: Mapping[str, tuple[Tensor, str]] = field(default_factory=dict)
+
+
+def _copies(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield a copy on a CPU in float32, unless the model is one, and then the model: not all code runs there.
+
+    On a CPU an image of a wrong size is an exception. On a GPU it can end the process.
+    """
+    weight = _a_weight(model)
+    half = weight.dtype in HALF
+    if weight.device.type != "cpu" or half:
+        with suppress(Exception):  # a module can hold what cannot be copied
+            yield _exact_copy(model, half)
+    yield model
+
+
+def _exact_copy(model: nn.Module, half: bool) -> nn.Module:
+    """Return a copy on a CPU, in float32 if the model is in half precision."""
+    memo: dict[int, Any] = {}
+    for tensor in [*all_tensors(model).values(), *attribute_tensors(model).values()]:
+        dtype = torch.float32 if half and tensor.is_floating_point() else tensor.dtype
+        exact = tensor.detach().to("cpu", dtype, copy=True)
+        memo[id(tensor)] = nn.Parameter(exact, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else exact
+    copied = copy.deepcopy(model, memo).to("cpu")  # TorchScript ignores the memo
+    return copied.float() if half else copied
+
+
+def _test(model: nn.Module, shapes: Iterable[tuple[int, ...]], *, repeat: bool) -> _Tested | None:
+    """Return what a forward pass shows, for the first shape that the model accepts; None if it accepts none.
+
+    Args:
+        repeat: raise an error if a second pass gives other logits.
+    """
+    weight = _a_weight(model)
+    for shape in shapes:
+        before = _tensor_state(model)
+        if (logits := _logits(model, shape)) is None:
             continue
-        if all(map(math.isfinite, numbers)):
-            return shape, tuple(float(f"{number:.8g}") for number in numbers)
-    return None, ()
+        state = _unchanged(before, _tensor_state(model))
+        if weight.dtype in HALF:
+            return _Tested(shape, state=state)
+        if repeat:
+            check_repeatable(*(torch.tensor(numbers) for numbers in (logits, _logits(model, shape) or ())))
+        larger = None
+        if weight.device.type == "cpu" and len(shape) == 3:
+            larger = _logits(model, (shape[0], shape[1] + LARGER, shape[2] + LARGER))
+        return _Tested(shape, logits, larger or (), state)
+    return None
+
+
+def _logits(model: nn.Module, shape: tuple[int, ...]) -> tuple[float, ...] | None:
+    """Return the logits for each test image of a shape, or None if the model does not accept it."""
+    weight = _a_weight(model)
+    images = torch.rand(IMAGES, *shape, generator=generator(0, "identity", *shape))
+    exact = torch.autocast(weight.device.type, enabled=False)
+    try:
+        with torch.no_grad(), full_precision(), exact, trusted_images():
+            logits = pick_logits(model(images.to(weight)), None)
+        numbers = logits.double().flatten().tolist()
+    except Exception:  # a model can raise any error for images of a shape that it does not accept
+        return None
+    return tuple(float(f"{number:.8g}") for number in numbers) if all(map(math.isfinite, numbers)) else None
+
+
+def _a_weight(model: nn.Module) -> Tensor:
+    """Return a weight of a model, for its device and dtype."""
+    return next((weight for weight in model.parameters() if weight.is_floating_point()), torch.empty(0))
 
 
 def _shapes(model: nn.Module) -> Iterable[tuple[int, ...]]:
     """Return the shapes to try: first the one that a model declares, as `Classifier` does."""
     declared: Any = getattr(model, "shape", None)
-    if not isinstance(declared, tuple | list) or not all(isinstance(side, int) for side in declared):
+    is_shape = isinstance(declared, tuple | list) and len(declared) == 3
+    if not is_shape or not all(isinstance(side, int) and side > 0 for side in declared):
         return SHAPES
     return (tuple(declared), *SHAPES)
 
 
-def _distance(found: Identity, expected: Identity, tolerance: float) -> float:
-    """Return the largest difference of the logits relative to the largest logit; 0 if the tolerance explains it."""
-    mine, theirs = found.logits, expected.logits
-    if found.shape != expected.shape or not mine or not theirs:
-        return 0.0
-    if len(theirs) == IMAGES * OLD_CLASSES < len(mine):
-        classes, tolerance = len(mine) // IMAGES, OLD_TOLERANCE
-        mine = tuple(number for row in range(IMAGES) for number in mine[row * classes :][:OLD_CLASSES])
-    if len(mine) != len(theirs):
+def _logit_differences(found: Identity, expected: Identity, tolerance: float) -> str:
+    """Return how the logits differ, as text; "" if the tolerance explains it or they cannot be compared."""
+    if found.shape is None and expected.logits:
+        return f"the same weights but no finite logits for images of shape {expected.shape}: it does not accept them"
+    if found.shape != expected.shape and expected.logits:
+        shapes = f"{found.shape} instead of {expected.shape}"
+        return f"the same weights but logits for images of shape {shapes}: its code or settings changed"
+    if not (logits := found.logits) or not expected.logits:
+        return ""
+    if expected.state is None and len(expected.logits) <= IMAGES * OLD_CLASSES:
+        classes, tolerance = len(logits) // IMAGES, OLD_TOLERANCE
+        logits = tuple(number for position, number in enumerate(logits) if position % classes < OLD_CLASSES)
+    apart = _distance(logits, expected.logits)
+    if found.larger and expected.larger:  # a GPU does not compute them, and older versions did not store them
+        apart = max(apart, _distance(found.larger, expected.larger))
+    if apart <= tolerance:
+        return ""
+    return f"the same weights but logits that differ by {100 * apart:.2g} %: its code or settings changed"
+
+
+def _distance(found: tuple[float, ...], expected: tuple[float, ...]) -> float:
+    """Return the largest difference relative to the largest expected number; 1 if the numbers of both differ."""
+    if len(found) != len(expected):
         return 1.0
-    apart = max(abs(one - other) for one, other in zip(mine, theirs, strict=True)) / max(*map(abs, theirs), 1e-6)
-    return apart if apart > tolerance else 0.0
+    largest = max(map(abs, expected), default=0.0)
+    differences = (abs(number - wanted) for number, wanted in zip(found, expected, strict=True))
+    return max(differences, default=0.0) / max(largest, 1e-6)

@@ -39,13 +39,17 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def limit_memory(limit: str) -> None:
-    """Limit the GPU memory of this process, and of the processes that it starts: `limit_memory("6G")`."""
-    size = parse_bytes(limit)
-    if not torch.cuda.is_available():
+def limit_memory(limit: str | None) -> None:
+    """Limit the GPU memory of this process, and of those that it starts: `limit_memory("6G")`. None lifts the limit."""
+    size = None if limit is None else parse_bytes(limit)
+    if size is not None and not torch.cuda.is_available():
         raise ValueError(f"expected a GPU for a memory limit, got {limit!r} on a machine without one: leave it out")
-    os.environ[VARIABLE] = str(size)
-    apply_limit()
+    if size is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = str(size)
+    for number in range(torch.cuda.device_count()):
+        _set_limit(number, size)
 
 
 def apply_limit() -> None:
@@ -60,10 +64,10 @@ def device_number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _set_limit(device: int, size: int, most: float = 1.0) -> None:
-    """Limit the memory of a GPU to a number of bytes, and to the share `most` of the memory that it has."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(most, size / total), device)
+def _set_limit(device: int, size: int | None, most: float = 1.0) -> None:
+    """Limit the memory of a GPU to a number of bytes (None: all), and to the share `most` of the memory that it has."""
+    share = 1.0 if size is None else size / torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(most, share), device)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where a model came from, which a loaded model remembers, and the device it is placed on."""
+"""Where a model came from, which a loaded model remembers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Origin(TypedDict):
     """Where a model was found: its name and, for a stored model, its architecture, options and sha256.
 
     `loader` is the `module:function` of the user that returned the model for this name. `build` is the description of a
-    model that was stored with a mixture; see `construction`.
+    model that was stored with a mixture, see `construction`; `held` is true if its weights are in the folder.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Origin(TypedDict):
     sha256: NotRequired[str]
     loader: NotRequired[str]
     build: NotRequired[dict[str, Any]]
+    held: NotRequired[bool]
 
 
 def placed(model: nn.Module, device: torch.device | str, found: Origin, identity: Identity | None = None) -> nn.Module:
@@ -39,15 +40,6 @@ def placed(model: nn.Module, device: torch.device | str, found: Origin, identity
         # Twice as fast on GPUs, and slower on CPUs.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
-
-
-def check_device(device: torch.device | str) -> None:
-    """Raise an error if this machine does not have the device."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all of them
-        reason = (str(error).splitlines() or ["it cannot be used"])[0]
-        raise ValueError(f"expected a device of this machine, got {str(device)!r}: {reason}; try 'cpu'") from error
 
 
 def origin(model: nn.Module) -> Origin | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_image_form, guard_images
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.settings.checks import check_choice
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "silu": nn.SiLU}
 

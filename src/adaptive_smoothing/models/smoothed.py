@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adaptive_smoothing.models import contract
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.settings import check_at_least
+from adaptive_smoothing.settings.checks import as_number, check_count
 
 
 class SmoothedClassifier(nn.Module):
@@ -38,9 +38,10 @@ class SmoothedClassifier(nn.Module):
         self, base: nn.Module, sigma: float, samples: int = 100, seed: int = 0, *, hard: bool = False, batch: int = 512
     ) -> None:
         super().__init__()
+        sigma = as_number("sigma", sigma)
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"expected sigma >= 0, got {sigma}: for images in [0, 1] try 0.25, 0.5 or 1")
-        check_at_least(1, samples=samples, batch=batch)
+        check_count(samples=samples, batch=batch)
         contract.check_eval(base)
         self.base, self.sigma, self.samples, self.seed = base, sigma, samples, seed
         self.hard, self.batch = hard, batch

@@ -21,10 +21,11 @@ from torch import nn
 
 from adaptive_smoothing.models.weight_files import load_state, read_weights
 from adaptive_smoothing.models.wrap import Channels, Classifier, Preprocessing, wrap
-from adaptive_smoothing.settings import parse_flag, parse_query, parse_size, suggestion
+from adaptive_smoothing.settings.checks import parse_flag, parse_query, parse_size, suggestion
 from adaptive_smoothing.threat import parse_number
 
 PREPROCESSING = ("mean", "std", "size")
+_OWN_WEIGHTS_HINT = "add ?checkpoint=PATH for weights of your own, or ?pretrained=0 for random ones"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _timm(name: str, options: Mapping[str, str], pretrained: bool) -> tuple[nn.M
     try:
         model = timm.create_model(name, pretrained=pretrained, **_classes(options))
     except OSError as error:
-        raise _not_downloaded("timm", name, error, OWN_WEIGHTS_HINT) from error
+        raise _not_downloaded("timm", name, error, _OWN_WEIGHTS_HINT) from error
     except RuntimeError as error:
         if "Unknown model" not in str(error):
             raise
@@ -131,7 +132,7 @@ def _torchvision(name: str, options: Mapping[str, str], pretrained: bool) -> tup
     try:
         model = models.get_model(name, weights=weights if pretrained else None, **_classes(options))
     except OSError as error:
-        raise _not_downloaded("torchvision", name, error, OWN_WEIGHTS_HINT) from error
+        raise _not_downloaded("torchvision", name, error, _OWN_WEIGHTS_HINT) from error
     preset = weights.transforms()
     return model, {"mean": preset.mean, "std": preset.std, "size": preset.crop_size[0]}
 
@@ -198,13 +199,12 @@ def _robustbench(name: str, options: Mapping[str, str], pretrained: bool) -> tup
 
 
 def _not_downloaded(library: str, name: str, error: Exception, hint: str) -> OSError:
-    """Return the error for weights that a library could not download."""
+    """Return the error of a failed download."""
     found = f"{type(error).__name__}: {error}"
     hint = f"they could not be downloaded; check the name, the options and the connection, or {hint}"
     return OSError(f"expected the weights of {library}:{name}, got {found}: {hint}")
 
 
-OWN_WEIGHTS_HINT = "add ?checkpoint=PATH for weights of your own, or ?pretrained=0 for random ones"
 _OWN_WEIGHTS = {"pretrained": "", "num_classes": "", "checkpoint": "", "key": ""}
 SOURCES: dict[str, Library] = {
     "timm": Library(_timm, _OWN_WEIGHTS),

@@ -13,7 +13,7 @@ from adaptive_smoothing.models import contract
 from adaptive_smoothing.models.fit import warn_log_probabilities
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.noise import generator
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 # The number of images on which `wrap` tests a model.
 PROBES = 4
@@ -109,9 +109,11 @@ def wrap(
         found = f"this model declares mean={declared['mean']} and std={declared['std']}, ads.wrap got neither"
         warn_user(f"{found}: pass them, or mean=0, std=1 if it was trained on plain [0, 1] images")
     probes = _probe_images(model, images, shape)
-    if probes.dtype != (torch.float32 if images is None else images.dtype):
+    wanted = torch.float32 if images is None else images.dtype
+    if probes.dtype != wanted:
         hint = "call model.float(), or pass images= of this dtype if all images will have it"
-        raise ValueError(f"expected a model for images in float32, got weights in {probes.dtype}: {hint}")
+        hint = "pass float32 images" if probes.dtype == torch.float32 else hint
+        raise ValueError(f"expected a model for images in {wanted}, got weights in {probes.dtype}: {hint}")
     first = first_layers(mean, std, size, probes.shape[1]).to(probes.device, probes.dtype)
     tested = tuple(probes.shape[1:])
     classifier = Classifier(model, first=first, num_classes=0, output=output, shape=tested).eval()
@@ -198,14 +200,19 @@ def _probe(classifier: Classifier, images: Tensor) -> int:
         warn_log_probabilities(classifier.model, logits)
     with torch.no_grad():
         again, half = classifier(images), classifier(images[: len(images) // 2])
-    if not _agree(logits, again, 1e-4):
-        hint = "it draws random numbers (dropout or noise?); remove them, or fix them as ads.SmoothedClassifier does"
-        raise ValueError(f"expected the same logits for the same images, got different ones in two calls: {hint}")
+    check_repeatable(logits, again)
     # Looser than for a repeated call: kernels for another batch size round differently.
     if not _agree(logits[: len(half)], half, 1e-2):
         found = "others in a smaller batch: use batch norm with running statistics (track_running_stats=True)"
         raise ValueError(f"expected logits not to depend on the other images of the batch, got {found}")
     return int(logits.shape[1])
+
+
+def check_repeatable(logits: Tensor, again: Tensor) -> None:
+    """Raise an error if two calls of a model with the same images returned different logits."""
+    if not _agree(logits, again, 1e-4):
+        hint = "it draws random numbers (dropout or noise?); remove them, or fix them as ads.SmoothedClassifier does"
+        raise ValueError(f"expected the same logits for the same images, got different ones in two calls: {hint}")
 
 
 def _attempt(model: Callable[[Tensor], Any], images: Tensor) -> Any:

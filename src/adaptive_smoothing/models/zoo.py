@@ -16,19 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaptive_smoothing.data.devices import check_device
 from adaptive_smoothing.models import download, third_party, zoo_index
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.identity import Identity
-from adaptive_smoothing.models.origin import Origin, check_device, loaded_identity, origin, placed
+from adaptive_smoothing.models.origin import Origin, loaded_identity, origin, placed
 from adaptive_smoothing.models.third_party import SOURCES
 from adaptive_smoothing.models.weight_files import compact_weights, file_sha256, load_state, read_weights, write_weights
 from adaptive_smoothing.models.wrap import num_classes
 from adaptive_smoothing.models.zoo_index import MIXTURE
 from adaptive_smoothing.noise import generator
 from adaptive_smoothing.results import write_json, write_text
-from adaptive_smoothing.settings import similar_paths, suggestion
+from adaptive_smoothing.settings.checks import similar_paths, suggestion
 
 BUILTIN = Path(__file__).parent / "weights"
 ZOO_VARIABLE = "ADAPTIVE_SMOOTHING_ZOO"
@@ -129,6 +130,8 @@ def mixture_names() -> set[str]:
 
 def unknown_name(expected: str, name: str) -> str:
     """Return the message for a name that is not of the expected kind, with the models and mixtures of similar names."""
+    if not name:
+        return f"expected {expected}, got an empty name: `adaptive-smoothing models` lists names"
     models, zoo = {*_cards(zoo_folder()), *_cards(BUILTIN), *zoo_index.models()}, zoo_folder()
     if Path(name).suffix in EXPORTED:
         hint = "exported files are not loaded (a .pt2 file can run code); load the model that it was exported from"
@@ -256,4 +259,5 @@ def _count_parameters(model: nn.Module) -> int:
 
 def short_name(name: str) -> str:
     """Return a model's name or path in a form that can be part of a folder's name."""
-    return Path(name.partition("?")[0].replace(":", "-")).stem
+    path = Path(name.partition("?")[0].replace(":", "-"))
+    return path.stem if path.suffix in WEIGHT_FILES else path.name  # a version has a dot, too: hf://org/name@v1.0

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.models.cards import MANIFEST, read_manifest
+from adaptive_smoothing.models.cards import MANIFEST, base_description, read_manifest
 from adaptive_smoothing.models.weight_files import file_sha256
 from adaptive_smoothing.results import read_json, write_json
 
@@ -75,7 +75,7 @@ def _describe(zoo: Path, pattern: str, card: Path) -> dict[str, Any]:
 
 def _bases(mixture: dict[str, Any]) -> list[str]:
     """Return the names of the base classifiers of a mixture that are stored outside of its folder."""
-    bases = [base.get("of", base) for base in (mixture["standard"], mixture["robust"])]
+    bases = [base_description(mixture[role]) for role in ("standard", "robust")]
     return [base["name"] for base in bases if "name" in base]
 
 

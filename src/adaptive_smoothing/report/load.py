@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from adaptive_smoothing.evaluation.tradeoff import Tradeoff, load_tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.certified import read_certificates
 from adaptive_smoothing.runs.folder import read_result
+from adaptive_smoothing.settings.checks import check_path
 
 Run = Verdict | RadiusCurve | Certificates | Tradeoff
 
@@ -23,12 +25,13 @@ READERS: dict[str, Callable[[Path], Run]] = {
 }
 
 
-def load_run(folder: str | Path) -> Run:
+def load_run(folder: str | os.PathLike[str]) -> Run:
     """Return what a run folder holds.
 
     The result of `evaluate` is a `Verdict`, for several radii a `RadiusCurve`; that of `certify` is `Certificates`;
     that of `sweep` and `demo` is a `Tradeoff`.
     """
+    check_path(folder=folder)
     folder = Path(folder)
     kind = read_result(folder)["kind"]
     if kind not in READERS:

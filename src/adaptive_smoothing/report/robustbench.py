@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from inspect import signature
 from typing import Any
 
 from adaptive_smoothing.mixing.mixers import OLD_KINDS
-from adaptive_smoothing.models import third_party, zoo
-from adaptive_smoothing.settings import check_choice
+from adaptive_smoothing.models import architectures, third_party, zoo
+from adaptive_smoothing.models.cards import base_description
+from adaptive_smoothing.settings.checks import check_choice
 from adaptive_smoothing.threat import parse_threat, radius_text
 
-# The field for the robust accuracy of a preset. RobustBench ranks by `external`, the best known robust accuracy, which
-# is due to stronger attacks than AutoAttack. All its entries also have `autoattack_acc`.
+# The field for the robust accuracy of a preset. RobustBench ranks by `external` if an entry has it: the accuracy under
+# attacks stronger than AutoAttack. All its entries also have `autoattack_acc`.
 AUTOATTACK, BEST_KNOWN = "autoattack_acc", "external"
 FIELDS = {"standard": AUTOATTACK, "adaptive": BEST_KNOWN}
+# The attacks of AutoAttack. Each preset of `FIELDS` has them; a cascade of the same name may not.
+AUTOATTACK_STAGES = ("apgd-ce", "apgd-t", "fab-t", "square")
 # The data sets of RobustBench, by the name of the data of an evaluation. Its images of ImageNet are validation images.
 DATASETS = {
     "builtin/test": "cifar10",
@@ -98,6 +102,10 @@ def _field(result: dict[str, Any]) -> str:
     if (preset := result["settings"]["attack"]["name"]) not in FIELDS:
         hint = "RobustBench ranks by this accuracy; evaluate the model again with one of them"
         raise ValueError(f"expected a run with --attack {' or '.join(FIELDS)}, got {preset}: {hint}")
+    run = {stage["attack"] for stage in result["waterfall"]}
+    if absent := [stage for stage in AUTOATTACK_STAGES if stage not in run]:
+        hint = "your own cascade needs another name"
+        raise ValueError(f"expected the attacks of the preset {preset}, got a run without {', '.join(absent)}: {hint}")
     return FIELDS[preset]
 
 
@@ -127,7 +135,7 @@ def _notes(result: dict[str, Any], dataset: str, norm: str) -> Iterator[str]:
 def _networks(models: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the facts about each network of the evaluated model."""
     found = [models[role] for role in ("model", "g", "h", "standard", "robust") if isinstance(models.get(role), dict)]
-    return [model.get("of", model) for model in found]
+    return [base_description(model) for model in found]
 
 
 def _architecture(models: dict[str, Any]) -> str | None:
@@ -140,18 +148,21 @@ def _architecture(models: dict[str, Any]) -> str | None:
 
 
 def _architecture_of(network: dict[str, Any]) -> str | None:
-    """Return the architecture of a model of the zoo, of timm or of torchvision; None for other models."""
+    """Return the architecture of a model of this package, of timm or of torchvision; None if it is unknown."""
     name = str(network.get("name"))
     library, text = third_party.split(name) or ("", "")
     if library in ("timm", "torchvision"):
         return text.partition("?")[0]
     card = zoo.names().get(name)
     arch = network.get("arch", card and card.arch)
-    options = network.get("options", card.options if card else {})
+    if arch != "wide_resnet" and arch not in ARCHITECTURES:
+        return arch
+    usual = {key: option.default for key, option in signature(architectures.ARCHITECTURES[arch]).parameters.items()}
+    options = usual | network.get("options", card.options if card else {})
     if arch == "wide_resnet":
-        return f"WideResNet-{options.get('depth', 28)}-{options.get('width', 10)}"
-    width = options.get("width", 64)
-    return ARCHITECTURES[arch] + f" (width {width})" * (width != 64) if arch in ARCHITECTURES else arch
+        return f"WideResNet-{options['depth']}-{options['width']}"
+    width = "" if options["width"] == usual["width"] else f" (width {options['width']})"
+    return ARCHITECTURES[arch] + width
 
 
 def _radius(result: dict[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.mixing.loading import LoadedModel
+from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels
 from adaptive_smoothing.models.digest import model_digest
 
 FILE = '''\
@@ -18,19 +19,31 @@ def load_model():
     """Return the model in eval mode, from images in [0, 1] to logits."""
     return {model}
 '''
+# Only files that start with this line may be replaced.
+FIRST_LINE = FILE.partition("\n")[0]
 
 
-def loader_text(result: dict[str, Any]) -> str:
+def loader_text(result: dict[str, Any], own: OwnModels | None = None) -> str:
     """Return the content of the file, or raise an error if the evaluated model cannot be loaded by name or folder.
 
     The model is loaded once, and its digest is compared with that of the evaluation.
+
+    Args:
+        own: the functions that a stored mixture may name.
     """
-    names = _names(result["models"])
-    loaded = LoadedModel.load(*names, device="cpu").model
+    names, own = _names(result["models"]), own or OwnModels()
+    loaded = LoadedModel.load(*names, device="cpu", own=own).model
     if (found := model_digest(loaded)) != (expected := result["settings"]["model"]):
-        hint = "the model or the code has changed; evaluate it again"
+        hint = (
+            "the model, its path or the code has changed; run this where the model was evaluated, or evaluate it again"
+        )
         raise ValueError(f"expected the evaluated model, with digest {expected:.12}, got {found:.12}: {hint}")
-    return FILE.format(model=_call(*names, stored=isinstance(loaded, MixedClassifier)))
+    return FILE.format(model=_call(*names, stored=isinstance(loaded, MixedClassifier), allow=own.allow))
+
+
+def is_loader(path: Path) -> bool:
+    """Return whether a file was written with the text of `loader_text`."""
+    return path.read_bytes().startswith(FIRST_LINE.encode())
 
 
 def _names(models: dict[str, Any]) -> tuple[str, str | None, float | None]:
@@ -48,7 +61,10 @@ def _names(models: dict[str, Any]) -> tuple[str, str | None, float | None]:
     return models["g"]["name"], models["h"]["name"], models["alpha"]
 
 
-def _call(model: str, robust: str | None, alpha: float | None, *, stored: bool) -> str:
+def _call(model: str, robust: str | None, alpha: float | None, *, stored: bool, allow: list[str]) -> str:
     if robust is not None:
         return f"ads.MixedClassifier(ads.load_model({model!r}), ads.load_model({robust!r}), alpha={alpha!r})"
-    return f"ads.MixedClassifier.from_pretrained({model!r})" if stored else f"ads.load_model({model!r})"
+    if stored:
+        allowed = f", allow={allow!r}" if allow else ""
+        return f"ads.MixedClassifier.from_pretrained({model!r}{allowed})"
+    return f"ads.load_model({model!r})"

@@ -54,7 +54,8 @@ def sentences(verdict: Verdict) -> list[str]:
 def audit_sentence(audit: Audit, images: int) -> str:
     """Return the outcome of the audit in words."""
     if not audit.random:
-        return f"No audit: {audit.survivors} images survived the attacks, which is too few."
+        count = f"{audit.survivors} image{'s' * (audit.survivors != 1)}"
+        return f"No audit: {count} survived the attacks, which is too few."
     points = 100 * audit.missed_share * audit.unseen / images
     fooled = f"{audit.random_fooled} of {audit.random} random images"
     if audit.closest:

@@ -69,7 +69,7 @@ def make_folder(folder: Path, *, overwrite: bool) -> Path:
     if not overwrite and (folder / RESULT).exists():
         hint = "choose another --out, or replace it with --overwrite"
         raise FileExistsError(f"expected a folder without a run, got {folder}, which holds one: {hint}")
-    check_writable(folder)
+    check_writable(folder, "choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     _remove_result(folder)
     return folder

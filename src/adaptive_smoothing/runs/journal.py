@@ -19,10 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from adaptive_smoothing.data.devices import check_devices
 from adaptive_smoothing.results import atomic, read_json, room_for, write_json
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 BINDING = "binding.json"
+# What to do when the disk is full.
+RUN_AGAIN = "finished parts of the run are kept; free some space and run the same command again"
 SUM = 32  # bytes of a sha256
 
 Columns = dict[str, np.ndarray]
@@ -52,7 +55,7 @@ class Journal:
                 hint = "choose another folder (--out), or begin again with --overwrite"
                 raise ValueError(f"expected the journal of this run in {self.folder}, got {difference}: {hint}")
             self.clear()
-        with room_for(self.folder):
+        with room_for(self.folder, RUN_AGAIN):
             write_json(path, dict(facts))
 
     def read(self, name: str) -> Columns | None:
@@ -73,7 +76,8 @@ class Journal:
         packed = io.BytesIO()
         np.savez_compressed(packed, **columns)  # type: ignore[arg-type]
         content = packed.getvalue()
-        with room_for(self.folder), atomic(self.folder / f"{name}.entry") as partial, partial.open("wb") as file:
+        path = self.folder / f"{name}.entry"
+        with room_for(self.folder, RUN_AGAIN), atomic(path) as partial, partial.open("wb") as file:
             file.write(self._sum(self.folder, name, content) + content)
             file.flush()
             os.fsync(file.fileno())
@@ -109,6 +113,7 @@ def journal_at(folder: str | Path | None, overwrite: bool, devices: Sequence[str
 
     Without a folder, nothing is kept; several devices share a temporary journal.
     """
+    check_devices(devices)
     if folder is None and len(devices) > 1:
         with tempfile.TemporaryDirectory() as temporary:
             yield Journal(Path(temporary))

@@ -23,11 +23,13 @@ from adaptive_smoothing.models.digest import model_digest
 from adaptive_smoothing.models.memory import apply_limit
 from adaptive_smoothing.runs.journal import Columns, Journal
 from adaptive_smoothing.runs.progress import Progress, RunProgress, ShardProgress, ignore_progress
+from adaptive_smoothing.settings.checks import check_whole
 from adaptive_smoothing.version import code_version
 
 
 def check_size(name: str, size: int | None) -> None:
     """Raise an error if the size of a batch or a shard is less than 1; None is the default for the device."""
+    check_whole(**{name: size})
     if size is not None and size < 1:
         raise ValueError(f"expected a {name} of at least 1, got {size}: leave it out for one that suits the device")
 

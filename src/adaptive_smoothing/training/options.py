@@ -45,7 +45,7 @@ class TrainingOptions:
         if self.checkpoint.exists() and not self.resume:
             hint = "continue with resume=True (--resume), choose another folder (--out), or delete it"
             raise FileExistsError(f"expected a folder without a run, got {self.folder}: {hint}")
-        check_writable(self.folder)
+        check_writable(self.folder, "choose another folder (--out)")
 
     @contextmanager
     def stops_with_checkpoint(self) -> Iterator[None]:

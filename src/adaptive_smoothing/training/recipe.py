@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from adaptive_smoothing.settings import check_at_least, check_below_one, check_choice
+from adaptive_smoothing.settings.checks import check_at_least, check_below_one, check_choice, check_count
 from adaptive_smoothing.threat import NORMS, Threat
 
 METHODS = ("standard", "at", "trades", "iaat", "gaussian")
@@ -67,7 +67,7 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
-        check_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
+        check_count(epochs=self.epochs, batch_size=self.batch_size)
         check_at_least(0, lr=self.lr)
         check_below_one("ema as a decay", self.ema)
         check_below_one("warmup as a share of the steps", self.warmup)
@@ -84,7 +84,7 @@ class CommonRecipe:
     evaluate_every: int = 10
 
     def __post_init__(self) -> None:
-        check_at_least(1, evaluate_every=self.evaluate_every)
+        check_count(evaluate_every=self.evaluate_every)
         if not re.fullmatch(r"[\w.-]*\w", self.name):
             raise ValueError(f"expected a name of letters, digits, '.', '_' and '-', got {self.name!r}: it names files")
 
@@ -143,7 +143,7 @@ class MethodSettings(ThreatSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("method", self.name, METHODS)
-        check_at_least(1, steps=self.steps, copies=self.copies)
+        check_count(steps=self.steps, copies=self.copies)
         check_at_least(0, beta=self.beta, sigma=self.sigma, consistency=self.consistency)
         check_at_least(0, logit_margin=self.logit_margin, weight_perturbation=self.weight_perturbation)
         if self.consistency and self.copies < 2:

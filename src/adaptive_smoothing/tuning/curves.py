@@ -24,13 +24,14 @@ from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.results import read_rows, write_rows
 from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
+from adaptive_smoothing.settings.checks import check_number
 
 # A mixture in float32 may miss an interval of settings that is narrower than this, relative to its position.
 NARROW = 1e-6
 # This far from its middle a sigmoid is within 1e-5 of its ends.
 SATURATED = 12.0
-# Images per batch.
-BATCH = 500
+# Images per batch, and images whose outputs are checked before the others.
+BATCH, CHECKED = 500, 8
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,11 @@ def fixed_alpha_curve(
         g, h = ((fp32_logits(model, batch.images).double() * scale).softmax(1) for model, scale in scaled)
         return torch.stack(correct_interval(g, h, batch.labels))
 
+    if not isinstance(mixed.alpha, Mixer):
+        check_data(data)
+        for batch in batches(data.take(slice(CHECKED)), CHECKED, device=device_of(mixed, data)):
+            # A mixture refuses probabilities. Its own alpha may have a value for each image of the data.
+            fp32_logits(mixed.with_alpha(0.5), batch.images)
     return CleanAccuracyCurve(*_per_image(alphas, mixed, data, batch_size, progress))
 
 
@@ -178,6 +184,7 @@ def correct_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tens
 
 def check_share(target: float, name: str) -> None:
     """Raise an error if a target accuracy is not in (0, 1]."""
+    check_number(**{name.replace(" ", "_"): target})
     if not 0 < target <= 1:
         raise ValueError(f"expected a {name} in (0, 1], such as 0.9, got {target}")
 

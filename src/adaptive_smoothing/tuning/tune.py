@@ -20,7 +20,7 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import ignore_progress
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.tuning.curves import (
     CleanAccuracyCurve,

@@ -335,11 +335,14 @@ UNUSUAL = {
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_an_unusual_model_has_the_same_logits_and_gradients(name, device):
     make, planned = UNUSUAL[name]
+    torch.manual_seed(0)
     model, images = prepared(make(), device), images_on(device)
     images = images.to(next(model.parameters(), images).dtype)
     expected, (found, count) = logits_and_gradient(model, images), fused(model, images)
     assert count == planned
-    assert_close([tensor.double() for tensor in found], [tensor.double() for tensor in expected])
+    # A second derivative enlarges the rounding of convolutions on a GPU.
+    found, expected = ([tensor.double() for tensor in tensors] for tensors in (found, expected))
+    assert_close(found, expected, 1e-4 if name == "a second derivative" else 1e-5)
 
 
 def test_a_model_that_leaves_the_plan_is_computed_without_it():

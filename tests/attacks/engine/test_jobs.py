@@ -322,6 +322,18 @@ def test_the_outcome_depends_on_neither_batches_nor_recording(network, name, thr
     assert 1 < expected.fooled.sum() < 12
 
 
+@pytest.mark.parametrize("threat", [Linf(0.012), L2(0.12)])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_outcome_does_not_depend_on_the_default_dtype(network, name, threat, request):
+    inputs, attack = make_input(network, make_images(6, (3, 8, 8), 0, 1), threat), ATTACKS[name](threat)
+    expected = run(network, attack, inputs, 4)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(torch.float64)
+    outcome = run(network, attack, inputs, 4)
+    assert outcome.worst.dtype == outcome.margin.dtype == torch.float32
+    assert torch.equal(outcome.fooled, expected.fooled) and torch.allclose(outcome.worst, expected.worst, atol=1e-5)
+
+
 def test_random_numbers_depend_on_the_stage_and_the_image(network):
     """They do not depend on the position in the batch."""
     images = make_images(1, (3, 8, 8), 0, 1).repeat(3, 1, 1, 1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.settings import from_table
+from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe
 from adaptive_smoothing.training.mixing.train import untrained_mixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaptive_smoothing.mixing import pretrained
-from adaptive_smoothing.settings import SettingsError, changed, from_table, read_toml
+from adaptive_smoothing.settings.tables import SettingsError, changed, from_table, read_toml
 from adaptive_smoothing.threat import L2, Linf
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 

@@ -16,16 +16,16 @@ LAYERS = {torch.conv1d, torch.conv2d, torch.conv3d, F.linear}
 
 
 class CastWeights(TorchFunctionMode):
-    """A mode, for use inside `torch.autocast`, in which layers with frozen weights get weights of the other type.
+    """A mode, for use inside `torch.autocast`, in which layers with frozen weights get weights of `dtype`.
 
-    The mode keeps these, for weights that do not change: a CUDA graph goes on with the kept ones of its recording.
+    A recorded CUDA graph keeps using the casts made before it was recorded.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        # What a weight was cast to, by its identity and the layout; the weight is kept, so that no other one gets its
-        # identity, and its version shows whether it has changed.
+        # What a weight was cast to, by its id and the layout. The weight is kept, so that no other one gets its id. Its
+        # version shows changes in place, but not those through `.data`.
         self.kept: dict[tuple[int, torch.memory_format], tuple[Parameter, int, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,7 +43,7 @@ class CastWeights(TorchFunctionMode):
             return value
         layout = layout if value.dim() == 4 else torch.preserve_format
         kept = self.kept.get((id(value), layout))
-        if kept is not None and kept[0] is value and kept[1] == value._version:
+        if kept is not None and kept[1] == value._version:
             return kept[2]
         cast = value.detach().to(self.dtype, memory_format=layout)
         # What is computed while a graph is recorded has no value before the graph is replayed.

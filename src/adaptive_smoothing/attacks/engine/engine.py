@@ -22,7 +22,7 @@ from adaptive_smoothing.attacks.views import MakeView
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.memory import batch_bytes, bytes_per_image
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 # Rows of a batch of images of CIFAR's size, and how many such images keep a device busy, by type of device.
 BATCH, OTHER_BATCH = {"cuda": 2048, "cpu": 32}, 256

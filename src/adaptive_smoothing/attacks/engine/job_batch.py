@@ -16,7 +16,7 @@ from adaptive_smoothing.attacks.engine.recorder import Recorder, RecordingError
 from adaptive_smoothing.attacks.objectives import Model, Objective, loss_and_gradient
 from adaptive_smoothing.attacks.step_attack import Answer, State, StepAttack
 from adaptive_smoothing.models.inference import compiled_for_any_size
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 ALL_ROWS = slice(None)
 

@@ -23,7 +23,7 @@ from adaptive_smoothing.attacks.step_attack import State, StepAttack
 from adaptive_smoothing.attacks.views import MakeView
 from adaptive_smoothing.models.inference import NotFiniteError, fp32_logits_chunked
 from adaptive_smoothing.noise import WORD, fold, keyed_seed
-from adaptive_smoothing.settings import warn_user
+from adaptive_smoothing.settings.checks import warn_user
 
 # progress(share of the work that is done, number of fooled images)
 AttackProgress = Callable[[float, int], None]

@@ -12,7 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from adaptive_smoothing.mixing.mixers import MIXERS, OLD_KINDS
-from adaptive_smoothing.settings import check_at_least, check_below_one, check_choice, read_toml
+from adaptive_smoothing.settings.checks import check_at_least, check_below_one, check_choice, check_count
+from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.threat import Threat
 from adaptive_smoothing.training.recipe import CommonRecipe, OptimizerSettings, ThreatSettings
 
@@ -41,7 +42,7 @@ class MixerSettings:
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, MIXERS)
-        check_at_least(1, width=self.width, depth=self.depth, hidden=self.hidden)
+        check_count(width=self.width, depth=self.depth, hidden=self.hidden)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class AttackSettings(ThreatSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("setting", self.setting, ATTACKS)
-        check_at_least(1, steps=self.steps)
+        check_count(steps=self.steps)
         check_below_one("alpha_weight", self.alpha_weight)
         check_below_one("through_robust", self.through_robust)
         least, most = self.eps_factor_min, self.eps_factor_max
@@ -131,7 +132,7 @@ class OperatingPointSettings:
     def __post_init__(self) -> None:
         check_below_one("low", self.low)
         check_below_one("recover", self.recover)
-        check_at_least(1, every=self.every)
+        check_count(every=self.every)
         if not 0 <= self.clean_accuracy <= 1:
             raise ValueError(f"expected clean_accuracy in [0, 1], got {self.clean_accuracy}: pass 0.9 for 90 %")
 

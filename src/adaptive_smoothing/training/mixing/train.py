@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.data.datasets import ImageData, check_data
 from adaptive_smoothing.mixing.base_classifiers import Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.mixing.network import MixingNetwork
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.folder import environment
-from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.threat import Threat, check_threat
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.mixing.trainer import MixingTrainer
 from adaptive_smoothing.training.options import TrainingOptions
@@ -50,6 +50,9 @@ def train_mixing(
         compiled: compile the networks; by default on CUDA only.
         resume: continue an interrupted training in the folder.
     """
+    check_data(train)
+    check_data(val)
+    check_threat(threat)
     if recipe is None:
         kind = FineTunedTail.kind if isinstance(mixed.alpha, FineTunedTail) else MixingNetwork.kind
         recipe = default_recipe(threat, kind=kind, clean_accuracy=clean_accuracy, size=train.images.shape[-1])

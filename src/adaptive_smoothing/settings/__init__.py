@@ -1,0 +1,1 @@
+"""Settings from files, checks of arguments, and functions of the user."""
