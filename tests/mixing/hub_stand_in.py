@@ -50,8 +50,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             name = f"{asked['organization']}/{asked['name']}"
             if asked.get("private") or asked.get("visibility") == "private":
                 self.server.private.add(name)
-            self.answer({"url": f"{self.server.url}/{name}"}, 409 if name in hub else 200)
-            hub.setdefault(name, {"main": {}})
+            status = 409 if name in hub else 200
+            hub.setdefault(name, {"main": {}})  # before the answer: the next request can come at once
+            self.answer({"url": f"{self.server.url}/{name}"}, status)
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/branch/(.+)", self.path):
             hub[found[1]].setdefault(found[2], {})
             self.answer({})
