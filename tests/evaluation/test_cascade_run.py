@@ -244,6 +244,13 @@ def test_an_error_in_a_process_is_the_error_of_the_run(model, data, toys, tmp_pa
         toys.run(model, data, devices=("cpu", "cpu"), journal=tmp_path)
 
 
+def test_what_cannot_be_sent_to_a_process_is_explained(model, data, toys):
+    model.then = lambda logits: logits
+    with pytest.raises(TypeError, match=r"sent to a process for each device, got .*lambda.*: define functions"):
+        toys.run(model, data, devices=("cpu", "cpu"))
+    assert not multiprocessing.active_children()
+
+
 def test_processes_stop_with_the_run(model, data, toys, verdict, tmp_path):
     """Ctrl-C may reach the first process only."""
 
@@ -281,7 +288,7 @@ def test_the_model_returns_to_its_device_if_no_process_starts(model, data, toys,
 
     monkeypatch.setattr(sharded.multiprocessing, "start_processes", fail)
     monkeypatch.setattr(model, "to", moves.append)
-    with pytest.raises(AttributeError, match="can't pickle this"):
+    with pytest.raises(TypeError, match="can't pickle this"):
         toys.run(model, data, devices=("cpu", "cpu"))
     assert moves == [torch.device("cpu")]
 

@@ -18,6 +18,7 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear
 from adaptive_smoothing.models import weight_files, zoo
 from adaptive_smoothing.models.architectures import build
+from adaptive_smoothing.models.digest import model_digest
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TIMM = "timm:resnet10t?pretrained=0&num_classes=7&size=32"
@@ -196,6 +197,17 @@ def test_a_held_mixture_that_is_saved_again_stays_complete(tmp_path, mixed, plac
     loaded.with_alpha(0.2).save_pretrained(tmp_path / place)
     again = MixedClassifier.from_pretrained(tmp_path / place, standard=make_network, robust=make_network)
     assert torch.equal(again(IMAGES), mixed.with_alpha(0.2)(IMAGES))
+
+
+def test_a_folder_that_was_moved_holds_the_same_model(tmp_path, mixed):
+    """An interrupted evaluation continues, because its digest does not contain a path."""
+    builders, digests = {"standard": make_network, "robust": make_network}, []
+    mixed.save_pretrained(tmp_path / "a", hold=True, builders=builders)
+    for name in ("a", "b"):
+        digests.append(model_digest(MixedClassifier.from_pretrained(tmp_path / name, **builders)))
+        if name == "a":
+            shutil.move(tmp_path / "a", tmp_path / "b")
+    assert digests[0] == digests[1] == model_digest(mixed)
 
 
 def test_a_held_mixture_that_was_trained_further_is_held_again_with_its_builder(tmp_path, mixed):

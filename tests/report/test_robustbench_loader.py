@@ -54,17 +54,14 @@ def test_a_run_of_an_older_version_names_a_mixture_of_the_zoo() -> None:
 def test_a_model_that_has_changed_is_refused(mixture: str) -> None:
     result = result_of(LoadedModel.load(mixture, None, None, "cpu"))
     ads.MixedClassifier.from_pretrained(mixture).with_alpha(0.6).save_pretrained(mixture, hold=True)
-    with pytest.raises(ValueError, match=r"expected the evaluated model, with digest \w{12}, got \w{12}: .*again"):
+    with pytest.raises(ValueError, match=r"with digest \w{12}, got \w{12}: the model or the code has changed; run"):
         loader_text(result)
 
 
-def test_the_same_model_at_another_path_is_refused_with_a_hint(mixture: str) -> None:
+def test_the_same_model_at_another_path_is_the_evaluated_one(mixture: str) -> None:
     result = result_of(LoadedModel.load(mixture, None, None, "cpu"))
     result["models"]["source"] = str(Path(mixture).rename("runs/other"))
-    with pytest.raises(
-        ValueError, match="the model, its path or the code has changed; run this where the model was ev"
-    ):
-        loader_text(result)
+    assert "from_pretrained('runs/other')" in loader_text(result)
 
 
 def test_a_mixture_with_a_function_of_the_user_needs_its_name(mixture: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,14 @@ def test_a_disk_that_is_full_from_the_start_is_explained(tmp_path, monkeypatch):
         Journal(tmp_path).bind({"model": "x"})
 
 
+def test_what_is_not_a_folder_is_explained():
+    with (
+        pytest.raises(TypeError, match=r"expected a folder as the journal, got 5: pass a path such as 'runs/journal'"),
+        journal_at(5, False, []),
+    ):
+        pass
+
+
 def test_without_a_folder_nothing_is_kept_unless_processes_share_it():
     with journal_at(None, False, ["cpu"]) as journal:
         journal.bind({"model": "x"})

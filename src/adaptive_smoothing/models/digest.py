@@ -31,7 +31,8 @@ PlainData = None | bool | int | float | str | list["PlainData"] | dict[str, "Pla
 
 # Attributes of every module: parameters, buffers and children are hashed separately, hooks do not count.
 TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-# An attribute that `zoo.load` sets. It depends on rounding.
+# Attributes of a loaded model: where it was found, which can be a path, and its identity, which depends on rounding.
+ORIGIN = "_origin"
 LOADED_IDENTITY = "_loaded_identity"
 INSTALLED = (str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
@@ -104,7 +105,7 @@ def _model_digest(model: nn.Module, seen: dict[int, object]) -> str:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module, without its parameters, buffers and children."""
-    skipped = TORCH_ATTRIBUTES | {LOADED_IDENTITY} | getattr(type(module), "NOT_IN_DIGEST", frozenset())
+    skipped = TORCH_ATTRIBUTES | {ORIGIN, LOADED_IDENTITY} | getattr(type(module), "NOT_IN_DIGEST", frozenset())
     return {key: value for key, value in vars(module).items() if key not in skipped}
 
 

@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from torch import nn
 
-from adaptive_smoothing.models.digest import LOADED_IDENTITY
+from adaptive_smoothing.models.digest import LOADED_IDENTITY, ORIGIN
 from adaptive_smoothing.models.identity import Identity
 
 
@@ -34,7 +34,7 @@ def placed(model: nn.Module, device: torch.device | str, found: Origin, identity
         found: where it was found.
         identity: its identity if it is from elsewhere and its name determines its weights; see `zoo.is_as_stored`.
     """
-    model.to(device)._origin = found  # type: ignore[assignment]
+    setattr(model.to(device), ORIGIN, found)
     setattr(model, LOADED_IDENTITY, identity)
     if torch.device(device).type == "cuda":
         # Twice as fast on GPUs, and slower on CPUs.
@@ -44,7 +44,7 @@ def placed(model: nn.Module, device: torch.device | str, found: Origin, identity
 
 def origin(model: nn.Module) -> Origin | None:
     """Return where a model was found, or None for a model that was made in another way."""
-    return getattr(model, "_origin", None)
+    return getattr(model, ORIGIN, None)
 
 
 def loaded_identity(model: nn.Module) -> Identity | None:

@@ -34,9 +34,7 @@ def loader_text(result: dict[str, Any], own: OwnModels | None = None) -> str:
     names, own = _names(result["models"]), own or OwnModels()
     loaded = LoadedModel.load(*names, device="cpu", own=own).model
     if (found := model_digest(loaded)) != (expected := result["settings"]["model"]):
-        hint = (
-            "the model, its path or the code has changed; run this where the model was evaluated, or evaluate it again"
-        )
+        hint = "the model or the code has changed; run this where the model was evaluated, or evaluate it again"
         raise ValueError(f"expected the evaluated model, with digest {expected:.12}, got {found:.12}: {hint}")
     return FILE.format(model=_call(*names, stored=isinstance(loaded, MixedClassifier), allow=own.allow))
 

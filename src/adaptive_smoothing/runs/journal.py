@@ -114,6 +114,8 @@ def journal_at(folder: str | Path | None, overwrite: bool, devices: Sequence[str
     Without a folder, nothing is kept; several devices share a temporary journal.
     """
     check_devices(devices)
+    if not isinstance(folder, str | os.PathLike | None):
+        raise TypeError(f"expected a folder as the journal, got {folder!r}: pass a path such as 'runs/journal'")
     if folder is None and len(devices) > 1:
         with tempfile.TemporaryDirectory() as temporary:
             yield Journal(Path(temporary))

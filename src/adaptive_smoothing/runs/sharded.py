@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing.queues import Queue
+from pickle import PicklingError
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,12 +115,19 @@ def _spread(run: ShardedRun, devices: Sequence[str], progress: RunProgress) -> N
     reports = multiprocessing.get_context("spawn").Queue()
     arguments = (portable, list(devices), threads, reports)
     try:
-        processes = multiprocessing.start_processes(
-            _work, arguments, nprocs=len(devices), join=False, start_method="spawn"
-        )
-        _wait(processes, reports, progress)
+        _wait(_start(arguments, len(devices)), reports, progress)
     finally:
         run.model.to(run.device)
+
+
+def _start(arguments: tuple[Any, ...], count: int) -> multiprocessing.ProcessContext:
+    """Start the processes, or raise an error if something cannot be sent to them."""
+    try:
+        return multiprocessing.start_processes(_work, arguments, nprocs=count, join=False, start_method="spawn")
+    except (PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
+        expected = "expected a model and an attack that can be sent to a process for each device"
+        hint = "define functions and classes at the top level of a module, without lambda, or use one device"
+        raise TypeError(f"{expected}, got an error ({error}): {hint}") from error
 
 
 def _wait(
