@@ -91,6 +91,15 @@ def test_nan_is_refused_and_the_old_file_stays(tmp_path):
     assert read_json(tmp_path / "a.json") == {"x": [1.5, None]}
 
 
+def test_numbers_of_numpy_are_written_and_other_objects_explained(tmp_path):
+    write_json(tmp_path / "a.json", {"x": [np.float32(1.5), np.int64(2), np.bool_(True)]})
+    assert read_json(tmp_path / "a.json") == {"x": [1.5, 2, True]}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"x": np.float32("nan")})
+    with pytest.raises(TypeError, match=r"got \{1\}: convert it"):
+        write_json(tmp_path / "a.json", {"x": {1}})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -81,7 +81,14 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write indented JSON, without NaN."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, default=_plain) + "\n")
+
+
+def _plain(value: object) -> bool | int | float | str:
+    """Return a number of NumPy as one of Python, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"expected numbers, texts, lists and dictionaries in a JSON file, got {value!r}: convert it")
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

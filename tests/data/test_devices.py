@@ -27,6 +27,12 @@ def test_nothing_is_allocated_on_a_gpu(two_gpus):
             check_device(device)
 
 
+def test_devices_are_a_list():
+    for devices, message in (("cpu", r"write \['cpu'\] for one"), ((name for name in ("cpu", "cpu")), r"pass list\(")):
+        with pytest.raises(TypeError, match=f"expected devices as a list of names, got .*: {message}"):
+            check_devices(devices)
+
+
 def test_devices_that_do_not_exist_are_refused(monkeypatch):
     check_devices(["cpu", "cpu"])
     with pytest.raises(ValueError, match=r"got 'gpu': Expected one of cpu, cuda, .*: gpu; try 'cpu'"):

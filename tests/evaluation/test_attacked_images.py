@@ -264,6 +264,17 @@ def test_a_model_that_counts_its_queries_in_a_buffer_is_refused(linear, forty, t
 
 
 @both_ways
+def test_a_buffer_that_the_first_pass_fills_is_no_change_by_the_attack(linear, forty, through):
+    def fill(model, images, logits):
+        model.mask = torch.ones(()) if model.mask is None else model.mask
+
+    linear.register_buffer("mask", None)
+    linear.register_forward_hook(fill)
+    found = ads.evaluate(linear, forty, through(lambda model, images, labels: images))
+    assert found.robust == found.clean
+
+
+@both_ways
 def test_an_attack_that_leaves_a_hook_or_another_forward_is_refused(linear, forty, through):
     def hooks(model, images, labels):
         model.register_forward_hook(lambda module, inputs, logits: -logits)

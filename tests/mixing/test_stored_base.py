@@ -320,6 +320,8 @@ def test_a_failed_save_keeps_the_mixture_that_was_there(tmp_path, mixed):
     other = MixedClassifier(own(2), own(3), 0.5)
     with pytest.raises(ValueError, match="know how to build"):
         other.save_pretrained(tmp_path, hold=True, builders={"standard": make_network})
+    with pytest.raises(TypeError, match=r"in a JSON file, got <object .*: convert it"):
+        other.save_pretrained(tmp_path, hold=True, builders=builders, card={"clean": object()})
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.models.architectures import build
-from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.identity import Identity, _weights_digest
 
 
 def network(seed: int = 0, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
@@ -349,3 +349,51 @@ def test_a_model_in_train_mode_is_refused_and_not_changed():
     with pytest.raises(ValueError, match="expected a model in eval mode, got its layer '1'"):
         Identity.of(model)
     assert torch.equal(model[1].running_mean, before)
+
+
+class Positions(nn.Module):
+    """A model whose buffer grows with the images, as caches of positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+        self.register_buffer("grid", torch.zeros(32, 32))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if images.shape[-1] > len(self.grid):
+            self.grid = torch.zeros(images.shape[-2:])
+        return self.head((images + self.grid[: images.shape[-2], : images.shape[-1]]).mean((2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_model_is_not_changed_by_its_identity(dtype):
+    model = Positions().eval().to(dtype)
+    identity = Identity.of(model)
+    assert model.grid.shape == (32, 32) and identity.larger
+    assert identity.weights == Identity.of(model, (3, 32, 32)).weights == _weights_digest(model)
+
+
+def test_a_model_that_cannot_be_copied_is_not_run_with_larger_images():
+    class NoCopy(Positions):
+        def __deepcopy__(self, memo: dict[int, object]) -> None:
+            raise TypeError("no copies")
+
+    model = NoCopy().eval()
+    identity = Identity.of(model)
+    assert model.grid.shape == (32, 32) and identity.logits and not identity.larger
+
+
+def test_buffers_that_a_first_pass_fills_do_not_tell_a_used_model_from_a_new_one():
+    class Lazy(Positions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grid = None
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.grid = torch.zeros(32, 32) if self.grid is None else self.grid
+            return super().forward(images)
+
+    model = Lazy().eval()
+    new = Identity.of(model)
+    model(torch.rand(1, 3, 32, 32))
+    assert not Identity.of(model).differences(new)

@@ -32,5 +32,7 @@ def _find(device: torch.device | str) -> None:
 def check_devices(devices: Sequence[str]) -> None:
     """Raise an error for anything but a list of devices of this machine."""
     check_list("names", devices=devices)
+    if not isinstance(devices, Sequence):  # a generator can be read once only
+        raise TypeError(f"expected devices as a list of names, got {devices!r}: pass list(...)")
     for device in devices:
         check_device(device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.attacks.attack_input import check_share_outside
-from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack, with_unchanged_model
+from adaptive_smoothing.attacks.cascade import Cascade, PlainAttack, is_user_function, with_unchanged_model
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.presets import PRESETS, preset
 from adaptive_smoothing.data.batches import Batch, batches
@@ -187,6 +187,8 @@ def _evaluate_plain(
     """Predict every image, attack those that are classified correctly, predict these again."""
     title, threat = attack_title(attack), threat if threat is not None else own_threat(attack)
     clean, attacked, done, correct, kept = [], [], 0, 0, len(data)
+    if is_user_function(attack):  # a first pass may fill buffers, which is no change by the attack
+        fp32_logits(model, data.take(slice(PROBES)).to(device).floats())
     for batch in with_unchanged_model(batches(data, options.batch_size or BATCH, device=device), attack, model):
         logits = fp32_logits(model, batch.images)
         check_labels(batch.labels, batch.images, logits.shape[1])

@@ -11,7 +11,6 @@ A graph is compared with the model before it is written. A .pt2 file is an outpu
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from adaptive_smoothing.mixing.export_formats import WRITERS, Numbers, Run, requ
 from adaptive_smoothing.models.contract import SLACK, check_eval
 from adaptive_smoothing.models.digest import model_digest
 from adaptive_smoothing.models.features import dry_run
-from adaptive_smoothing.models.inference import full_precision
+from adaptive_smoothing.models.inference import copy_on_cpu, full_precision
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import Classifier, Resize
 from adaptive_smoothing.noise import generator
@@ -88,7 +87,7 @@ def export(
     for package in ("onnxscript", "onnxruntime") if format == "onnx" else ():
         require(package)
     # ONNX has no device. torch.export traces on a GPU for batches of at most 65,535 images only.
-    model = copy.deepcopy(model).cpu() if _device(model).type != "cpu" else model
+    model = copy_on_cpu(model) if _device(model).type != "cpu" else model
     shape, numbers = _input_shape(model) if shape is None else _checked_shape(shape), _numbers(model)
     facts = _facts(model, shape, numbers, name)
     graph = Graph(model)

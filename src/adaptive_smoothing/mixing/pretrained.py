@@ -76,19 +76,20 @@ def _write(
 ) -> None:
     description: dict[str, Any] = {"format": FORMAT}
     # If an error occurs, the folder keeps the mixture that it had.
-    with TemporaryDirectory(dir=folder, prefix=".save-") as partial:
+    with TemporaryDirectory(dir=folder, prefix=".save-") as temporary:
+        partial = Path(temporary)
         for role in ROLES:
-            description[role] = describe_base(role, arguments[role], Path(partial), hold, builders.get(role))
+            description[role] = describe_base(role, arguments[role], partial, hold, builders.get(role))
         exact = hold or any("held" in base_description(description[role]) for role in ROLES)
-        description["alpha"] = _describe_alpha(arguments["alpha"], Path(partial), exact)
+        description["alpha"] = _describe_alpha(arguments["alpha"], partial, exact)
+        description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
+        description["card"] = dict(card)
+        text = mixture_card.markdown(folder.resolve().name, description, partial / WEIGHTS)
+        write_json(partial / FILE, description)
+        write_text((partial / FILE).with_suffix(".md"), text)
         _warn_if_less_is_held(folder, description)
-        for file in Path(partial).iterdir():
+        for file in partial.iterdir():
             file.replace(folder / file.name)
-    description["numbers"] = {name: arguments[name].tolist() for name in NUMBERS}
-    description["card"] = dict(card)
-    text = mixture_card.markdown(folder.resolve().name, description, folder / WEIGHTS)
-    write_json(folder / FILE, description)
-    write_text((folder / FILE).with_suffix(".md"), text)
 
 
 def _warn_if_less_is_held(folder: Path, description: Mapping[str, Any]) -> None:

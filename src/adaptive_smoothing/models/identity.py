@@ -9,7 +9,6 @@ because they change between versions of libraries.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_eval, trusted_images
 from adaptive_smoothing.models.digest import all_tensors, attribute_tensors, dense, describe, extra_states, tensor_bytes
-from adaptive_smoothing.models.inference import full_precision
+from adaptive_smoothing.models.inference import HALF, copy_on_cpu, full_precision
 from adaptive_smoothing.models.resnet import Normalize
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.wrap import Classifier, Resize, check_repeatable, pick_logits
@@ -39,8 +38,6 @@ SHAPES = (
 # Images that are larger by this many pixels are tried as well. They detect code that resizes images itself, which
 # images of the first size cannot.
 LARGER = 8
-# Types that round too coarsely for logits to be compared.
-HALF = (torch.float16, torch.bfloat16)
 # Differences of logits, relative to the largest, that rounding explains: on another device or in another version of
 # torch, and in the same process.
 TOLERANCE, SAME_PROCESS = 1e-4, 1e-5
@@ -79,12 +76,13 @@ class Identity:
         """
         check_eval(model)  # in train mode, a forward pass would change the statistics of batch norms
         shapes = _shapes(model) if shape is None else [shape]
-        tests = (_test(each, shapes, repeat=shape is None) for each in _copies(model))
-        found = next((test for test in tests if test is not None), None) or _Tested(state=_tensor_state(model))
+        tests = (_test(each, shapes, repeat=shape is None, copied=each is not model) for each in _copies(model))
+        found = next((test for test in tests if test is not None), None)
+        found = found or _Tested(_weights_digest(model), state=_tensor_state(model))
         state = {name: digest for name, (_, digest) in sorted(found.state.items())}
         state |= {name: _plain_digest(value) for name, value in extra_states(model).items()}
         layers = tuple(_preprocessing(model))
-        return cls(_weights_digest(model), layers, found.shape, found.logits, state, found.larger)
+        return cls(found.weights, layers, found.shape, found.logits, state, found.larger)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Identity:
@@ -184,6 +182,7 @@ def _text(value: Any) -> str:
 class _Tested:
     """What a forward pass shows: the fields of `Identity`, and the tensors that it leaves alone, with their sha256."""
 
+    weights: str
     shape: tuple[int, ...] | None = None
     logits: tuple[float, ...] = ()
     larger: tuple[float, ...] = ()
@@ -191,49 +190,42 @@ class _Tested:
 
 
 def _copies(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield a copy on a CPU in float32, unless the model is one, and then the model: not all code runs there.
+    """Yield a copy on a CPU, in float32 if the model is in half precision. Then yield the model if it may accept more.
 
-    On a CPU an image of a wrong size is an exception. On a GPU it can end the process.
+    A copy, because a forward pass may change buffers. On a CPU, because an image of a wrong size is an exception there,
+    and can end the process on a GPU. But not every model can be copied, and some code runs on a GPU only.
     """
-    weight = _a_weight(model)
-    half = weight.dtype in HALF
-    if weight.device.type != "cpu" or half:
-        with suppress(Exception):  # a module can hold what cannot be copied
-            yield _exact_copy(model, half)
-    yield model
+    weight, copied = _a_weight(model), None
+    with suppress(Exception):  # a module can hold what cannot be copied
+        copied = copy_on_cpu(model, to_float32=weight.dtype in HALF)
+    if copied is not None:
+        yield copied
+    if copied is None or weight.device.type != "cpu" or weight.dtype in HALF:
+        yield model
 
 
-def _exact_copy(model: nn.Module, half: bool) -> nn.Module:
-    """Return a copy on a CPU, in float32 if the model is in half precision."""
-    memo: dict[int, Any] = {}
-    for tensor in [*all_tensors(model).values(), *attribute_tensors(model).values()]:
-        dtype = torch.float32 if half and tensor.is_floating_point() else tensor.dtype
-        exact = tensor.detach().to("cpu", dtype, copy=True)
-        memo[id(tensor)] = nn.Parameter(exact, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else exact
-    copied = copy.deepcopy(model, memo).to("cpu")  # TorchScript ignores the memo
-    return copied.float() if half else copied
-
-
-def _test(model: nn.Module, shapes: Iterable[tuple[int, ...]], *, repeat: bool) -> _Tested | None:
+def _test(model: nn.Module, shapes: Iterable[tuple[int, ...]], *, repeat: bool, copied: bool) -> _Tested | None:
     """Return what a forward pass shows, for the first shape that the model accepts; None if it accepts none.
 
     Args:
         repeat: raise an error if a second pass gives other logits.
+        copied: whether this is a copy, so that larger images may change its buffers.
     """
     weight = _a_weight(model)
     for shape in shapes:
         before = _tensor_state(model)
         if (logits := _logits(model, shape)) is None:
             continue
-        state = _unchanged(before, _tensor_state(model))
+        # After a pass, which may fill buffers: so a model that was used has the same digest as one that was not.
+        digest, state = _weights_digest(model), _unchanged(before, _tensor_state(model))
         if weight.dtype in HALF:
-            return _Tested(shape, state=state)
+            return _Tested(digest, shape, state=state)
         if repeat:
             check_repeatable(*(torch.tensor(numbers) for numbers in (logits, _logits(model, shape) or ())))
         larger = None
-        if weight.device.type == "cpu" and len(shape) == 3:
+        if copied and len(shape) == 3:
             larger = _logits(model, (shape[0], shape[1] + LARGER, shape[2] + LARGER))
-        return _Tested(shape, logits, larger or (), state)
+        return _Tested(digest, shape, logits, larger or (), state)
     return None
 
 

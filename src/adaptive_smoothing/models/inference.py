@@ -1,7 +1,8 @@
-"""Inference in full precision, with checked images and logits."""
+"""Inference in full precision, with checked images and logits; copies of a model on a CPU."""
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_smoothing.models.contract import check_images, check_logits, check_two_classes
+from adaptive_smoothing.models.digest import all_tensors, attribute_tensors
 from adaptive_smoothing.models.memory import with_smaller_batches
 
 Result = TypeVar("Result")
 
 # The largest number of images in one pass, and of pixel values.
 CHUNK, PIXELS = 512, 2048 * 3 * 32 * 32
+# Types that round too coarsely for logits to be compared.
+HALF = (torch.float16, torch.bfloat16)
 
 
 def full_precision() -> AbstractContextManager[None]:
@@ -83,3 +87,20 @@ class NotFiniteError(ValueError):
 
     def __init__(self) -> None:
         super().__init__("expected a finite gradient of the model, got NaN: look for 0/0, a sqrt at 0 or an overflow")
+
+
+def copy_on_cpu(model: nn.Module, *, to_float32: bool = False) -> nn.Module:
+    """Return a copy of a model on a CPU. It takes no memory of a GPU.
+
+    Args:
+        to_float32: convert tensors in half precision.
+    """
+
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", torch.float32 if to_float32 and tensor.dtype in HALF else tensor.dtype)
+
+    memo: dict[int, Any] = {}
+    for tensor in [*all_tensors(model).values(), *attribute_tensors(model).values()]:
+        found = convert(tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach())
+        memo[id(tensor)] = nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+    return copy.deepcopy(model, memo)._apply(convert)  # TorchScript ignores the memo

@@ -125,7 +125,7 @@ def _start(arguments: tuple[Any, ...], count: int) -> multiprocessing.ProcessCon
     try:
         return multiprocessing.start_processes(_work, arguments, nprocs=count, join=False, start_method="spawn")
     except (PicklingError, AttributeError, TypeError) as error:  # pickle raises all of them
-        expected = "expected a model and an attack that can be sent to a process for each device"
+        expected = "expected a model and settings that can be sent to a process for each device"
         hint = "define functions and classes at the top level of a module, without lambda, or use one device"
         raise TypeError(f"{expected}, got an error ({error}): {hint}") from error
 
