@@ -187,8 +187,8 @@ def _evaluate_plain(
     """Predict every image, attack those that are classified correctly, predict these again."""
     title, threat = attack_title(attack), threat if threat is not None else own_threat(attack)
     clean, attacked, done, correct, kept = [], [], 0, 0, len(data)
-    if is_user_function(attack):  # a first pass may fill buffers, which is no change by the attack
-        fp32_logits(model, data.take(slice(PROBES)).to(device).floats())
+    if is_user_function(attack):
+        _first_logits(model, data)  # a first pass may fill buffers, which is no change by the attack
     for batch in with_unchanged_model(batches(data, options.batch_size or BATCH, device=device), attack, model):
         logits = fp32_logits(model, batch.images)
         check_labels(batch.labels, batch.images, logits.shape[1])

@@ -88,7 +88,7 @@ def _write(
         write_json(partial / FILE, description)
         write_text((partial / FILE).with_suffix(".md"), text)
         _warn_if_less_is_held(folder, description)
-        for file in partial.iterdir():
+        for file in sorted(partial.iterdir(), key=lambda file: file.name == FILE):  # the description last
             file.replace(folder / file.name)
 
 

@@ -57,7 +57,8 @@ class Identity:
             rounds too coarsely, and () if that copy does not run.
         state: a sha256 of each tensor that is neither a parameter nor a buffer, and of each `get_extra_state`. None:
             an older version stored the identity.
-        larger: the logits for images that are larger by `LARGER`; () if the model does not accept them.
+        larger: the logits for images that are larger by `LARGER`; () if the model cannot be copied to a CPU, or does
+            not accept them.
     """
 
     weights: str
@@ -270,7 +271,7 @@ def _logit_differences(found: Identity, expected: Identity, tolerance: float) ->
         classes, tolerance = len(logits) // IMAGES, OLD_TOLERANCE
         logits = tuple(number for position, number in enumerate(logits) if position % classes < OLD_CLASSES)
     apart = _distance(logits, expected.logits)
-    if found.larger and expected.larger:  # a GPU does not compute them, and older versions did not store them
+    if found.larger and expected.larger:  # not for a model that cannot be copied, nor in older files
         apart = max(apart, _distance(found.larger, expected.larger))
     if apart <= tolerance:
         return ""

@@ -96,11 +96,12 @@ def copy_on_cpu(model: nn.Module, *, to_float32: bool = False) -> nn.Module:
         to_float32: convert tensors in half precision.
     """
 
-    def convert(tensor: Tensor) -> Tensor:
-        return tensor.to("cpu", torch.float32 if to_float32 and tensor.dtype in HALF else tensor.dtype)
+    def dtype_of(tensor: Tensor) -> torch.dtype:
+        return torch.float32 if to_float32 and tensor.dtype in HALF else tensor.dtype
 
     memo: dict[int, Any] = {}
     for tensor in [*all_tensors(model).values(), *attribute_tensors(model).values()]:
-        found = convert(tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach())
+        found = tensor.detach().to("cpu", dtype_of(tensor), copy=True)
         memo[id(tensor)] = nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
-    return copy.deepcopy(model, memo)._apply(convert)  # TorchScript ignores the memo
+    # TorchScript ignores the memo, so that its copy is converted here.
+    return copy.deepcopy(model, memo)._apply(lambda tensor: tensor.to("cpu", dtype_of(tensor)))

@@ -7,7 +7,6 @@ with the sha256 of each weights file. A file whose sha256 differs from the manif
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.models.cards import MANIFEST, Card, manifest_card, markdown, read_card, read_manifest
 from adaptive_smoothing.models.contract import freeze
 from adaptive_smoothing.models.identity import Identity
+from adaptive_smoothing.models.inference import copy_on_cpu
 from adaptive_smoothing.models.origin import Origin, loaded_identity, origin, placed
 from adaptive_smoothing.models.third_party import SOURCES
 from adaptive_smoothing.models.weight_files import compact_weights, file_sha256, load_state, read_weights, write_weights
@@ -230,7 +230,7 @@ def _check_rebuilds(model: nn.Module, arch: str, options: Mapping[str, Any]) -> 
     rebuilt = _rebuild(arch, options, compact_weights(model))
     images = torch.rand(4, 3, 32, 32, generator=generator(0, "zoo"))
     with torch.no_grad():
-        expected = freeze(copy.deepcopy(model)).cpu().float()(images)
+        expected = freeze(copy_on_cpu(model)).float()(images)
         found = freeze(rebuilt)(images)
     difference = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-6)
     if not difference < 0.05:
