@@ -83,7 +83,7 @@ def test_lines_do_not_break_inside_a_number_or_an_option(full_page: str) -> None
     text = full_page.replace(NO_BREAK, "_")
     assert "with 91.2_% (89.1_to_93.1) on 800 validation images" in text
     assert '<th scope="row">mixture, α_=_0.753</th>' in text
-    assert "evaluate with <code>--preset</code> adaptive" in text
+    assert "evaluate with <code>--attack</code> adaptive" in text
 
 
 def test_text_of_users_is_escaped(full_page: str) -> None:

@@ -15,7 +15,7 @@ def test_sentences_say_when_mix_is_not_the_strongest(report: Report) -> None:
 
 
 def test_sentences_name_the_stronger_attacks(report: Report) -> None:
-    assert "evaluate with --preset adaptive" in " ".join(sentences(report))
+    assert "evaluate with --attack adaptive" in " ".join(sentences(report))
 
 
 def test_few_images_give_numbers_and_no_ratio(make: Callable[..., Tradeoff], report: Report) -> None:

@@ -91,7 +91,7 @@ def _attacks(run: Tradeoff, alpha: float) -> str:
         f"mixture itself (MIX). {percent(accuracy_at(run, 'worst', alpha).value)} are correct under all three. MIX is "
         f"{'' if strongest else 'not '}the strongest of them. Stronger attacks than PGD give lower numbers, above all "
         "for a mixture, because a confident g hides its gradient. To measure them, run adaptive-smoothing evaluate "
-        "with --preset adaptive."
+        "with --attack adaptive."
     )
 
 
