@@ -9,12 +9,12 @@ from torch import nn
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
+from adaptive_smoothing.mixing.operating_point import correct_interval
 from adaptive_smoothing.tuning.curves import (
     SATURATED,
     CleanAccuracyCurve,
     accuracy_curve,
     at_setting,
-    correct_interval,
     current_setting,
     fixed_alpha_curve,
     shift_curve,

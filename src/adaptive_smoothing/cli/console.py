@@ -65,11 +65,16 @@ def finish(console: Console, page: Path, interrupted: bool) -> None:
     """Print the paths of the files, and exit with 130 if Ctrl-C ended the run."""
     names = sorted(path.name for path in page.parent.iterdir() if path != page)
     console.print(f"\nWritten to {page.parent}: {', '.join(names)}", markup=False)
-    # A path that is broken over two lines cannot be clicked or copied.
-    console.print(f"Open this page in a browser: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
+    show_page(console, page)
     print_run(page.parent)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def show_page(console: Console, page: Path) -> None:
+    """Print the address of a page."""
+    # A path that is broken over two lines cannot be clicked or copied.
+    console.print(f"Open this page in a browser: {page.resolve().as_uri()}", markup=False, soft_wrap=True)
 
 
 def print_run(folder: Path, file: str = RESULT) -> None:

@@ -19,7 +19,15 @@ from adaptive_smoothing.attacks.cascade import Cascade, stage_title
 from adaptive_smoothing.attacks.presets import PRESETS, as_preset, find_preset, user_function
 from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen, show_alarms
+from adaptive_smoothing.cli.console import (
+    RunProgressBar,
+    TimeBar,
+    print_report,
+    print_run,
+    screen,
+    show_alarms,
+    show_page,
+)
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
@@ -28,12 +36,15 @@ from adaptive_smoothing.evaluation.cost import Cost, measure_cost
 from adaptive_smoothing.evaluation.radii import RadiusCurve, check_radii, evaluate_radii, journal_of
 from adaptive_smoothing.evaluation.stored import different_settings, load_curve
 from adaptive_smoothing.mixing.loading import LoadedModel, check_classes
+from adaptive_smoothing.report.page.page import write_page
+from adaptive_smoothing.report.page.runs import read_runs
 from adaptive_smoothing.report.radii import radii_table, write_radii
 from adaptive_smoothing.report.verdicts import sentences, verdict_tables, write_verdict
 from adaptive_smoothing.results import percent, read_json, room_for
 from adaptive_smoothing.runs.folder import (
     FACTS,
     JOURNAL,
+    PAGE,
     environment,
     is_finished,
     resumable_folder,
@@ -177,13 +188,15 @@ class Run:
             facts[BINARIZATION] = _binarization(loaded.model, self.data, cascade, self.devices[0])
         with room_for(folder, RUN_AGAIN):
             if len(curve.radii) == 1:
-                written = write_verdict(folder, curve.verdicts[0], loaded.facts, facts)
+                written = write_verdict(folder, curve.verdicts[0], loaded.facts, facts, self.data)
             else:
-                written = write_radii(folder, curve, loaded.facts, facts)
+                written = write_radii(folder, curve, loaded.facts, facts, self.data)
+            write_page(folder / PAGE, read_runs([folder]))
         for number in reversed(range(len(self.cascades))):
             Journal(journal_of(journal, number)).clear()
         self._show(console, curve, facts)
         console.print(f"Written to {folder}: {', '.join(written)}", markup=False, soft_wrap=True)
+        show_page(console, folder / PAGE)
         print_run(folder)
 
     def show_stored(self, folder: Path) -> None:

@@ -18,8 +18,10 @@ from adaptive_smoothing.attacks.views import SmoothedSurrogate
 from adaptive_smoothing.evaluation import alarms
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.outputs import ATTACKED
+from adaptive_smoothing.evaluation.pictures import pictured_rows
 from adaptive_smoothing.evaluation.shard import Shard
 from adaptive_smoothing.evaluation.verdict import ADVERSARIAL, EASIER, OUTSIDE, ROBUST, Verdict, attack_title
+from adaptive_smoothing.mixing.operating_point import operating_point
 from adaptive_smoothing.models.contract import frozen
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.models.memory import limited_memory, parse_bytes, with_smaller_batches
@@ -46,6 +48,7 @@ class EvaluationOptions:
         alarms: check for signs of masked gradients.
         memory: the most memory to use on a GPU, such as "6G"; default: all of it, if it is needed.
         save_adversarial: how many of the attacked images to return, from the first on; len(data) for all.
+        pictures: how many images to show on the page of the run, drawn at random.
     """
 
     batch_size: int | None = None
@@ -55,6 +58,7 @@ class EvaluationOptions:
     alarms: bool = True
     memory: str | None = None
     save_adversarial: int = 0
+    pictures: int = 200
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -63,8 +67,8 @@ class EvaluationOptions:
         check_size("shard_size", self.shard_size)
         if self.save_adversarial == "all":
             raise TypeError("expected save_adversarial as a whole number, got 'all': pass len(data)")
-        check_whole(save_adversarial=self.save_adversarial)
-        check_at_least(0, save_adversarial=self.save_adversarial)
+        check_whole(save_adversarial=self.save_adversarial, pictures=self.pictures)
+        check_at_least(0, save_adversarial=self.save_adversarial, pictures=self.pictures)
 
 
 DEFAULT_OPTIONS = EvaluationOptions()
@@ -103,7 +107,7 @@ class EvaluationRun(ShardedRun):
         late = self._late_alarms(columns, audited) if self.options.alarms else []
         unstored = (EASIER,) if self.cascade.has_user_function else (EASIER, OUTSIDE)
         found = {name: torch.from_numpy(column) for name, column in columns.items() if name not in unstored}
-        adversarial = found.pop(ADVERSARIAL, None)
+        kept = found.pop(ADVERSARIAL, None)
         return Verdict(
             **{field: found.pop(name) for name, field in Verdict.COLUMNS.items()},
             attack=attack_title(self.cascade),
@@ -112,23 +116,42 @@ class EvaluationRun(ShardedRun):
             audit=audit,
             alarms=(*early, *late) if self.options.alarms else None,
             outputs=found,
-            adversarial=adversarial,
+            adversarial=kept[: self._saved] if kept is not None and self._saved else None,
+            pictured=None if kept is None else kept[np.searchsorted(self._kept, self._pictured)],
         )
 
     @property
     def settings(self) -> dict[str, Any]:
-        saved = {"save adversarial": self._saved} if self._saved else {}
-        return {"attack": describe(self.cascade), "precise": self.options.precise, **saved}
+        kept = {"save adversarial": self._saved} if self._saved else {}
+        if len(self._pictured):
+            kept["pictures"] = len(self._pictured)
+        return {"attack": describe(self.cascade), "precise": self.options.precise, **kept}
 
     @property
     def result_settings(self) -> dict[str, Any]:
-        """The settings in `result.json`: the binding of the journal, and the name of the data."""
-        return {**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]}
+        """The settings in `result.json`: the binding of the journal, the name of the data, the operating point."""
+        named = {**self.binding, "data": self.data.name, "fingerprint": self.binding["data"]}
+        point = operating_point(self.model)
+        return named if point is None else {**named, "operating point": point}
 
     @property
     def _saved(self) -> int:
         """How many attacked images are kept."""
         return min(self.options.save_adversarial, len(self.data))
+
+    @cached_property
+    def _pictured(self) -> np.ndarray:
+        """The positions of the images that become pictures."""
+        return pictured_rows(self.data, self.options.pictures).numpy()
+
+    @cached_property
+    def _kept(self) -> np.ndarray:
+        """The positions of all images whose attacked version is kept, in ascending order."""
+        return np.union1d(np.arange(self._saved), self._pictured)
+
+    def _kept_in(self, rows: np.ndarray) -> Tensor | None:
+        """Return which of these images are kept, as positions among them; None if no image of the run is."""
+        return torch.from_numpy(np.flatnonzero(np.isin(rows, self._kept))) if len(self._kept) else None
 
     @cached_property
     def _engine(self) -> Engine:
@@ -142,7 +165,7 @@ class EvaluationRun(ShardedRun):
         return self.batch(slice(0, PROBE_IMAGES)).images
 
     def shard(self, name: str, rows: slice, progress: ShardProgress) -> Columns:
-        keep = max(self._saved - rows.start, 0) if self._saved else None
+        keep = self._kept_in(np.arange(*rows.indices(len(self.data))))
         shard = Shard(name, self.batch(rows), self._threat(rows), self.cascade.stages, self.journal, keep=keep)
         # A process of its own for another device starts here, and not in `run`.
         with limited_memory(self.options.memory, self.device):
@@ -180,14 +203,15 @@ class EvaluationRun(ShardedRun):
         def report(stage: str, share: float, images: int, left: int) -> None:
             progress(Progress(len(chosen), share * len(chosen), len(chosen), left, f"audit: {stage}"))
 
-        first, keep = len(self.cascade.stages), int((chosen < self._saved).sum()) if self._saved else None
+        first, keep = len(self.cascade.stages), self._kept_in(chosen)
         shard = Shard("audit", self.batch(chosen), self._threat(chosen), self.cascade.audit, self.journal, first, keep)
         found = shard.run(self._engine, report)
         worse = (found["fooled_by"] >= first) | (found["margin"] > columns["margin"][chosen])
         for name in ("fooled_by", "margin", EASIER, *(name for name in columns if name.startswith(f"{ATTACKED}_"))):
             columns[name][chosen[worse]] = found[name][worse]
-        if ADVERSARIAL in columns:
-            columns[ADVERSARIAL][chosen[:keep][worse[:keep]]] = found[ADVERSARIAL][worse[:keep]]
+        if keep is not None:
+            better = worse[keep]
+            columns[ADVERSARIAL][np.searchsorted(self._kept, chosen[keep][better])] = found[ADVERSARIAL][better]
         columns["queries"][chosen] += found["queries"]
         columns[OUTSIDE][chosen] |= found[OUTSIDE]
 

@@ -20,6 +20,7 @@ from adaptive_smoothing.data.datasets import ImageData, check_data
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.cascade_run import DEFAULT_OPTIONS, EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.evaluation.pictures import pictured_rows
 from adaptive_smoothing.evaluation.verdict import Verdict, attack_title
 from adaptive_smoothing.models.digest import describe
 from adaptive_smoothing.results import percent_with_interval
@@ -97,7 +98,7 @@ def evaluate_radii(
     check_data(data)
     check_options(options, EvaluationOptions)
     threats = [norm(radius) for radius in check_radii(radii)]
-    verdict, verdicts = None, []
+    verdict, verdicts, pictured = None, [], pictured_rows(data, options.pictures)
     for number, threat in enumerate(threats):
         cascade = _cascade(attack, threat)
         left = torch.arange(len(data)) if verdict is None else verdict.robust_correct.nonzero().squeeze(1)
@@ -112,9 +113,13 @@ def evaluate_radii(
                 journal=journal_of(journal, number),
                 overwrite=overwrite,
                 progress=_labelled(progress, cascade) if len(threats) > 1 else progress,
-                options=replace(options, save_adversarial=int((left < options.save_adversarial).sum())),
+                options=replace(
+                    options,
+                    save_adversarial=int((left < options.save_adversarial).sum()),
+                    pictures=int(torch.isin(left, pictured).sum()),
+                ),
             )
-        verdict = found if verdict is None else _combined(verdict, found, left, cascade.for_model(model))
+        verdict = found if verdict is None else _combined(verdict, found, left, cascade.for_model(model), pictured)
         assert verdict is not None  # the first radius attacks all images
         verdicts.append(verdict)
     return RadiusCurve(tuple(float(threat.eps) for threat in threats), tuple(verdicts))
@@ -158,13 +163,14 @@ def _labelled(progress: RunProgress, cascade: Cascade) -> RunProgress:
     return report
 
 
-def _combined(before: Verdict, found: Verdict | None, left: Tensor, cascade: Cascade) -> Verdict:
+def _combined(before: Verdict, found: Verdict | None, left: Tensor, cascade: Cascade, pictured: Tensor) -> Verdict:
     """Return the verdict on all images at a larger radius.
 
     Args:
         before: the verdict at the smaller radius.
         found: the verdict on the images that were left; None if none were.
         left: the positions of these images.
+        pictured: the positions of the images that become pictures.
     """
     settings = {**before.settings, "attack": describe(cascade)}
     settings["smaller radii"] = [*before.settings.get("smaller radii", ()), before.settings["attack"]["threat"]]
@@ -180,7 +186,10 @@ def _combined(before: Verdict, found: Verdict | None, left: Tensor, cascade: Cas
     columns: dict[str, Any] = {
         name: fill(getattr(before, name), getattr(found, name)) for name in Verdict.COLUMNS.values()
     }
-    saved = before.adversarial
+    saved, shown = before.adversarial, before.pictured
+    if shown is not None and found.pictured is not None:
+        shown = shown.clone()
+        shown[torch.isin(pictured, left)] = found.pictured
     return replace(
         now,
         **columns | {"queries": fill(before.queries, before.queries[left] + found.queries)},
@@ -190,4 +199,5 @@ def _combined(before: Verdict, found: Verdict | None, left: Tensor, cascade: Cas
         alarms=found.alarms,
         outputs={name: fill(column, found.outputs[name]) for name, column in before.outputs.items()},
         adversarial=saved if saved is None or found.adversarial is None else fill(saved, found.adversarial),
+        pictured=shown,
     )

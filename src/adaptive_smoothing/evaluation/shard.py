@@ -33,7 +33,7 @@ class Shard:
 
     Args:
         first_stage: number of the first stage; the stages of an audit come after those of the cascade.
-        keep: how many of the attacked images to return, from the first on; None for no such column.
+        keep: positions in the shard of the attacked images to return; None for no such column.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Shard:
     stages: tuple[Stage, ...]
     journal: Journal
     first_stage: int = 0
-    keep: int | None = None
+    keep: Tensor | None = None
 
     def run(self, engine: Engine, progress: ShardProgress) -> Columns:
         """Return the columns of the shard, continuing after the last stage in the journal."""
@@ -112,11 +112,11 @@ class Shard:
             OUTSIDE: fill(torch.zeros_like(labels, dtype=torch.bool), state.outside),
             EASIER: is_easier(attacked, logits, labels),
         }
-        clean_bases = attacked_bases = base_outputs(engine.model, self.batch.images)
+        clean_bases = attacked_bases = base_outputs(engine.model, self.batch.images, labels)
         if len(correct):
-            found = base_outputs(engine.model, state.worst)
+            found = base_outputs(engine.model, state.worst, labels[correct])
             attacked_bases = {name: fill(column, found[name]) for name, column in clean_bases.items()}
         columns |= output_columns(logits, clean_bases, CLEAN) | output_columns(attacked, attacked_bases, ATTACKED)
         if self.keep is not None:
-            columns[ADVERSARIAL] = fill(self.batch.images, state.worst)[: self.keep]
+            columns[ADVERSARIAL] = fill(self.batch.images, state.worst)[self.keep.to(labels.device)]
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}

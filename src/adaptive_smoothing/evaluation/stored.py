@@ -16,6 +16,10 @@ from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.results import read_rows, write_rows
 from adaptive_smoothing.runs.folder import ADVERSARIAL_FILE, ROWS, SCHEMA, read_result
 
+# Settings in which a stored run may differ from the same command: what it was made with, what was kept, and what the
+# digest of the model has as well.
+NOT_COMPARED = ("code", "torch", "shard size", "pictures", "operating point")
+
 
 def save_adversarial(folder: str | Path, verdict: Verdict) -> None:
     """Write the attacked images of a verdict, with their positions, labels and predictions.
@@ -73,7 +77,7 @@ def different_settings(stored: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
     Versions and the size of shards do not count: the stored result is still that of the same command.
     """
-    names = [name for name in {**now, **stored} if name not in ("code", "torch", "shard size")]
+    names = [name for name in {**now, **stored} if name not in NOT_COMPARED]
     different = [name for name in names if stored.get(name) != now.get(name)]
     return ["set of images" if name == "fingerprint" else name for name in different]
 

@@ -135,6 +135,7 @@ class Verdict(Evaluation):
         outputs: further columns by name (`docs/files.md`): probabilities, confidences, and the alpha of a mixture.
             Empty for a run that was stored without them.
         adversarial: the worst versions of the first images that were found; None if they were not saved.
+        pictured: the worst versions of the images that become pictures; None for a stored run, which has the pictures.
     """
 
     # The columns of `rows.npz`, and the fields that hold them.
@@ -157,6 +158,7 @@ class Verdict(Evaluation):
     alarms: tuple[Alarm, ...] | None = None
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     adversarial: Tensor | None = None
+    pictured: Tensor | None = None
 
     @property
     def robust_correct(self) -> Tensor:

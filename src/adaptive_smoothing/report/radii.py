@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.radii import RadiusCurve
 from adaptive_smoothing.report.figures import Panel, error_bars, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
@@ -20,11 +21,13 @@ from adaptive_smoothing.runs.folder import FACTS, RADII, RESULT
 from adaptive_smoothing.threat import radius_text
 
 
-def write_radii(folder: Path, curve: RadiusCurve, models: dict[str, Any], facts: dict[str, Any]) -> list[str]:
+def write_radii(
+    folder: Path, curve: RadiusCurve, models: dict[str, Any], facts: dict[str, Any], data: ImageData | None = None
+) -> list[str]:
     """Write the curve, and a folder for the verdict at each radius; return the names of files and folders."""
     result, names = curve.summary(), [f"eps-{radius:.4g}" for radius in curve.radii]
     for row, name, verdict in zip(result["radii"], names, curve.verdicts, strict=True):
-        write_verdict(folder / name, verdict, models, facts)
+        write_verdict(folder / name, verdict, models, facts, data)
         row["folder"] = name
     write_result(folder, "radii", {**result, "models": models}, {}, {RADII: radii_figure(curve)}, facts)
     return [RESULT, FACTS, RADII, *(f"{name}/" for name in names)]

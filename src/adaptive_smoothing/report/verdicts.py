@@ -12,10 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from adaptive_smoothing.attacks.cascade import stage_title
+from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.audit import Audit
 from adaptive_smoothing.evaluation.calibration import BINS, Calibration
 from adaptive_smoothing.evaluation.cost import Cost
 from adaptive_smoothing.evaluation.outputs import CLEAN
+from adaptive_smoothing.evaluation.pictures import Pictures
 from adaptive_smoothing.evaluation.stored import save_adversarial
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.figures import Panel, legend_below, percent_axes, side_by_side
@@ -23,7 +25,7 @@ from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT
 from adaptive_smoothing.report.tables import Table, gap_statistics_table
 from adaptive_smoothing.results import percent, percent_with_interval
-from adaptive_smoothing.runs.folder import ADVERSARIAL_FILE, CALIBRATION, FACTS, RESULT, ROWS, WATERFALL
+from adaptive_smoothing.runs.folder import ADVERSARIAL_FILE, CALIBRATION, FACTS, PICTURES, RESULT, ROWS, WATERFALL
 
 # Bins of the histogram of leads.
 LEAD_BINS = 40
@@ -31,13 +33,21 @@ LEAD_BINS = 40
 FEW_IMAGES = 5
 
 
-def write_verdict(folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """Write the files of the run folder, and return their names."""
+def write_verdict(
+    folder: Path, verdict: Verdict, models: dict[str, Any], facts: dict[str, Any], data: ImageData | None = None
+) -> list[str]:
+    """Write the files of the run folder, and return their names.
+
+    Args:
+        data: the images of the run, for its pictures.
+    """
     figures = {WATERFALL: waterfall_figure(verdict), CALIBRATION: calibration_figure(verdict)}
     save_adversarial(folder, verdict)
+    if pictures := None if data is None else Pictures.of(verdict, data):
+        pictures.save(folder)
     write_result(folder, "evaluation", {**verdict.summary(), "models": models}, verdict.rows(), figures, facts)
     saved = [] if verdict.adversarial is None else [ADVERSARIAL_FILE]
-    return [RESULT, ROWS, *saved, FACTS, *figures]
+    return [RESULT, ROWS, *saved, *[PICTURES] * (pictures is not None), FACTS, *figures]
 
 
 def sentences(verdict: Verdict) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,9 +26,11 @@ RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 FACTS = "facts.json"
 # The attacked images. They are float32 in [0, 1], because rounding to 256 levels would undo some attacks.
 ADVERSARIAL_FILE = "adversarial.npz"
+# Some images and their attacked versions as bytes, and the page that shows them.
+PICTURES, PAGE = "pictures.npz", "page.html"
 WATERFALL, CALIBRATION, RADII, CERTIFIED = "waterfall.png", "calibration.png", "radii.png", "certified.png"
 # Files that only some runs write. Those of a run that is replaced would look like files of the new run.
-OF_SOME_RUNS = (ADVERSARIAL_FILE, WATERFALL, CALIBRATION, RADII, CERTIFIED)
+OF_SOME_RUNS = (ADVERSARIAL_FILE, PICTURES, PAGE, WATERFALL, CALIBRATION, RADII, CERTIFIED)
 # The version of the form of all files of a run folder; docs/files.md describes each version. Older files have none.
 SCHEMA = 1
 # The kinds of runs, with a key that only the results of this kind have: older files do not name their kind.
@@ -106,4 +110,5 @@ def environment(device: torch.device | str) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else name,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }

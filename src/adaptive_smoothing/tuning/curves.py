@@ -19,6 +19,7 @@ from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.operating_point import correct_alphas, correct_interval, mixer_calls, shifts_of
 from adaptive_smoothing.models.contract import check_eval
 from adaptive_smoothing.models.fit import warn_if_unfit
 from adaptive_smoothing.models.inference import fp32_logits
@@ -159,29 +160,6 @@ def shift_curve(
     return _shift_curve(_correct_shifts(mixed, base_outputs, output, labels).cpu().numpy())
 
 
-def correct_alphas(mixed: MixedClassifier, g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each image the interval of alphas at which `mixed` is correct, from the logits of both networks."""
-    g, h = (logits.double() for logits in mixed.transformed(g, h))
-    return correct_interval((mixed.standard_scale * g).softmax(1), (mixed.robust_scale * h).softmax(1), labels)
-
-
-def correct_interval(g: Tensor, h: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each image the open interval of alphas where (1 - alpha) g + alpha h is largest at its label.
-
-    `g` and `h` are probabilities [N, C]. The interval of an image that is correct at alpha = 0 or 1 extends beyond that
-    end. An image that is correct at no alpha has low >= high, or NaN if its probabilities have a NaN.
-    """
-    lead_g, lead_h = (scores.gather(1, labels[:, None]) - scores for scores in (g, h))
-    ahead_g, ahead_h = lead_g > 0, lead_h > 0
-    # The alpha where the label and another class are equal: (1 - alpha) lead_g + alpha lead_h = 0.
-    crossing = lead_g / (lead_g - lead_h)
-    high = torch.where(ahead_g & ~ahead_h, crossing, torch.inf)
-    low = torch.where(~ahead_g & ahead_h, crossing, -torch.inf)
-    low = torch.where(~ahead_g & ~ahead_h, torch.inf, low)
-    label = torch.zeros_like(g, dtype=torch.bool).scatter(1, labels[:, None], True)
-    return low.masked_fill(label, -torch.inf).amax(1), high.masked_fill(label, torch.inf).amin(1)
-
-
 def check_share(target: float, name: str) -> None:
     """Raise an error if a target accuracy is not in (0, 1]."""
     check_number(**{name.replace(" ", "_"): target})
@@ -212,8 +190,7 @@ def _correct_shifts(mixed: MixedClassifier, base_outputs: BaseOutputs, output: M
         raise ValueError(f"expected an alpha_range of some width, got {found}: pass mixed.with_alpha_range(0, 1)")
     alphas = torch.stack(correct_alphas(mixed, base_outputs.g, output.h, labels))
     middle = -mixed.alpha_scale.double() * output.score.double()
-    # No shift reaches an alpha outside of the range: the logit of a clamped alpha is infinite.
-    return torch.cat([torch.logit(((alphas - low) / (high - low)).clamp(0, 1)) + middle, middle[None]])
+    return torch.cat([shifts_of(mixed, alphas, output.score), middle[None]])
 
 
 def _shift_curve(columns: np.ndarray) -> CleanAccuracyCurve:
@@ -224,9 +201,7 @@ def _shift_curve(columns: np.ndarray) -> CleanAccuracyCurve:
 
 def _mixer_pass(mixed: MixedClassifier, images: Tensor) -> tuple[BaseOutputs, MixerOutput]:
     """Return the input and the output of the `Mixer` in one full-precision pass of the mixture."""
-    seen: list[tuple[BaseOutputs, MixerOutput]] = []
-    assert isinstance(mixed.alpha, Mixer)
-    with mixed.alpha.register_forward_hook(lambda mixer, inputs, output: seen.append((inputs[0], output))):
+    with mixer_calls(mixed) as seen:
         fp32_logits(mixed, images)
     return seen[0]
 

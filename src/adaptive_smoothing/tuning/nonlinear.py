@@ -22,12 +22,13 @@ from adaptive_smoothing.attacks.objectives import logit_margin
 from adaptive_smoothing.attacks.presets import margin_attack
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
+from adaptive_smoothing.mixing.operating_point import correct_interval
 from adaptive_smoothing.mixing.transforms import Hardmax, Nonlinear, nonlinear
 from adaptive_smoothing.models.inference import fp32_logits_chunked
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.runs.progress import ignore_progress
 from adaptive_smoothing.threat import Threat
-from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_interval
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve
 from adaptive_smoothing.tuning.tune import Log, robust_accuracy_under
 
 # With a thousand classes one logit can be far above the others, which needs the small scales.

@@ -11,8 +11,9 @@ from torch import Tensor
 from adaptive_smoothing.mixing.base_classifiers import BaseOutputs, Mixer
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
+from adaptive_smoothing.mixing.operating_point import correct_alphas
 from adaptive_smoothing.training.mixing.recipe import OperatingPointSettings
-from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, correct_alphas, shift_curve
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, shift_curve
 
 
 def at_start(mixed: MixedClassifier, mixer: Mixer, settings: OperatingPointSettings) -> MixedClassifier:

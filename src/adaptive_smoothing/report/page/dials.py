@@ -1,0 +1,189 @@
+"""Dials: what the slider of a page moves, and which images are classified correctly at each of its settings.
+
+An image is classified correctly on one interval of settings, so two whole numbers describe it: the first and the last
+setting of the dial at which it is correct. The page counts them; no number of the page is interpolated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
+from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.mixing.operating_point import ALPHA, SHIFT
+from adaptive_smoothing.report.page.runs import PageRun, threat_of
+
+RADIUS = "radius"
+# The method that estimates radii and certifies nothing.
+LOCAL = "local"
+# Settings of a dial, apart from those at which the mixture was attacked.
+STEPS = 400
+
+
+@dataclass(frozen=True)
+class Correct:
+    """The settings at which each image is classified correctly: from `first` to `last`; never if first > last."""
+
+    first: np.ndarray
+    last: np.ndarray
+
+    @classmethod
+    def between(cls, grid: np.ndarray, low: np.ndarray, high: np.ndarray) -> Correct:
+        """Return the settings strictly between `low` and `high`."""
+        low, high = np.nan_to_num(low, nan=np.inf), np.nan_to_num(high, nan=-np.inf)
+        return cls(np.searchsorted(grid, low, "right"), np.searchsorted(grid, high, "left") - 1)
+
+    @classmethod
+    def where(cls, correct: np.ndarray) -> Correct:
+        """Return the settings from a table [setting, image] of what is correct."""
+        last = len(correct) - 1 - correct[::-1].argmax(0)
+        return cls(np.where(correct.any(0), correct.argmax(0), 1), np.where(correct.any(0), last, 0))
+
+    def with_known(self, at: int, correct: np.ndarray) -> Correct:
+        """Return the settings, made to agree with a measurement at one of them.
+
+        Rounding may put an image on the other side of the end of its interval.
+        """
+        inside = (self.first <= at) & (at <= self.last)
+        missing, wrong = correct & ~inside, ~correct & inside
+        empty = missing & (self.first > self.last)
+        first = np.where(missing, np.where(empty, at, np.minimum(self.first, at)), self.first)
+        last = np.where(missing, np.where(empty, at, np.maximum(self.last, at)), self.last)
+        return Correct(first, np.where(wrong, at - 1, last))
+
+    def at(self, setting: int) -> np.ndarray:
+        """Return which images are correct at a setting."""
+        return (self.first <= setting) & (setting <= self.last)
+
+
+@dataclass(frozen=True)
+class Dial:
+    """The settings of a mixture that the slider moves through.
+
+    Args:
+        parameter: alpha, shift or radius.
+        grid: the settings.
+        clean: which images are correct without an attack. Of a certificate: which are certified and correct.
+        attacked: the same for stored attacked versions of the images, by name. They are transferred to all settings.
+        attacked_at: by setting, which images survived every attack that was made there.
+        runs: by setting, the number of the run that was made there.
+    """
+
+    name: str
+    parameter: str
+    grid: np.ndarray
+    clean: Correct
+    attacked: dict[str, Correct] = field(default_factory=dict)
+    attacked_at: dict[int, np.ndarray] = field(default_factory=dict)
+    runs: dict[int, int] = field(default_factory=dict)
+
+    def robust(self, setting: int) -> np.ndarray:
+        """Return which images are correct on their clean version and on all stored attacked ones.
+
+        Where the mixture was attacked, these are the robust ones. Elsewhere their share is an upper bound.
+        """
+        found = self.clean.at(setting)
+        for correct in self.attacked.values():
+            found = found & correct.at(setting)
+        return found & self.attacked_at[setting] if setting in self.attacked_at else found
+
+
+def dials(runs: Sequence[PageRun]) -> list[Dial]:
+    """Return a dial for each mixture on the page. Runs of one mixture at several operating points share a dial."""
+    families: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        if (key := _family(run)) is not None:
+            families.setdefault(key, []).append(number)
+    return [_dial([(number, runs[number]) for number in members]) for members in families.values()]
+
+
+def _family(run: PageRun) -> str | None:
+    """Return what runs of one mixture have in common if the slider can move it, otherwise None."""
+    if isinstance(run.result, Certificates):
+        return None if run.settings["method"] == LOCAL else f"{id(run)}"
+    if isinstance(run.result, Tradeoff):
+        return f"{id(run)}"
+    if not isinstance(run.result, Verdict) or f"{CLEAN}_low" not in run.result.outputs:
+        return None
+    models, settings = dict(run.models), run.settings
+    models.pop("mixture", None), models.pop("source", None)
+    if not isinstance(models.get("alpha"), dict):
+        models.pop("alpha", None)
+    numbers = {name: number for name, number in models.pop("numbers", {}).items() if name != "alpha_shift"}
+    parameter = settings["operating point"]["parameter"]
+    if parameter == ALPHA:
+        numbers.pop("alpha_range", None)
+    return json.dumps([models, numbers, parameter, settings["fingerprint"], threat_of(run)], sort_keys=True)
+
+
+def _dial(members: list[tuple[int, PageRun]]) -> Dial:
+    number, first = members[0]
+    if isinstance(first.result, Tradeoff):
+        return _tradeoff_dial(number, first.name, first.result)
+    if isinstance(first.result, Certificates):
+        return _certified_dial(number, first.name, first.result)
+    return _mixture_dial(members)
+
+
+def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
+    """Return the dial of a mixture that was attacked at one or more operating points."""
+    verdicts = {number: run.result for number, run in members if isinstance(run.result, Verdict)}
+    points = {number: verdict.settings["operating point"] for number, verdict in verdicts.items()}
+    parameter = next(iter(points.values()))["parameter"]
+    grid = _grid(list(verdicts.values()), parameter, [point["value"] for point in points.values()])
+    at = {number: int(np.abs(grid - point["value"]).argmin()) for number, point in points.items()}
+    clean, attacked, attacked_at = None, {}, {}
+    for number, verdict in verdicts.items():
+        outputs = {name: column.numpy() for name, column in verdict.outputs.items()}
+        clean = clean or Correct.between(grid, outputs[f"{CLEAN}_low"], outputs[f"{CLEAN}_high"])
+        clean = clean.with_known(at[number], verdict.clean_correct.numpy())
+        found = Correct.between(grid, outputs[f"{ATTACKED}_low"], outputs[f"{ATTACKED}_high"])
+        attacked[str(number)] = found.with_known(at[number], verdict.robust_correct.numpy())
+        attacked_at[at[number]] = verdict.robust_correct.numpy()
+    assert clean is not None
+    name = members[0][1].name.partition(", α = ")[0] if parameter == ALPHA else members[0][1].name
+    return Dial(name, parameter, grid, clean, attacked, attacked_at, {at[number]: number for number in verdicts})
+
+
+def _grid(verdicts: list[Verdict], parameter: str, values: list[float]) -> np.ndarray:
+    """Return the settings of a dial, among them `values`.
+
+    Alphas have equal distances. Between two shifts about equally many images change sides.
+    """
+    if parameter == ALPHA:
+        return np.unique(np.concatenate([np.linspace(0, 1, STEPS // 2 + 1), values]))
+    names = [f"{version}_{end}" for version in (CLEAN, ATTACKED) for end in ("low", "high")]
+    found = np.concatenate([verdict.outputs[name].numpy() for verdict in verdicts for name in names]).astype(float)
+    found = found[np.isfinite(found)]
+    if not len(found):
+        return np.unique(np.array(values))
+    spread = np.quantile(found, np.linspace(0, 1, STEPS + 1))
+    beyond = 0.05 * max(np.ptp(spread), 1e-3)
+    return np.unique(np.concatenate([[spread[0] - beyond], spread, [spread[-1] + beyond], values]))
+
+
+def _tradeoff_dial(number: int, name: str, run: Tradeoff) -> Dial:
+    """Return the dial of a sweep. The attacks on g and on h are transferred to every alpha."""
+    attacked = {curve: Correct.where(run.rows[curve]) for curve in ("std", "rob")}
+    places = np.searchsorted(run.alphas, run.mix_alphas)
+    attacked_at = {int(at): worst for at, worst in zip(places, run.correct("worst"), strict=True)}
+    clean = Correct.where(run.rows[CLEAN])
+    return Dial(name, ALPHA, run.alphas, clean, attacked, attacked_at, dict.fromkeys(attacked_at, number))
+
+
+def _certified_dial(number: int, name: str, found: Certificates) -> Dial:
+    """Return the dial of the radius: an image is certified up to its own radius, which is exact."""
+    correct, radius = found.correct & found.certified, found.rows["radius"]
+    finite = radius[correct & np.isfinite(radius)]
+    grid = np.linspace(0, float(finite.max(initial=0.0)) * 1.02 or 1.0, STEPS + 1)
+    last = np.where(correct, np.searchsorted(grid, radius, "right") - 1, -1)
+    return Dial(name, RADIUS, grid, Correct(np.zeros_like(last), last), runs={0: number})
+
+
+__all__ = ["ALPHA", "RADIUS", "SHIFT", "Correct", "Dial", "dials"]

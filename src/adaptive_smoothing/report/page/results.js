@@ -1,0 +1,135 @@
+// The charts of evaluations and certifications, and the table of differences between runs.
+
+function runCharts(run) {
+  return [
+    run.waterfall && waterfallChart(run),
+    run.margins && marginChart(run),
+    run.alpha && alphaChart(run),
+    ...(run.calibration ? Object.entries(run.calibration).map(([version, parts]) => calibrationChart(run, version, parts)) : []),
+  ].filter(Boolean);
+}
+
+function named(title) {
+  return (run) => (DATA.runs.length > 1 ? `${title}: ${run.name}` : title);
+}
+
+// One bar for each attack; those that fooled no image are folded.
+function waterfallChart(run) {
+  const title = named("Accuracy after each attack")(run);
+  const place = element("div");
+  const draw = (all) => {
+    const rows = run.waterfall.filter((row, at) => all || at === 0 || row.fooled > 0);
+    const hidden = run.waterfall.length - rows.length;
+    const svg = waterfallSvg(rows, title);
+    const figure = chartFigure(title, svg, [["var(--clean)", "accuracy left"], ["var(--mix)", "images fooled by this attack"]]);
+    const folded = run.waterfall.filter((row, at) => at && !row.fooled).length;
+    if (folded) {
+      const text = all ? "Fold attacks without effect" : `Show ${hidden} attack${hidden === 1 ? "" : "s"} that fooled no further image`;
+      figure.querySelector(".tools").prepend(element("button", { type: "button", class: "fold", onclick: () => draw(!all) }, text));
+    }
+    place.replaceChildren(figure);
+  };
+  draw(false);
+  return place;
+}
+
+function waterfallSvg(rows, title) {
+  const [line, left, width] = [26, 220, 640];
+  const height = rows.length * line + 8;
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+  const scale = (share) => share * (width - left - 120);
+  rows.forEach((row, at) => {
+    const [y, before] = [at * line + 4, at ? rows[at - 1].left : 1];
+    const write = (text, x, attributes) => {
+      const made = shape("text", { x, y: y + 14, ...attributes });
+      made.textContent = text;
+      svg.append(made);
+    };
+    write(row.title.length > 34 ? `${row.title.slice(0, 33)}…` : row.title, left - 8, { "text-anchor": "end" });
+    svg.append(shape("rect", { x: left, y, width: scale(row.left), height: line - 7, fill: "var(--clean)" }));
+    svg.append(shape("rect", { x: left + scale(row.left), y, width: Math.max(0, scale(before - row.left)), height: line - 7, fill: "var(--mix)" }));
+    write(`${percent(row.left, 2)}${row.fooled ? ` (−${whole(row.fooled)})` : ""}`, left + scale(before) + 6, {});
+  });
+  return svg;
+}
+
+function histogram(run, title, bins, first, second, xLabel, note = "") {
+  const total = bins[first.key].map((count, at) => count + (first.stacked ? bins[second.key][at] : 0));
+  const top = Math.max(1, ...total, ...bins[second.key]);
+  const plot = new Plot({ x: [bins.edges[0], bins.edges.at(-1)], y: [0, 1.08 * top], xLabel, yLabel: "images", height: 280, description: title });
+  plot.bars(bins.edges, bins[first.key], first.colour, null, first.stacked ? {} : { "fill-opacity": 0.75 });
+  plot.bars(bins.edges, bins[second.key], second.colour, first.stacked ? bins[first.key] : null, first.stacked ? {} : { "fill-opacity": 0.6 });
+  const count = (key) => whole(bins[key].reduce((sum, each) => sum + each, 0));
+  return chartFigure(title, plot.root, [first, second].map(({ key, colour, text }) => [colour, `${text}: ${count(key)}`]), note);
+}
+
+function marginChart(run) {
+  return histogram(
+    run, named("Lead of the correct class under attack")(run), run.margins,
+    { key: "robust", colour: "var(--clean)", text: "robust", stacked: true }, { key: "fooled", colour: "var(--mix)", text: "fooled" },
+    "lead of the correct class in logits, on the worst version found",
+  );
+}
+
+function alphaChart(run) {
+  const { auroc } = run.alpha;
+  const note = auroc === null ? "" : `A random attacked image has a larger α than a random clean one with probability ${auroc.toFixed(3)} (AUROC; 0.5: no difference).`;
+  return histogram(
+    run, named("α on clean and on attacked images")(run), run.alpha,
+    { key: "clean", colour: "var(--clean)", text: "clean" }, { key: "attacked", colour: "var(--mix)", text: "attacked" }, "α", note,
+  );
+}
+
+function calibrationChart(run, version, parts) {
+  const title = named(`Confidence and accuracy, ${version} images`)(run);
+  const share = (value) => percent(value, 0);
+  const plot = new Plot({ x: [0, 1], y: [0, 1], xLabel: "confidence", yLabel: "accuracy", xText: share, yText: share, height: 320, description: title });
+  plot.line([[0, 0], [1, 1]], "var(--faint)", { "stroke-dasharray": "2 4", "stroke-width": 1.2 });
+  const colours = { mixture: "var(--mix)", model: "var(--mix)", g: "var(--g)", h: "var(--h)" };
+  for (const { name, points: places } of [...parts].reverse()) {
+    const shown = places.filter(([, , images]) => images >= 5);
+    plot.line(shown, colours[name], { "stroke-width": 1.6 });
+    for (const [x, y, images] of shown) plot.point(x, y, colours[name], { size: 4, title: `${whole(images)} images` });
+  }
+  const legend = parts.map(({ name, error }) => [colours[name], `${name}: calibration error ${percent(error)}`]);
+  return chartFigure(title, plot.root, legend);
+}
+
+function certifiedChart(runs) {
+  const norms = [...new Set(runs.map((run) => run.norm))];
+  const end = Math.max(...runs.map((run) => run.certified.at(-1)[0]), 0.01);
+  const top = Math.max(...runs.map((run) => run.certified[0][1]));
+  const plot = new Plot({
+    x: [0, 1.03 * end], y: [0, Math.min(1, 1.1 * top || 1)], xLabel: `${norms.join(" or ")} radius`, yLabel: "certified accuracy", yText: (share) => percent(share, 0),
+    height: 360, description: "Certified accuracy as a function of the radius",
+  });
+  const legend = runs.map((run, at) => {
+    plot.steps(run.certified, COLOURS[at % COLOURS.length], at < COLOURS.length ? {} : { "stroke-dasharray": "6 3" });
+    return [COLOURS[at % COLOURS.length], run.name, at >= COLOURS.length];
+  });
+  return chartFigure("Certified accuracy", plot.root, legend, "Each curve is exact: an image counts up to its own certified radius.");
+}
+
+// Paired differences of every evaluation from the first one.
+function differenceTable(rows) {
+  const cell = ([change, half]) => `${points(change, 2)} ± ${(100 * half).toFixed(2)}`;
+  const head = ["compared with " + rows[0].from, "clean, points", "robust, points", "images"];
+  const body = rows.map((row) => [row.name, cell(row.clean), cell(row.robust), whole(row.images)]);
+  const cells = (tag, scope) => (text, at) => element(at ? tag : "th", { scope: at ? scope : scope || "row" }, text);
+  return element(
+    "figure",
+    { class: "table" },
+    element("figcaption", {}, "Differences on the same images"),
+    element(
+      "div",
+      { class: "wide", tabindex: 0, role: "region", "aria-label": "Differences on the same images" },
+      element(
+        "table",
+        {},
+        element("thead", {}, element("tr", {}, ...head.map(cells("th", "col")))),
+        element("tbody", {}, ...body.map((row) => element("tr", {}, ...row.map(cells("td", null))))),
+      ),
+    ),
+    element("p", { class: "note" }, "Mean difference of paired images, with half the width of its 95 % interval."),
+  );
+}

@@ -1,0 +1,133 @@
+"""The runs on a page, read from their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.evaluation.comparison import Comparison
+from adaptive_smoothing.evaluation.pictures import Pictures
+from adaptive_smoothing.evaluation.tradeoff import Tradeoff
+from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.report.load import load_run
+from adaptive_smoothing.results import read_json
+from adaptive_smoothing.runs.folder import FACTS, JOURNAL, RESULT, read_result
+from adaptive_smoothing.threat import parse_number, radius_text
+
+# Folders deeper than this are not searched for runs.
+DEPTH = 3
+# Folders inside a run folder that are no runs to show: finished shards, and validation images.
+NO_RUNS = (JOURNAL, "val")
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """One run on a page.
+
+    Args:
+        name: what the run is called in tables and charts.
+        models: the facts about its models in result.json.
+        facts: what differs between equal runs: the date, seconds, versions, the machine, the command.
+    """
+
+    name: str
+    result: Verdict | Certificates | Tradeoff | Comparison
+    models: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    pictures: Pictures | None = None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.result.facts if isinstance(self.result, Comparison) else self.result.settings
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[PageRun]:
+    """Return the runs in these folders and in the folders inside them, each with a name of its own."""
+    found = [run for folder in folders for run in _read(Path(folder))]
+    return with_different_names(found)
+
+
+def with_different_names(runs: Sequence[PageRun]) -> list[PageRun]:
+    """Return the runs with a number after each name that several of them have."""
+    names = [run.name for run in runs]
+    repeated = {name for name in names if names.count(name) > 1}
+    return [
+        replace(run, name=f"{run.name} ({names[:at].count(run.name) + 1})") if run.name in repeated else run
+        for at, run in enumerate(runs)
+    ]
+
+
+def _read(folder: Path) -> list[PageRun]:
+    if not folder.is_dir():
+        hint = "name a folder that evaluate, certify, sweep or demo has written"
+        raise FileNotFoundError(f"expected a run folder, found no folder {folder}: {hint}")
+    if not (found := [run for each in _with_results(folder) for run in _read_one(each)]):
+        hint = "evaluate, certify, sweep and demo write one at their end; repeat an interrupted command to finish it"
+        raise FileNotFoundError(f"expected a run with {RESULT} in {folder} or in a folder inside it, got none: {hint}")
+    return found
+
+
+def _with_results(folder: Path, depth: int = 0) -> Iterator[Path]:
+    """Yield the folder if it holds a run, otherwise the folders inside it that do."""
+    if (folder / RESULT).is_file():
+        yield folder
+    elif depth < DEPTH:
+        for inside in sorted(folder.iterdir()):
+            if inside.is_dir() and inside.name not in NO_RUNS:
+                yield from _with_results(inside, depth + 1)
+
+
+def _read_one(folder: Path) -> list[PageRun]:
+    """Return the run in a folder; of an evaluation at several radii one run for each radius."""
+    if "mixtures" in (found := read_json(folder / RESULT)):
+        return [PageRun(folder.name, comparison := Comparison.read(folder), facts=comparison.facts)]
+    found = read_result(folder)
+    if found["kind"] == "radii":
+        return [run for row in found["radii"] for run in _read_one(folder / row["folder"])]
+    facts = read_json(folder / FACTS) if (folder / FACTS).is_file() else found.get("facts", {})
+    models, result = found.get("models") or facts.get("models", {}), load_run(folder)
+    assert isinstance(result, Verdict | Certificates | Tradeoff)  # `radii` was left above
+    return [PageRun(run_name(models, result), result, models, facts, Pictures.load(folder))]
+
+
+def run_name(models: Mapping[str, Any], result: object) -> str:
+    """Return a name for a run from the facts about its models, with its operating point or radius."""
+    if isinstance(result, Tradeoff):
+        return f"{_name(models, 'g')} + {_name(models, 'h')}, all α"
+    if "mixture" in models:
+        name = str(models["mixture"])
+    elif "g" in models and "h" in models:
+        name = f"{_name(models, 'g')} + {_name(models, 'h')}"
+    else:
+        name = _name(models, "model")
+    if isinstance(result, Certificates):
+        return f"{name}, {_certified_with(result)}"
+    if isinstance(models.get("alpha"), int | float):
+        name += f", α = {models['alpha']:.3g}"
+    return name
+
+
+def _certified_with(found: Certificates) -> str:
+    settings = found.settings
+    alpha = "" if settings["alpha"] == 1 else f"α ≥ {settings['alpha']:.3g}, "
+    return f"{alpha}σ = {settings['sigma']:g}" if settings["method"] == "smoothing" else f"{alpha}{settings['method']}"
+
+
+def _name(models: Mapping[str, Any], role: str) -> str:
+    return str(dict(models.get(role) or {}).get("name", role))
+
+
+def threat_of(run: PageRun) -> str:
+    """Return the threat of a run in words, such as `Linf 8/255`; empty if it has none."""
+    settings = run.settings
+    if isinstance(run.result, Tradeoff):
+        return f"{settings['norm']} {radius_text(settings['norm'], settings['eps'])}"
+    attack = settings.get("attack")
+    norm, _, eps = (attack.get("threat", "") if isinstance(attack, dict) else "").partition(":")
+    try:
+        return f"{norm} {radius_text(norm, parse_number(eps))}" if norm else ""
+    except ValueError:  # one radius for each image
+        return norm
