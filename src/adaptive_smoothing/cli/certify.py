@@ -17,7 +17,7 @@ from adaptive_smoothing.certification.lipschitz import LipschitzLogits
 from adaptive_smoothing.certification.options import METHODS, CertifyOptions, SmoothingOptions, make_options
 from adaptive_smoothing.certification.target import CertificationTarget
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen, show_page
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.mixing.classifier import MixedClassifier
@@ -27,9 +27,11 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.report import certified as report
+from adaptive_smoothing.report.page.page import write_page
+from adaptive_smoothing.report.page.runs import read_runs
 from adaptive_smoothing.report.tables import rich_table
 from adaptive_smoothing.results import room_for
-from adaptive_smoothing.runs.folder import JOURNAL, environment, resumable_folder
+from adaptive_smoothing.runs.folder import JOURNAL, PAGE, environment, resumable_folder
 from adaptive_smoothing.runs.journal import RUN_AGAIN, Journal
 from adaptive_smoothing.settings.checks import check_choice
 from adaptive_smoothing.settings.tables import changed
@@ -236,7 +238,7 @@ class Run:
             )
         facts = {"seconds": round(time.perf_counter() - start, 1), **environment(self.devices[0])}
         with room_for(folder, RUN_AGAIN):
-            report.write_certificates(folder, found, loaded.facts, facts)
+            report.write_certificates(folder, found, loaded.facts, facts, data)
         return found
 
     def certify_one(self, loaded: PreparedModel, data: ImageData, folder: Path) -> None:
@@ -246,7 +248,11 @@ class Run:
         tables = [] if loaded.method == "local" else [report.certified_table(found)]
         print_report(self.console, report.certified_sentences(found), tables)
         self.console.print(f"\nWritten to {folder}: {', '.join(report.WRITTEN)}", markup=False)
+        self._write_page(folder)
         print_run(folder)
+
+    def _write_page(self, folder: Path) -> None:
+        show_page(self.console, write_page(folder / PAGE, read_runs([folder])))
 
     def certify_frontier(
         self, models: list[PreparedModel], val: ImageData, test: ImageData, folder: Path, wanted: float
@@ -274,4 +280,5 @@ class Run:
         self.console.print(rich_table(report.certified_frontier_table(frontier)))
         written = f"{', '.join(report.FRONTIER_WRITTEN)}, a folder for each H"
         self.console.print(f"\nWritten to {folder}: {written}", markup=False)
+        self._write_page(folder)
         print_run(folder, report.FRONTIER)

@@ -35,7 +35,7 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.report.tradeoff.report import Choice, Report
-from adaptive_smoothing.report.tradeoff.run_folder import write_run
+from adaptive_smoothing.report.tradeoff_run import write_run
 from adaptive_smoothing.runs.folder import environment, has_result, make_folder
 from adaptive_smoothing.runs.progress import RunProgress
 from adaptive_smoothing.threat import Linf

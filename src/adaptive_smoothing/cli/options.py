@@ -34,6 +34,7 @@ ThreatText = Annotated[str, typer.Option("--threat", help="Norm and radius of th
 CleanAccuracy = Annotated[
     float | None, typer.Option("--clean-accuracy", help="Choose alpha for this clean accuracy: 0.9, or 90.")
 ]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 Standard = Annotated[str, typer.Argument(metavar="G", help="The accurate model: a name from `models`, or a path.")]
 Robust = Annotated[str, typer.Argument(metavar="H", help="The robust model.")]
 

@@ -18,7 +18,7 @@ from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS
 from adaptive_smoothing.mixing.loading import check_classes, facts_of
 from adaptive_smoothing.models.zoo import short_name
 from adaptive_smoothing.report.tradeoff.report import Report
-from adaptive_smoothing.report.tradeoff.run_folder import write_run
+from adaptive_smoothing.report.tradeoff_run import write_run
 from adaptive_smoothing.runs.folder import environment, make_folder
 from adaptive_smoothing.runs.sharded import check_size
 from adaptive_smoothing.settings.tables import changed

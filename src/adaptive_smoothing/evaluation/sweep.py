@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.data.batches import Batch, batches
 from adaptive_smoothing.data.datasets import ImageData, check_data, device_of
 from adaptive_smoothing.evaluation.gaps import confidence_gap
+from adaptive_smoothing.evaluation.pictures import Pictures, pictured_rows
 from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.formula import mix_log_probabilities
@@ -31,6 +33,13 @@ from adaptive_smoothing.settings.checks import check_numbers
 Pair = tuple[nn.Module, nn.Module]
 
 
+class KeptImages(NamedTuple):
+    """Images of a batch that become pictures, and the probabilities of g and h on them, each by name."""
+
+    versions: dict[str, Tensor]
+    probabilities: dict[str, Tensor]
+
+
 @memory_given_back()
 def tradeoff(
     standard: nn.Module,
@@ -41,6 +50,7 @@ def tradeoff(
     alphas: Sequence[float] = ALPHAS,
     mix_alphas: Sequence[float] = MIX_ALPHAS,
     batch_size: int = 1000,
+    pictures: int = 100,
     progress: CountCallback = ignore_progress,
     keep_on_interrupt: bool = False,
 ) -> Tradeoff:
@@ -49,6 +59,7 @@ def tradeoff(
     Args:
         alphas: the grid of the clean, STD and ROB curves; `mix_alphas` are added to it.
         mix_alphas: where the mixture is attacked end to end.
+        pictures: how many images to keep for a page, drawn at random.
         progress: called with 1 after each attack on a batch; `attack_count` returns their number.
         keep_on_interrupt: after Ctrl-C, return the trade-off of the batches that are finished, if there are any.
     """
@@ -64,15 +75,22 @@ def tradeoff(
     settings = {"data": data.name, "fingerprint": data.fingerprint(), "norm": threat.norm, "eps": threat.eps}
     settings |= {name: getattr(attack, name) for name in ("steps", "random_start", "step_size")}
     finished: list[dict[str, np.ndarray]] = []
+    kept: list[KeptImages] = []
+    pictured = pictured_rows(data, pictures)
     try:
         for batch in batches(data, batch_size, device=device_of(robust, data)):
-            measured = _measure((standard, robust), batch, attack, alphas, mix_alphas, progress)
+            first = sum(len(part["label"]) for part in finished)
+            keep = pictured[(pictured >= first) & (pictured < first + len(batch.labels))] - first
+            measured, images = _measure((standard, robust), batch, attack, alphas, mix_alphas, keep, progress)
             finished.append({name: column.cpu().numpy() for name, column in measured.items()})
+            kept.append(images)
     except KeyboardInterrupt:
         if not keep_on_interrupt or not finished:
             raise
     rows = {name: np.concatenate([part[name] for part in finished], axis=-1) for name in finished[0]}
-    return Tradeoff(np.asarray(alphas, float), np.asarray(mix_alphas, float), rows, settings)
+    shown = pictured[pictured < len(rows["label"])]
+    found = _pictures(shown, kept, data.classes) if len(shown) else None
+    return Tradeoff(np.asarray(alphas, float), np.asarray(mix_alphas, float), rows, settings, found)
 
 
 def attack_count(images: int, batch_size: int, mix_alphas: Sequence[float]) -> int:
@@ -81,16 +99,26 @@ def attack_count(images: int, batch_size: int, mix_alphas: Sequence[float]) -> i
 
 
 def _measure(
-    pair: Pair, batch: Batch, attack: PGD, alphas: Sequence[float], mix_alphas: Sequence[float], progress: CountCallback
-) -> dict[str, Tensor]:
-    """Return the columns of a `Tradeoff` for one batch."""
+    pair: Pair,
+    batch: Batch,
+    attack: PGD,
+    alphas: Sequence[float],
+    mix_alphas: Sequence[float],
+    keep: Tensor,
+    progress: CountCallback,
+) -> tuple[dict[str, Tensor], KeptImages]:
+    """Return the columns of a `Tradeoff` for one batch, and the images at the positions `keep`."""
     images, labels = batch.images, batch.labels
     columns, versions = {"index": batch.index, "label": labels}, {"clean": images}
     for name, model in zip(("std", "rob"), pair, strict=True):
         versions[name] = attack(model, images, labels)
         progress(1)
+    kept = KeptImages({name: version[keep.to(labels.device)].cpu() for name, version in versions.items()}, {})
     for name, version in versions.items():
-        columns |= _transferred(name, pair, version, labels, alphas)
+        g, h = (fp32_logits(model, version).log_softmax(1) for model in pair)
+        columns |= _transferred(name, g, h, labels, alphas)
+        for letter, shares in (("g", g), ("h", h)):
+            kept.probabilities[f"{name}_{letter}"] = shares.exp()[keep.to(labels.device)].cpu()
     # At alpha 0 and 1 the mixture is g or h, which have been attacked end to end already.
     known = {0: columns["clean_g"] & columns["std_g"], 1: columns["clean_h"] & columns["rob_h"]}
     mix = []
@@ -101,16 +129,27 @@ def _measure(
             mix.append(_robust(MixedClassifier(*pair, alpha), images, labels, attack))
             progress(1)
     columns["mix"] = torch.stack(mix) if mix else labels.new_empty((0, len(labels)), dtype=torch.bool)
-    return columns
+    return columns, kept
 
 
-def _transferred(name: str, pair: Pair, images: Tensor, labels: Tensor, alphas: Sequence[float]) -> dict[str, Tensor]:
+def _pictures(rows: Tensor, kept: list[KeptImages], classes: tuple[str, ...]) -> Pictures:
+    """Return the pictures at some positions, from the images that were kept of each batch."""
+
+    def joined(tables: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+
+    found = Pictures.made(rows, joined([part.versions for part in kept]), classes)
+    shares = joined([part.probabilities for part in kept])
+    return replace(found, probabilities={name: each.numpy() for name, each in shares.items()})
+
+
+def _transferred(name: str, g: Tensor, h: Tensor, labels: Tensor, alphas: Sequence[float]) -> dict[str, Tensor]:
     """Return which images g, h and the mixture at every alpha classify correctly, and the confidence gaps of g and h.
 
     Args:
         name: beginning of the names of the columns: clean, std or rob.
+        g, h: logarithms of the probabilities.
     """
-    g, h = (fp32_logits(model, images).log_softmax(1) for model in pair)
     columns = {name: torch.stack([mix_log_probabilities(g, h, alpha).argmax(1) == labels for alpha in alphas])}
     for letter, log_probabilities in (("g", g), ("h", h)):
         columns[f"{name}_{letter}"] = log_probabilities.argmax(1) == labels

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_smoothing.evaluation.gaps import GapStatistics, gap_statistics
+from adaptive_smoothing.evaluation.pictures import Pictures
 from adaptive_smoothing.results import intervals, read_rows, write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS, read_result, with_schema
 
@@ -31,12 +32,16 @@ class Tradeoff:
     - mix [alpha of `mix_alphas`, image]: whether it is correct both before and after the end-to-end attack
     - clean_g, clean_h, std_g, std_h, rob_g, rob_h: whether g or h is correct on the same images
     - clean_g_gap, ...: the confidence gap of g or h on the same images
+
+    Args:
+        pictures: some of the images, for a page; None for a stored run.
     """
 
     alphas: np.ndarray
     mix_alphas: np.ndarray
     rows: dict[str, np.ndarray]
     settings: dict[str, Any]
+    pictures: Pictures | None = None
 
     def __repr__(self) -> str:
         return f"Tradeoff: {self.images:,} images, {len(self.alphas)} alphas, {len(self.mix_alphas)} of them attacked"
@@ -88,6 +93,8 @@ def save_tradeoff(folder: str | Path, tradeoff: Tradeoff, facts: dict[str, Any])
     for name, column in tradeoff.rows.items():
         columns |= _compact(name, column)
     write_rows(Path(folder) / ROWS, columns)
+    if tradeoff.pictures is not None:
+        tradeoff.pictures.save(folder)
     # Written last, so that a folder with a result always has its rows.
     write_json(Path(folder) / RESULT, with_schema("tradeoff", {**tradeoff.summary(), "facts": facts}))
 

@@ -13,20 +13,37 @@ from matplotlib.ticker import PercentFormatter
 
 from adaptive_smoothing.certification.certificates import Certificates, Frontier
 from adaptive_smoothing.certification.smoothing import reachable_radius
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.evaluation.outputs import CLEAN
+from adaptive_smoothing.evaluation.pictures import Pictures, pictured_rows
 from adaptive_smoothing.report.figures import Panel, png, side_by_side
 from adaptive_smoothing.report.run_folder import write_result
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import percent, read_rows, write_bytes, write_json
-from adaptive_smoothing.runs.folder import CERTIFIED, FACTS, RESULT, ROWS, read_result, with_schema
+from adaptive_smoothing.runs.folder import CERTIFIED, FACTS, PAGE, PICTURES, RESULT, ROWS, read_result, with_schema
 
-WRITTEN = (RESULT, ROWS, FACTS, CERTIFIED)
+WRITTEN = (RESULT, ROWS, PICTURES, FACTS, CERTIFIED, PAGE)
+# Images on the page of a certification.
+SHOWN = 100
 FRONTIER, FRONTIER_FIGURE = "frontier.json", "frontier.png"
-FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE)
+FRONTIER_WRITTEN = (FRONTIER, FRONTIER_FIGURE, PAGE)
 
 
-def write_certificates(folder: Path, certificates: Certificates, models: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write the files of the run folder."""
+def write_certificates(
+    folder: Path,
+    certificates: Certificates,
+    models: dict[str, Any],
+    facts: dict[str, Any],
+    data: ImageData | None = None,
+) -> None:
+    """Write the files of the run folder.
+
+    Args:
+        data: the images of the run, for its pictures.
+    """
+    if data is not None and len(rows := pictured_rows(data, SHOWN)):
+        Pictures.made(rows, {CLEAN: data.take(rows).floats().cpu()}, data.classes).save(folder)
     result, figure = {**certificates.summary(), "models": models}, side_by_side([certified_panel(certificates)])
     write_result(folder, "certification", result, certificates.rows, {CERTIFIED: figure}, facts)
 

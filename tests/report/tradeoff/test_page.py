@@ -7,7 +7,7 @@ import pytest
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
 from adaptive_smoothing.report.tradeoff.page import NO_BREAK
 from adaptive_smoothing.report.tradeoff.report import Report
-from adaptive_smoothing.report.tradeoff.run_folder import write_run
+from adaptive_smoothing.report.tradeoff_run import write_run
 
 VOID = {"meta", "img", "source", "link", "br"}
 

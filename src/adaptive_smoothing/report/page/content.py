@@ -143,9 +143,8 @@ def _certified_curve(found: Certificates) -> list[list[float]]:
 
 
 def _dial(dial: Dial) -> dict[str, Any]:
-    """Return a dial for slider.js. What holds where the mixture was attacked is stored as bits of images."""
-    settings = range(len(dial.grid))
-    robust = [] if dial.parameter == RADIUS else [int(dial.robust(at).sum()) for at in settings]
+    """Return a dial for dial.js."""
+    bounds = [] if dial.parameter == RADIUS else [int(dial.transferred(at).sum()) for at in range(len(dial.grid))]
     return {
         "name": dial.name,
         "parameter": dial.parameter,
@@ -153,8 +152,9 @@ def _dial(dial: Dial) -> dict[str, Any]:
         "images": len(dial.clean.first),
         "clean": _correct(dial.clean),
         "attacked": [{"key": key, **_correct(each)} for key, each in dial.attacked.items()],
-        "attackedAt": {str(at): array(correct) for at, correct in sorted(dial.attacked_at.items())},
-        "robust": robust,
+        "bounds": bounds,
+        "robust": {str(at): int(dial.robust(at).sum()) for at in sorted(dial.attacked_at)},
+        "start": dial.start,
         "runs": {str(at): run for at, run in sorted(dial.runs.items())},
     }
 

@@ -29,10 +29,8 @@ class Dial {
     Object.assign(this, raw);
     this.clean = new Correct(raw.clean);
     this.attacked = raw.attacked.map((each) => new Correct(each));
-    this.attackedAt = Object.fromEntries(Object.entries(raw.attackedAt).map(([at, bits]) => [at, readArray(bits)]));
     this.cleanCounts = this.counts(this.clean);
     this.attackedSettings = Object.keys(raw.runs).map(Number);
-    this.start = this.attackedSettings.length ? this.startingPoint() : 0;
     this.setting = this.start;
   }
 
@@ -48,21 +46,13 @@ class Dial {
     return Array.from(changes.subarray(0, this.grid.length), (change) => (sum += change));
   }
 
-  // The attacked setting whose clean and robust accuracy have the largest sum.
-  startingPoint() {
-    if (this.parameter === "radius") return 0;
-    const value = (at) => this.cleanCounts[at] + this.robust[at];
-    return this.attackedSettings.reduce((best, at) => (value(at) > value(best) ? at : best));
-  }
-
   wasAttacked(setting) {
-    return String(setting) in this.attackedAt;
+    return String(setting) in this.robust;
   }
 
-  isRobust(setting, image) {
-    if (!this.clean.at(setting, image)) return false;
-    if (this.wasAttacked(setting) && !this.attackedAt[setting][image]) return false;
-    return this.attacked.every((each) => each.at(setting, image));
+  // How many images are robust where the mixture was attacked; elsewhere how many survive the stored attacks.
+  robustCount(setting) {
+    return this.wasAttacked(setting) ? this.robust[setting] : this.bounds[setting];
   }
 
   share(count) {

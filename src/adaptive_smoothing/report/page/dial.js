@@ -107,7 +107,7 @@ class DialSection {
       this.note.textContent = "Certified: the prediction is correct and cannot change within this radius.";
       return;
     }
-    const robust = dial.robust[dial.setting];
+    const robust = dial.robustCount(dial.setting);
     const attacked = dial.wasAttacked(dial.setting);
     const { gained, lost } = this.changes();
     this.numbers.replaceChildren(
@@ -165,7 +165,8 @@ class DialSection {
   // Robust against clean accuracy: the curve of the dial, the settings that were attacked, and all other points.
   drawTradeoff() {
     const { dial } = this;
-    this.where = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.robust[at])]);
+    this.where = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.robustCount(at))]);
+    const bound = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.bounds[at])]);
     const attacked = dial.attackedSettings.map((at) => this.where[at]);
     const own = new Set(Object.values(dial.runs).map((run) => DATA.runs[run].name));
     const others = DATA.points.filter((point) => !own.has(point.name));
@@ -180,10 +181,10 @@ class DialSection {
     });
     const { plot } = this;
     this.clip();
-    plot.line(this.where, "var(--mix)", { "stroke-dasharray": "5 4", "stroke-width": 1.6, "clip-path": "url(#plot-area)" });
+    plot.line(bound, "var(--mix)", { "stroke-dasharray": "5 4", "stroke-width": 1.6, "clip-path": "url(#plot-area)" });
     if (attacked.length > 1) plot.line([...attacked].sort((a, b) => a[0] - b[0]), "var(--mix)", { "clip-path": "url(#plot-area)" });
     const groups = [...new Set(near.map((point) => point.group))];
-    const legend = [["var(--mix)", `${dial.name}: attacked settings`], ["var(--mix)", "upper bound between them", true]];
+    const legend = [["var(--mix)", `${dial.name}: attacked settings`], ["var(--mix)", "upper bound: transfer of stored attacks", true]];
     for (const [at, group] of groups.entries()) {
       const [colour, kind] = [COLOURS[1 + (at % (COLOURS.length - 1))], SHAPES[(1 + at) % SHAPES.length]];
       const members = near.filter((point) => point.group === group).sort((a, b) => a.clean.value - b.clean.value);

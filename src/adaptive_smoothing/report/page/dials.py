@@ -73,6 +73,7 @@ class Dial:
         attacked: the same for stored attacked versions of the images, by name. They are transferred to all settings.
         attacked_at: by setting, which images survived every attack that was made there.
         runs: by setting, the number of the run that was made there.
+        start: the setting that the page shows first.
     """
 
     name: str
@@ -82,16 +83,21 @@ class Dial:
     attacked: dict[str, Correct] = field(default_factory=dict)
     attacked_at: dict[int, np.ndarray] = field(default_factory=dict)
     runs: dict[int, int] = field(default_factory=dict)
+    start: int = 0
 
-    def robust(self, setting: int) -> np.ndarray:
+    def transferred(self, setting: int) -> np.ndarray:
         """Return which images are correct on their clean version and on all stored attacked ones.
 
-        Where the mixture was attacked, these are the robust ones. Elsewhere their share is an upper bound.
+        Their share is an upper bound of the robust accuracy.
         """
         found = self.clean.at(setting)
         for correct in self.attacked.values():
             found = found & correct.at(setting)
-        return found & self.attacked_at[setting] if setting in self.attacked_at else found
+        return found
+
+    def robust(self, setting: int) -> np.ndarray:
+        """Return which images are robust at a setting at which the mixture was attacked."""
+        return self.transferred(setting) & self.attacked_at[setting]
 
 
 def dials(runs: Sequence[PageRun]) -> list[Dial]:
@@ -125,7 +131,7 @@ def _family(run: PageRun) -> str | None:
 def _dial(members: list[tuple[int, PageRun]]) -> Dial:
     number, first = members[0]
     if isinstance(first.result, Tradeoff):
-        return _tradeoff_dial(number, first.name, first.result)
+        return _tradeoff_dial(number, first, first.result)
     if isinstance(first.result, Certificates):
         return _certified_dial(number, first.name, first.result)
     return _mixture_dial(members)
@@ -148,7 +154,8 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
         attacked_at[at[number]] = verdict.robust_correct.numpy()
     assert clean is not None
     name = members[0][1].name.partition(", α = ")[0] if parameter == ALPHA else members[0][1].name
-    return Dial(name, parameter, grid, clean, attacked, attacked_at, {at[number]: number for number in verdicts})
+    runs = {at[number]: number for number in verdicts}
+    return Dial(name, parameter, grid, clean, attacked, attacked_at, runs, start=at[members[0][0]])
 
 
 def _grid(verdicts: list[Verdict], parameter: str, values: list[float]) -> np.ndarray:
@@ -168,13 +175,15 @@ def _grid(verdicts: list[Verdict], parameter: str, values: list[float]) -> np.nd
     return np.unique(np.concatenate([[spread[0] - beyond], spread, [spread[-1] + beyond], values]))
 
 
-def _tradeoff_dial(number: int, name: str, run: Tradeoff) -> Dial:
+def _tradeoff_dial(number: int, run: PageRun, found: Tradeoff) -> Dial:
     """Return the dial of a sweep. The attacks on g and on h are transferred to every alpha."""
-    attacked = {curve: Correct.where(run.rows[curve]) for curve in ("std", "rob")}
-    places = np.searchsorted(run.alphas, run.mix_alphas)
-    attacked_at = {int(at): worst for at, worst in zip(places, run.correct("worst"), strict=True)}
-    clean = Correct.where(run.rows[CLEAN])
-    return Dial(name, ALPHA, run.alphas, clean, attacked, attacked_at, dict.fromkeys(attacked_at, number))
+    attacked = {curve: Correct.where(found.rows[curve]) for curve in ("std", "rob")}
+    places = np.searchsorted(found.alphas, found.mix_alphas)
+    attacked_at = {int(at): worst for at, worst in zip(places, found.correct("worst"), strict=True)}
+    runs = dict.fromkeys(attacked_at, number)
+    alpha = dict(run.facts.get("choice", {})).get("alpha", 0.5)
+    start = min(attacked_at, key=lambda at: abs(found.alphas[at] - alpha), default=0)
+    return Dial(run.name, ALPHA, found.alphas, Correct.where(found.rows[CLEAN]), attacked, attacked_at, runs, start)
 
 
 def _certified_dial(number: int, name: str, found: Certificates) -> Dial:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from adaptive_smoothing.certification.certificates import Certificates
+from adaptive_smoothing.certification.certificates import Certificates, with_alpha
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.pictures import Pictures
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.report.certified import FRONTIER
 from adaptive_smoothing.report.load import load_run
 from adaptive_smoothing.results import read_json
 from adaptive_smoothing.runs.folder import FACTS, JOURNAL, RESULT, read_result
@@ -29,6 +30,7 @@ class PageRun:
 
     Args:
         name: what the run is called in tables and charts.
+        folder: name of its folder.
         models: the facts about its models in result.json.
         facts: what differs between equal runs: the date, seconds, versions, the machine, the command.
     """
@@ -38,6 +40,7 @@ class PageRun:
     models: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     pictures: Pictures | None = None
+    folder: str = ""
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -47,23 +50,17 @@ class PageRun:
 def read_runs(folders: Sequence[str | Path]) -> list[PageRun]:
     """Return the runs in these folders and in the folders inside them, each with a name of its own."""
     found = [run for folder in folders for run in _read(Path(folder))]
-    return with_different_names(found)
-
-
-def with_different_names(runs: Sequence[PageRun]) -> list[PageRun]:
-    """Return the runs with a number after each name that several of them have."""
-    names = [run.name for run in runs]
+    names = [run.name for run in found]
     repeated = {name for name in names if names.count(name) > 1}
-    return [
-        replace(run, name=f"{run.name} ({names[:at].count(run.name) + 1})") if run.name in repeated else run
-        for at, run in enumerate(runs)
-    ]
+    return [replace(run, name=f"{run.name} ({run.folder})") if run.name in repeated else run for run in found]
 
 
 def _read(folder: Path) -> list[PageRun]:
     if not folder.is_dir():
         hint = "name a folder that evaluate, certify, sweep or demo has written"
         raise FileNotFoundError(f"expected a run folder, found no folder {folder}: {hint}")
+    if (folder / FRONTIER).is_file():
+        return _read_frontier(folder)
     if not (found := [run for each in _with_results(folder) for run in _read_one(each)]):
         hint = "evaluate, certify, sweep and demo write one at their end; repeat an interrupted command to finish it"
         raise FileNotFoundError(f"expected a run with {RESULT} in {folder} or in a folder inside it, got none: {hint}")
@@ -80,17 +77,29 @@ def _with_results(folder: Path, depth: int = 0) -> Iterator[Path]:
                 yield from _with_results(inside, depth + 1)
 
 
+def _read_frontier(folder: Path) -> list[PageRun]:
+    """Return the certifications of a frontier, each with the alpha that was chosen for it."""
+    runs = []
+    for name, member in read_json(folder / FRONTIER)["members"].items():
+        (run,) = _read_one(folder / name)
+        assert isinstance(run.result, Certificates)
+        settings = member["settings"]
+        found = with_alpha(run.result, settings["alpha"], settings["theorem"])
+        runs.append(replace(run, name=f"{name}, {_certified_with(found)}", result=found))
+    return runs
+
+
 def _read_one(folder: Path) -> list[PageRun]:
     """Return the run in a folder; of an evaluation at several radii one run for each radius."""
     if "mixtures" in (found := read_json(folder / RESULT)):
-        return [PageRun(folder.name, comparison := Comparison.read(folder), facts=comparison.facts)]
+        return [PageRun(folder.name, comparison := Comparison.read(folder), facts=comparison.facts, folder=folder.name)]
     found = read_result(folder)
     if found["kind"] == "radii":
         return [run for row in found["radii"] for run in _read_one(folder / row["folder"])]
     facts = read_json(folder / FACTS) if (folder / FACTS).is_file() else found.get("facts", {})
     models, result = found.get("models") or facts.get("models", {}), load_run(folder)
     assert isinstance(result, Verdict | Certificates | Tradeoff)  # `radii` was left above
-    return [PageRun(run_name(models, result), result, models, facts, Pictures.load(folder))]
+    return [PageRun(run_name(models, result), result, models, facts, Pictures.load(folder), folder.name)]
 
 
 def run_name(models: Mapping[str, Any], result: object) -> str:
