@@ -28,6 +28,8 @@ from adaptive_smoothing.cli.console import (
     show_alarms,
     show_page,
 )
+from adaptive_smoothing.cli.operating_points import at_alpha, at_clean_accuracies, without_alpha
+from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.binarization import binarization_test
@@ -45,6 +47,7 @@ from adaptive_smoothing.runs.folder import (
     FACTS,
     JOURNAL,
     PAGE,
+    RESULT,
     environment,
     is_finished,
     resumable_folder,
@@ -64,7 +67,11 @@ def evaluate(
         str, typer.Argument(metavar="MODEL | G", help="A name from `models`, or a path; G of a mixture G H.")
     ],
     robust: Annotated[str | None, typer.Argument(metavar="H", help="The robust model of a mixture G H.")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Weight of H in a mixture G H.")] = None,
+    alpha: Annotated[str | None, typer.Option(help="Weight of H in a mixture G H; several: 0.8,0.9.")] = None,
+    wanted: Annotated[
+        str | None,
+        typer.Option("--clean-accuracy", help="Move a mixture to this clean accuracy on val; several: 0.88,0.9."),
+    ] = None,
     attack: Annotated[
         str, typer.Option("--attack", "--preset", help=f"{', '.join(PRESETS)}, or your own module:function.")
     ] = "fast",
@@ -96,16 +103,57 @@ def evaluate(
     for unknown in set(check) - {BINARIZATION}:
         raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
     devices = opt.pick_devices(device)
-    loaded = LoadedModel.load(model, robust, alpha, devices[0], opt.own_models(loader, mean, std, size))
+    alphas, targets = parse_alphas(alpha), parse_targets(wanted)
+    if alphas and targets:
+        raise ValueError("expected --alpha or --clean-accuracy, got both: --clean-accuracy chooses alpha")
+    first = alphas[0] if alphas else 0.5 if targets and robust else None
+    loaded = LoadedModel.load(model, robust, first, devices[0], opt.own_models(loader, mean, std, size))
     chosen = datasets.load(data, split, root=data_root, download=download, images=images)
     check_classes(loaded.parts, chosen)
-    run = Run(loaded, chosen, cascades, devices, options, check=BINARIZATION in check)
-    folder = out or Path("runs") / f"evaluate-{loaded.short}-{attack.replace(':', '.')}"
-    if overwrite or not is_finished(folder):
-        with _user_errors(attack, "attacked images"):
-            run.measure(resumable_folder(folder, overwrite), overwrite)
+    if targets:
+        val = datasets.load(data, "val", root=data_root)
+        points = at_clean_accuracies(loaded, targets, val)
     else:
-        run.show_stored(folder)
+        points = [at_alpha(loaded, each) for each in alphas] if len(alphas) > 1 else [loaded]
+    runs = [Run(point, chosen, cascades, devices, options, check=BINARIZATION in check) for point in points]
+    several, name = len(runs) > 1, without_alpha(loaded) if len(runs) > 1 else points[0].short
+    folder = out or Path("runs") / f"evaluate-{name}-{attack.replace(':', '.')}"
+    folders = [folder / point.short if several else folder for point in points]
+    for run, place in zip(runs, folders, strict=True):
+        if overwrite or not is_finished(place):
+            with _user_errors(attack, "attacked images"):
+                run.measure(resumable_folder(place, overwrite), overwrite)
+        else:
+            run.show_stored(place)
+    if several:
+        screen().print("All operating points on one page:")
+        show_page(screen(), write_page(folder / PAGE, read_runs([folder]), name))
+        print_result({"runs": [read_json(place / RESULT) for place in folders]}, folder)
+    else:
+        print_run(folder)
+
+
+def parse_alphas(text: str | None) -> list[float]:
+    """Return the alphas of the option --alpha."""
+    alphas = parse_list(text, "--alpha", "0.8,0.85,0.9")
+    if not all(0 <= alpha <= 1 for alpha in alphas):
+        raise ValueError(f"expected --alpha in [0, 1] (0 is G, 1 is H), got {text!r}: for example --alpha 0.85")
+    return alphas
+
+
+def parse_targets(text: str | None) -> list[float]:
+    """Return the clean accuracies of the option --clean-accuracy, as shares."""
+    return [opt.as_share(each) for each in parse_list(text, "--clean-accuracy", "0.88,0.9")]
+
+
+def parse_list(text: str | None, option: str, example: str) -> list[float]:
+    """Return the different numbers of an option in ascending order; none without it."""
+    if text is None:
+        return []
+    try:
+        return sorted({parse_number(part) for part in text.split(",")})
+    except ValueError as error:
+        raise ValueError(f"expected {option} such as {example}, got {text!r}: separate numbers by commas") from error
 
 
 def make_cascades(attack: str, threats: list[Threat], seed: int) -> list[Cascade]:
@@ -197,7 +245,6 @@ class Run:
         self._show(console, curve, facts)
         console.print(f"Written to {folder}: {', '.join(written)}", markup=False, soft_wrap=True)
         show_page(console, folder / PAGE)
-        print_run(folder)
 
     def show_stored(self, folder: Path) -> None:
         """Print the result of the same command, or raise an error if the folder holds that of another one."""
@@ -210,7 +257,6 @@ class Run:
         self._show(console, stored, facts)
         found = f"This run was finished before, with version {code}: {folder}. --overwrite repeats it."
         console.print(found, markup=False, soft_wrap=True)
-        print_run(folder)
 
     @property
     def radii(self) -> list[float]:

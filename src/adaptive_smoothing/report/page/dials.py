@@ -7,6 +7,7 @@ setting of the dial at which it is correct. The page counts them; no number of t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -118,7 +119,8 @@ def _family(run: PageRun) -> str | None:
     if not isinstance(run.result, Verdict) or f"{CLEAN}_low" not in run.result.outputs:
         return None
     models, settings = dict(run.models), run.settings
-    models.pop("mixture", None), models.pop("source", None)
+    for name in ("mixture", "source", "clean accuracy on validation images"):
+        models.pop(name, None)
     if not isinstance(models.get("alpha"), dict):
         models.pop("alpha", None)
     numbers = {name: number for name, number in models.pop("numbers", {}).items() if name != "alpha_shift"}
@@ -153,7 +155,7 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
         attacked[str(number)] = found.with_known(at[number], verdict.robust_correct.numpy())
         attacked_at[at[number]] = verdict.robust_correct.numpy()
     assert clean is not None
-    name = members[0][1].name.partition(", α = ")[0] if parameter == ALPHA else members[0][1].name
+    name = re.sub(r" at [\d.]+ %|, α = [\d.]+", "", members[0][1].name)
     runs = {at[number]: number for number in verdicts}
     return Dial(name, parameter, grid, clean, attacked, attacked_at, runs, start=at[members[0][0]])
 

@@ -114,6 +114,8 @@ def run_name(models: Mapping[str, Any], result: object) -> str:
         name = _name(models, "model")
     if isinstance(result, Certificates):
         return f"{name}, {_certified_with(result)}"
+    if (wanted := models.get("clean accuracy on validation images")) is not None:
+        name += f" at {100 * wanted:g} %"
     if isinstance(models.get("alpha"), int | float):
         name += f", α = {models['alpha']:.3g}"
     return name
