@@ -10,7 +10,7 @@ TABLES = ROOT / "docs" / "tables"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WIDTH = 120
 MOST_LINES = {"README.md": 150, "results.md": 450}
-MOST_TERMS = 40
+MOST_TERMS = 50
 SCREEN = 45
 
 
