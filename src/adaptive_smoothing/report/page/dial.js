@@ -4,9 +4,8 @@
 const SNAP = 3;
 
 class DialSection {
-  constructor(dials, onMove) {
-    this.dials = dials;
-    this.onMove = onMove;
+  constructor(dials, onMove, onShow) {
+    Object.assign(this, { dials, onMove, onShow });
     this.dial = dials[0];
     this.dragging = false;
     this.place = document.getElementById("dial-controls");
@@ -56,9 +55,16 @@ class DialSection {
   snaps() {
     const { dial } = this;
     const buttons = dial.attackedSettings.map((at) =>
-      element("button", { type: "button", class: "snap", "data-setting": at, onclick: () => this.move(at) }, dial.words(at).replace(/.*= /, "")),
+      element("button", { type: "button", class: "snap", "data-setting": at, onclick: () => this.move(at) }, this.nameOf(at)),
     );
     return element("div", { class: "snaps" }, "Attacked at", ...buttons);
+  }
+
+  // A shift says little to a reader, the clean accuracy does.
+  nameOf(setting) {
+    const { dial } = this;
+    if (dial.parameter !== "shift") return dial.words(setting);
+    return `${percent(dial.share(dial.cleanCounts[setting]))} clean`;
   }
 
   // The field for a wanted clean accuracy chooses the largest, and so most robust, setting that has it.
@@ -142,7 +148,10 @@ class DialSection {
   sides(gained, lost) {
     const { dial } = this;
     const value = element("dd", { "data-gained": gained, "data-lost": lost }, `+${whole(gained)} / −${whole(lost)}`);
-    value.append(element("small", {}, `clean images now correct / now incorrect, compared with ${dial.words(dial.start)}`));
+    value.append(element("small", {}, `clean images now correct / now incorrect, compared with ${this.nameOf(dial.start)}`));
+    if (this.onShow && gained + lost) {
+      value.append(element("button", { type: "button", onclick: () => this.onShow() }, "Show those on the page"));
+    }
     return element("div", {}, element("dt", {}, "images that change sides"), value);
   }
 
@@ -166,14 +175,16 @@ class DialSection {
   drawTradeoff() {
     const { dial } = this;
     this.where = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.robustCount(at))]);
-    const bound = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.bounds[at])]);
+    const bound = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.bounds[at])]).slice(...this.boundRange());
     const attacked = dial.attackedSettings.map((at) => this.where[at]);
     const own = new Set(Object.values(dial.runs).map((run) => DATA.runs[run].name));
     const others = DATA.points.filter((point) => !own.has(point.name));
     const far = others.filter((point) => point.robust.value < 0.02 && point.clean.value > 0.5);
     const near = others.filter((point) => !far.includes(point));
     const seen = [...attacked, ...near.map((point) => [point.clean.value, point.robust.value])];
-    const [x, y] = [0, 1].map((axis) => padded(seen.length > 1 ? seen.map((place) => place[axis]) : this.where.map((place) => place[axis]), 0.12));
+    const ends = near.flatMap((point) => [[point.clean.value, point.robust.low], [point.clean.value, point.robust.high]]);
+    const places = seen.length > 1 ? [...seen, ...ends] : this.where;
+    const [x, y] = [0, 1].map((axis) => padded(places.map((place) => place[axis]), 0.1));
     this.plot = new Plot({
       x: [x[0], Math.min(1, x[1])], y: [Math.max(0, y[0]), Math.min(1, y[1])], xLabel: "clean accuracy", yLabel: "robust accuracy", height: 380,
       xText: (share) => percent(share, x[1] - x[0] < 0.06 ? 1 : 0), yText: (share) => percent(share, y[1] - y[0] < 0.06 ? 1 : 0),
@@ -200,6 +211,12 @@ class DialSection {
     const outside = far.map((point) => `${point.name}: ${percent(point.clean.value)} clean, ${percent(point.robust.value)} robust`);
     const note = outside.length ? `Not in the chart: ${outside.join("; ")}.` : "";
     this.chart.replaceChildren(chartFigure("Robust against clean accuracy", plot.root, legend, note));
+  }
+
+  // The settings whose upper bound is drawn: between those that were attacked, if there are several.
+  boundRange() {
+    const at = this.dial.attackedSettings;
+    return at.length > 1 ? [Math.min(...at), Math.max(...at) + 1] : [0];
   }
 
   clip() {

@@ -95,7 +95,14 @@ class ImageSection {
     this.label = "";
     this.attack = "";
     this.build();
+    this.image = this.firstImage();
     this.refresh(true);
+  }
+
+  // An image that shows what mixing is good for, if there is one.
+  firstImage() {
+    const [, condition] = this.conditions.saved ?? this.conditions.all;
+    return Array.from({ length: this.set.count }, (_, image) => image).find(condition);
   }
 
   tests() {
@@ -143,6 +150,12 @@ class ImageSection {
     );
     const run = this.filters.querySelector("#image-run");
     if (run) run.value = this.sets.indexOf(set);
+  }
+
+  showMoved() {
+    if (!("moved" in this.conditions)) return;
+    this.setFilter("moved");
+    document.getElementById("images").scrollIntoView();
   }
 
   setFilter(key) {
@@ -311,7 +324,8 @@ function bar(share, colour, key) {
   const fill = element("i");
   fill.style.width = `${100 * share}%`;
   fill.style.background = colour;
-  return element("div", { class: "bar", "data-bar": key, "data-share": share.toFixed(5) }, fill, element("b", {}, percent(share)));
+  const place = element("div", { class: "bar" }, fill);
+  return element("div", { class: "share", "data-bar": key, "data-share": share.toFixed(5) }, place, element("b", {}, percent(share)));
 }
 
 function figureOf(data, caption) {

@@ -8,19 +8,31 @@ function themeMenu() {
   });
 }
 
+// The charts of one evaluation at a time, and those of all certifications.
+function showCharts(evaluations, others) {
+  if (!evaluations.length && !others.length) return;
+  const section = document.getElementById("charts");
+  const place = section.querySelector(".charts");
+  const show = (run) => place.replaceChildren(...others, ...(run ? runCharts(run) : []));
+  if (evaluations.length > 1) {
+    const options = evaluations.map((run, at) => element("option", { value: at }, run.name));
+    const menu = element("select", { id: "chart-run", onchange: () => show(evaluations[menu.value]) }, ...options);
+    place.before(element("label", { class: "pick" }, "Run", menu));
+  }
+  section.hidden = false;
+  show(evaluations[0]);
+}
+
 function main() {
   themeMenu();
   if (DATA.differences.length) document.getElementById("differences").append(differenceTable(DATA.differences));
   addTableTools();
   const dials = DATA.dials.map((raw) => new Dial({ ...raw, norm: DATA.runs[Object.values(raw.runs)[0]].norm }));
   const images = DATA.runs.some((run) => run.pictures) ? new ImageSection(DATA.runs, dials) : null;
-  if (dials.length) new DialSection(dials, (dial) => images?.set.dial === dial && images.refresh());
+  const moved = (dial) => images?.set.dial === dial && images.refresh();
+  if (dials.length) new DialSection(dials, moved, images && (() => images.showMoved()));
   const certified = DATA.runs.filter((run) => run.certified && run.certified.length > 1);
-  const charts = [...DATA.runs.flatMap(runCharts), ...(certified.length > 1 ? [certifiedChart(certified)] : [])];
-  if (charts.length) {
-    document.getElementById("charts").hidden = false;
-    document.querySelector("#charts .charts").append(...charts);
-  }
+  showCharts(DATA.runs.filter((run) => run.waterfall), certified.length > 1 ? [certifiedChart(certified)] : []);
   for (const link of document.querySelectorAll("nav a")) link.hidden = document.querySelector(link.hash).hidden;
 }
 

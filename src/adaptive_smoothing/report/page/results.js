@@ -5,17 +5,13 @@ function runCharts(run) {
     run.waterfall && waterfallChart(run),
     run.margins && marginChart(run),
     run.alpha && alphaChart(run),
-    ...(run.calibration ? Object.entries(run.calibration).map(([version, parts]) => calibrationChart(run, version, parts)) : []),
+    ...(run.calibration ? Object.entries(run.calibration).map(([version, parts]) => calibrationChart(version, parts)) : []),
   ].filter(Boolean);
-}
-
-function named(title) {
-  return (run) => (DATA.runs.length > 1 ? `${title}: ${run.name}` : title);
 }
 
 // One bar for each attack; those that fooled no image are folded.
 function waterfallChart(run) {
-  const title = named("Accuracy after each attack")(run);
+  const title = "Accuracy after each attack";
   const place = element("div");
   const draw = (all) => {
     const rows = run.waterfall.filter((row, at) => all || at === 0 || row.fooled > 0);
@@ -34,7 +30,7 @@ function waterfallChart(run) {
 }
 
 function waterfallSvg(rows, title) {
-  const [line, left, width] = [26, 220, 640];
+  const [line, left, width] = [26, 270, 690];
   const height = rows.length * line + 8;
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   const scale = (share) => share * (width - left - 120);
@@ -45,7 +41,7 @@ function waterfallSvg(rows, title) {
       made.textContent = text;
       svg.append(made);
     };
-    write(row.title.length > 34 ? `${row.title.slice(0, 33)}…` : row.title, left - 8, { "text-anchor": "end" });
+    write(row.title.length > 44 ? `${row.title.slice(0, 43)}…` : row.title, left - 8, { "text-anchor": "end" });
     svg.append(shape("rect", { x: left, y, width: scale(row.left), height: line - 7, fill: "var(--clean)" }));
     svg.append(shape("rect", { x: left + scale(row.left), y, width: Math.max(0, scale(before - row.left)), height: line - 7, fill: "var(--mix)" }));
     write(`${percent(row.left, 2)}${row.fooled ? ` (−${whole(row.fooled)})` : ""}`, left + scale(before) + 6, {});
@@ -53,7 +49,7 @@ function waterfallSvg(rows, title) {
   return svg;
 }
 
-function histogram(run, title, bins, first, second, xLabel, note = "") {
+function histogram(title, bins, first, second, xLabel, note = "") {
   const total = bins[first.key].map((count, at) => count + (first.stacked ? bins[second.key][at] : 0));
   const top = Math.max(1, ...total, ...bins[second.key]);
   const plot = new Plot({ x: [bins.edges[0], bins.edges.at(-1)], y: [0, 1.08 * top], xLabel, yLabel: "images", height: 280, description: title });
@@ -65,7 +61,7 @@ function histogram(run, title, bins, first, second, xLabel, note = "") {
 
 function marginChart(run) {
   return histogram(
-    run, named("Lead of the correct class under attack")(run), run.margins,
+    "Lead of the correct class under attack", run.margins,
     { key: "robust", colour: "var(--clean)", text: "robust", stacked: true }, { key: "fooled", colour: "var(--mix)", text: "fooled" },
     "lead of the correct class in logits, on the worst version found",
   );
@@ -75,13 +71,13 @@ function alphaChart(run) {
   const { auroc } = run.alpha;
   const note = auroc === null ? "" : `A random attacked image has a larger α than a random clean one with probability ${auroc.toFixed(3)} (AUROC; 0.5: no difference).`;
   return histogram(
-    run, named("α on clean and on attacked images")(run), run.alpha,
+    "α on clean and on attacked images", run.alpha,
     { key: "clean", colour: "var(--clean)", text: "clean" }, { key: "attacked", colour: "var(--mix)", text: "attacked" }, "α", note,
   );
 }
 
-function calibrationChart(run, version, parts) {
-  const title = named(`Confidence and accuracy, ${version} images`)(run);
+function calibrationChart(version, parts) {
+  const title = `Confidence and accuracy, ${version} images`;
   const share = (value) => percent(value, 0);
   const plot = new Plot({ x: [0, 1], y: [0, 1], xLabel: "confidence", yLabel: "accuracy", xText: share, yText: share, height: 320, description: title });
   plot.line([[0, 0], [1, 1]], "var(--faint)", { "stroke-dasharray": "2 4", "stroke-width": 1.2 });
