@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.presets import preset
-from adaptive_smoothing.attacks.step_attack import StepAttack
 from adaptive_smoothing.cli import INTERRUPTED, demo_models
 from adaptive_smoothing.cli import options as opt
 from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen
@@ -85,7 +85,7 @@ def first_stages(fast: Cascade) -> Cascade:
     """Return the first attack of `fast` and its first targeted attack, which gets fewer targets and steps."""
     stages = []
     for stage in fast.stages:
-        if stage.key in FIRST_STAGES and isinstance(stage.attack, StepAttack):
+        if stage.key in FIRST_STAGES and isinstance(stage.attack, DiversifiedPGD):
             targets = min(stage.attack.target_classes, TARGETS)
             shorter = replace(stage.attack, target_classes=targets, steps=STEPS) if targets else stage.attack
             stages.append(replace(stage, attack=shorter))
