@@ -1,4 +1,4 @@
-# make demo     mix and attack the two models of the package; writes an HTML page
+# make demo     attack two mixtures of the package, g and h; writes an HTML page
 # make test     run the tests on all cores
 # make lint     check style, types and the direction of imports
 # make format   correct style and layout

@@ -17,7 +17,7 @@ import torch
 
 from adaptive_smoothing.attacks.objectives import margin
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli.demo import STORED, stored_comparison
+from adaptive_smoothing.cli.demo_models import COMPARED, STORED, stored_runs
 from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.comparison import Comparison
@@ -27,6 +27,7 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.inference import fp32_logits
 from adaptive_smoothing.models.zoo import model_facts
+from adaptive_smoothing.report.demo import ROLES
 from adaptive_smoothing.results import read_json
 from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.threat import Linf
@@ -67,7 +68,7 @@ def test_the_models_behind_a_stored_result_are_the_stored_ones(path):
 
 def test_stored_verdicts_hold_under_a_new_attack():
     """A short attack that no stored run used fools no image called robust, and most of those called fooled."""
-    (ours,) = Comparison.read(STORED.with_name("compact-mixed")).mixtures["ours"]
+    (ours,) = Comparison.read(COMPARED).mixtures["ours"]
     images, mixed = datasets.load("builtin", "test"), MixedClassifier.from_pretrained("compact-mixed")
     attack = PGD(Linf(8 / 255), steps=5, step_size=2 / 255, objective=margin, stop_when_fooled=True)
     robust, fooled = (
@@ -142,9 +143,8 @@ def test_the_mixture_in_the_package_is_correct_where_its_accuracy_curve_says_so(
 
 def test_the_stored_comparison_is_of_the_mixture_in_the_package():
     """The demo shows these figures: they belong to the same models, with the same predictions at the same shift."""
-    models = {"g": model_facts("compact-standard"), "h": model_facts("compact-robust")}
-    comparison = stored_comparison(models).comparison
-    assert all(comparison.facts["models"][letter]["sha256"] == model["sha256"] for letter, model in models.items())
+    assert stored_runs(0.9).keys() == set(ROLES)  # none belongs to other weights
+    comparison = Comparison.read(COMPARED)
     fixed, *_, ours = comparison.mixtures
     assert {fixed, ours} == {"best fixed alpha", "ours"}
     images = datasets.load("builtin", "test").take(60)

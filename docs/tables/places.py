@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adaptive_smoothing.cli.demo import STORED
+from adaptive_smoothing.cli.demo_models import STORED
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.runs.folder import has_result
 

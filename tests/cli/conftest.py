@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adaptive_smoothing.attacks.pgd import PGD
-from adaptive_smoothing.cli import demo, sweep
+from adaptive_smoothing.cli import demo, demo_models, sweep
 from adaptive_smoothing.cli.main import main
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.conversion import from_tensors
@@ -59,7 +59,8 @@ def install(weights: Path, images: ImageData) -> Callable[[pytest.MonkeyPatch, P
     def at(patch: pytest.MonkeyPatch, folder: Path) -> Callable[..., ImageData]:
         patch.setattr(zoo, "BUILTIN", weights)
         patch.delenv(zoo.ZOO_VARIABLE, raising=False)
-        patch.setattr(demo, "STORED", folder / "stored")
+        patch.setattr(demo_models, "STORED", folder / "stored")
+        patch.setattr(demo_models, "COMPARED", folder / "compared")
         patch.setattr(datasets, "load", load)
         patch.chdir(folder)
         return load
@@ -114,5 +115,4 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
         save_tradeoff(folder, report.live or report.main, {**choice, **report.facts})
         return Path(folder) / "page.html"
 
-    for verb in (demo, sweep):
-        monkeypatch.setattr(verb, "write_run", write)
+    monkeypatch.setattr(sweep, "write_run", write)

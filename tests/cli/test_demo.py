@@ -1,29 +1,63 @@
 import json
+import webbrowser
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from adaptive_smoothing.cli import demo
+from adaptive_smoothing.attacks.presets import preset
+from adaptive_smoothing.cli import demo, demo_models
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data import datasets
-from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff, save_tradeoff
+from adaptive_smoothing.evaluation.shard import Shard
+from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.fine_tuned_tail import FineTunedTail
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import model_facts
-from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve
+from adaptive_smoothing.report.demo import ROLES
+from adaptive_smoothing.report.load import load_run
+from adaptive_smoothing.results import read_json, write_json
+from adaptive_smoothing.runs.folder import JOURNAL
+from adaptive_smoothing.tuning.curves import accuracy_curve
 
-pytestmark = pytest.mark.usefixtures("package")
+HALF = ("--clean-accuracy", "0.5", "--images", "3")
+
+
+@pytest.fixture(scope="session")
+def tail(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a fine-tuned tail for the tiny models; its accuracy curve is added with the first test."""
+    folder = tmp_path_factory.mktemp("tail")
+    g, h = (zoo.load(weights / f"{name}.safetensors") for name in (demo.STANDARD, demo.ROBUST))
+    MixedClassifier(g, h, FineTunedTail.of(h)).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def short_attack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "ATTACK", replace(demo.ATTACK, steps=2))
+def mixture(package: object, tail: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny mixture in the place of that of the package, and attacks of two steps."""
+    monkeypatch.setattr(demo, "STEPS", 2)
+    monkeypatch.setattr(demo_models, "MIXED", str(tail))
+    if not (tail / VALIDATION).exists():
+        mixed = MixedClassifier.from_pretrained(tail)
+        accuracy_curve(mixed, datasets.load("builtin", "val")).save(tail / VALIDATION)
+    return tail
+
+
+@pytest.fixture
+def compared(write_comparison: Callable[[Path], Path]) -> Path:
+    """A stored comparison of both mixtures at a clean accuracy of 0.5, with an alpha of 0.25."""
+    demo_models.COMPARED.mkdir()
+    path = write_comparison(demo_models.COMPARED) / "result.json"
+    models = {letter: model_facts(name) for letter, name in (("g", demo.STANDARD), ("h", demo.ROBUST))}
+    stored = read_json(path) | {"models": models}
+    for each in stored["mixtures"]:
+        each |= {"numbers": {"alpha": 0.25}, "wanted": each["wanted"] - 0.3}
+    write_json(path, stored)
+    return path
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -33,149 +67,134 @@ def run(*arguments: str, code: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-def interrupt(*arguments: object, **options: object) -> None:
-    raise KeyboardInterrupt
+def folders(out: str = "runs/demo") -> dict[str, Verdict]:
+    return {role: load_run(Path(out) / role) for role in ROLES if (Path(out) / role / "result.json").exists()}
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_alpha_is_chosen_on_validation_images_and_attacked_on_test_images(tmp_path: Path) -> None:
-    printed = run("--clean-accuracy", "0.5", "--images", "6")
-    result = json.loads((tmp_path / "runs/demo/result.json").read_text())
-    choice = result["facts"]["choice"]
-    assert result["images"] == 6 and "Attacking 6 test images" in printed
-    assert choice["accuracy"] >= choice["wanted"] == 0.5 and choice["images"] == 24
-    assert f"The largest α with a clean accuracy of 50.0 % is {choice['alpha']:.3f}" in printed
-    live = load_tradeoff("runs/demo")
-    assert choice["alpha"] in live.mix_alphas and np.isin(live.mix_alphas, live.alphas).all()
-    assert "no stored results" in printed and "page.html" in printed
+def test_four_models_are_attacked_on_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(demo, "_write_page", lambda folder: folder / "page.html")
+    printed = run(*HALF, "--open")
+    assert opened == [Path("runs/demo/page.html").resolve().as_uri()]
+    found, result = folders(), read_json("runs/demo/result.json")
+    assert list(found) == list(ROLES) and all(torch.equal(each.index, torch.arange(3)) for each in found.values())
+    assert found["learned"].stages == found["fixed"].stages == ("margin-pgd", "turning-pgd")
+    assert found["robust"].stages == found["standard"].stages == ("margin-pgd", "diverse-pgd")
+    images = datasets.load("builtin", "test", images=3)
+    with torch.no_grad():
+        correct = zoo.load(demo.ROBUST)(images.floats()).argmax(1) == images.labels
+    assert torch.equal(found["robust"].clean_correct, correct)
+    alpha = read_json("runs/demo/fixed/result.json")["models"]["alpha"]
+    assert f"mixture, α = {alpha:.3f}" in printed and "24 of 24 validation images predicted" in printed
+    assert result["kind"] == "demo" and result["images"] == 3 and not result["facts"]["interrupted"]
+    assert {role: each["robust"]["accuracy"] for role, each in result["models"].items()} == {
+        role: each.robust for role, each in found.items()
+    }
+    assert "stored" not in printed and not list(Path("runs/demo").rglob(JOURNAL))
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_the_number_of_images_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "CPU", replace(demo.CPU, images=3))
-    run("--clean-accuracy", "0.5")
-    assert load_tradeoff("runs/demo").images == 3
+def test_stored_runs_of_the_same_models_are_shown_beside(compared: Path) -> None:
+    printed = json.loads(
+        CliRunner().invoke(app, ["demo", "--clean-accuracy", "50", "--images", "2", "--json", "--quiet"]).stdout
+    )
+    learned, fixed = (printed["models"][role]["stored"] for role in ("learned", "fixed"))
+    assert learned == {"clean": 7 / 8, "robust": 3 / 4, "attack": "B and C"} and fixed["robust"] == 1 / 2
+    assert printed["folder"] == "runs/demo" and printed["models"]["robust"]["stored"] is None
+    assert read_json("runs/demo/fixed/result.json")["models"]["alpha"] == 0.25
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_the_stored_run_gives_the_numbers_and_the_live_run_checks_them() -> None:
-    run("--clean-accuracy", "0.5", "--images", "8", "--out", "first")
-    models = {"g": model_facts(demo.STANDARD), "h": model_facts(demo.ROBUST)}
-    save_tradeoff(demo.STORED, load_tradeoff("first"), {"models": models})
-    # 77 validation images, all of them correct up to alpha 0.625.
-    CleanAccuracyCurve(np.full(77, -np.inf), np.full(77, 0.625)).save(demo.STORED / VALIDATION)
-    printed = run("--clean-accuracy", "50", "--images", "4", "--out", "second")
-    assert "squares are the live run on 4 images, and the lines are the stored run of the same models on 8" in printed
-    assert load_tradeoff("second").images == 4
-    assert "On 77 validation images" in printed and 0 < load_facts("second")["choice"]["alpha"] < 0.625
-
-    models["h"]["sha256"] = "0" * 64
-    save_tradeoff(demo.STORED, load_tradeoff("first"), {"models": models})
-    assert "belong to other weights" in run("--clean-accuracy", "0.5", "--images", "4")
+def test_stored_runs_of_other_models_or_accuracies_are_left_out(compared: Path) -> None:
+    assert demo_models.stored_runs(0.5).keys() == {"learned", "fixed"} and not demo_models.stored_runs(0.45)
+    stored = read_json(compared)
+    stored["models"]["h"]["sha256"] = "0" * 64
+    write_json(compared, stored)
+    assert not demo_models.stored_runs(0.5)
 
 
 @pytest.fixture
-def mixture(package: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_comparison: Callable) -> Path:
-    """A fine-tuned tail for the tiny models, with a stored comparison with a fixed alpha."""
-    folder, compared = tmp_path / "mixed", tmp_path / "compared"
-    g, h = (zoo.load(name) for name in (demo.STANDARD, demo.ROBUST))
-    mixed = MixedClassifier(g, h, FineTunedTail.of(h))
-    mixed.save_pretrained(folder)
-    accuracy_curve(mixed, datasets.load("builtin", "val")).save(folder / VALIDATION)
-    compared.mkdir()
-    write_comparison(compared)
-    monkeypatch.setattr(demo, "MIXED", str(folder))
-    monkeypatch.setattr(demo, "COMPARED", compared)
-    return folder
+def interrupted_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[object]]:
+    """Return `stop(at)`: Ctrl-C comes with the at-th stage of an attack. It returns a list of all of them."""
+
+    def stop(at: int) -> list[object]:
+        attacked: list[object] = []
+
+        def attack(self: Shard, *arguments: object) -> None:
+            attacked.append(self)
+            if len(attacked) == at:
+                raise KeyboardInterrupt
+            original(self, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Shard, "_attack", attack)
+        return attacked
+
+    original = Shard._attack
+    return stop
 
 
-def test_a_learned_alpha_is_compared_with_a_fixed_one(mixture: Path, tmp_path: Path) -> None:
-    printed = run("--clean-accuracy", "0.6", "--images", "6")
-    assert "the mixture is correct on 87.5 % of 8 test images, and on 75.0 % of 4 images under the strongest" in printed
-    assert "With one α for all images, the mixture is correct on 87.5 % and 50.0 % of the same images" in printed
-    assert "The mixer gives 25.0 points more robust accuracy (± 42.4)" in printed
-    now = load_facts("runs/demo")["learned alpha"]
-    assert now["images"] == 6
-    assert f"In the live run, on 6 images, this mixture has {100 * now['clean']:.1f} %" in printed
-    page = (tmp_path / "runs/demo/page.html").read_text()
-    assert "One α for all images, or one for each image" in page and (tmp_path / "runs/demo/learned.png").exists()
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_learned_alpha_of_other_models_is_left_out(mixture: Path) -> None:
-    description = json.loads((mixture / "mixture.json").read_text())
-    description["robust"]["sha256"] = "0" * 64
-    (mixture / "mixture.json").write_text(json.dumps(description))
-    assert "A mixer can choose α" not in run("--clean-accuracy", "0.5", "--images", "2")
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_ctrl_c_during_the_learned_alpha(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "measure_learned", interrupt)
-    printed = run("--clean-accuracy", "0.5", "--images", "2", code=130)
-    assert "stopped: the learned α was not attacked" in printed
-    assert "A mixer can choose α" in printed and "In the live run" not in printed
-
-
-@pytest.mark.usefixtures("no_pictures", "ctrl_c")
-def test_ctrl_c_reports_the_images_that_are_done() -> None:
-    printed = run("--clean-accuracy", "0.5", code=130)
-    images = load_tradeoff("runs/demo").images
-    assert 0 < images < 24
-    assert f"stopped: the result is for the {images} images that were finished" in printed
-    assert f"This run was interrupted: its numbers are for the {images} images" in printed
-
-
-def test_ctrl_c_before_anything_is_measured(
-    run_main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_ctrl_c_reports_the_models_that_are_done_and_the_same_command_continues(
+    interrupted_at: Callable[[int], list[object]],
 ) -> None:
-    monkeypatch.setattr(demo, "measure_clean_accuracy", interrupt)
-    assert run_main("demo") == 130
-    printed = capsys.readouterr().err
-    assert "stopped: there is no result yet" in printed and "Traceback" not in printed
+    interrupted_at(5)
+    printed = run(*HALF, code=130)
+    assert "stopped: run the same command again to continue" in printed
+    assert list(folders()) == ["learned", "fixed"] and read_json("runs/demo/result.json")["facts"]["interrupted"]
+    assert "The learned α changes robust accuracy" in printed and "h, robust" not in printed
+    attacked = interrupted_at(0)
+    assert "h, robust" in run(*HALF)
+    assert len(attacked) == 4 and list(folders()) == list(ROLES)
+
+
+def test_ctrl_c_before_anything_is_done(
+    interrupted_at: Callable[[int], list[object]], run_main: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted_at(1)
+    assert run_main("demo", *HALF) == 130
+    assert "stopped: run the same command again to continue" in capsys.readouterr().err and not folders()
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("arguments", "message"),
     [
-        ("2", "expected an accuracy such as 0.9, or 90 in percent, got 2"),
-        ("0.999", "this pair can reach, got 0.999: the best on 24 images is 0."),
+        (("--clean-accuracy", "2"), "expected an accuracy such as 0.9, or 90 in percent, got 2"),
+        (("--clean-accuracy", "0.999"), "expected a clean accuracy this pair can reach, got 0.999: the best on 24"),
+        (("--images", "25"), "expected --images of at most 24, as many as are here, got 25: attack fewer"),
+        (("--out", "file"), "expected a folder that can be written to, got file (Not a directory): choose another"),
+        (("--out", "other"), "expected a folder without another run, got other, which holds one: choose another"),
+        (("--out", "inside"), "expected a folder without another run, got inside/learned, which holds one"),
     ],
 )
-def test_a_target_out_of_reach_is_one_sentence(
-    wanted: str,
+def test_wrong_inputs_are_noticed_before_the_work(
+    arguments: tuple[str, ...],
     message: str,
     run_main: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    package: Callable,
 ) -> None:
-    flipped = package("builtin")
-    monkeypatch.setattr(demo.datasets, "load", lambda *a, **k: replace(flipped, labels=flipped.labels.flip(0)))
-    assert run_main("demo", "--clean-accuracy", wanted) == 1
+    Path("file").write_text("mine")
+    for folder in ("other", "inside/learned"):
+        write_json(Path(folder) / "result.json", {"kind": "evaluation"})
+    monkeypatch.setattr(demo, "evaluate", lambda *a, **k: pytest.fail("work was done"))
+    monkeypatch.setattr(demo_models, "_measured_alpha", lambda *a: pytest.fail("work was done"))
+    assert run_main("demo", "--images", "3", *arguments) == 1
     assert message in " ".join(capsys.readouterr().err.split())
+    assert read_json("other/result.json") == read_json("inside/learned/result.json") == {"kind": "evaluation"}
 
 
-def test_a_folder_that_cannot_be_written_is_noticed_first(
-    run_main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(demo, "measure_clean_accuracy", lambda *a, **k: pytest.fail("work was done"))
-    (tmp_path / "file").write_text("mine")
-    assert run_main("demo", "--out", "file") == 1
-    printed = " ".join(capsys.readouterr().err.split())
-    assert "expected a folder that can be written to, got file (Not a directory): choose another --out" in printed
+def test_no_images_are_refused() -> None:
+    assert "--images" in run("--images", "0", code=2)
 
 
 def test_missing_models_are_named(
     run_main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo.zoo, "BUILTIN", tmp_path)
-    assert run_main("demo") == 1
-    assert "compact-standard" in capsys.readouterr().err
+    monkeypatch.setattr(zoo, "BUILTIN", tmp_path)
+    monkeypatch.setattr(demo_models, "MIXED", "compact-mixed")
+    assert run_main("demo", *HALF) == 1
+    assert "compact-mixed" in capsys.readouterr().err
 
 
-def test_on_a_cpu_the_chosen_alpha_replaces_its_neighbour() -> None:
-    assert demo.CPU.mix_alphas(0.73) == [0.0, 0.5, 0.73, 1.0]
-    assert demo.CPU.mix_alphas(0.995) == [0.0, 0.5, 0.7, 0.995, 1.0]
-    assert demo.CPU.mix_alphas(1.0) == list(demo.CPU.alphas)
-    assert demo.GPU.mix_alphas(0.73) == sorted([*demo.MIX_ALPHAS, 0.73])
+def test_a_gpu_runs_the_whole_preset_on_all_images() -> None:
+    gpu, cpu = demo.Workload.of_device("cuda:1"), demo.Workload.of_device("cpu")
+    assert gpu.images == 1000 and gpu.cascade == preset("fast", demo.THREAT)
+    assert cpu.images == 128 and cpu.cascade.stage_keys == demo.FIRST_STAGES and not cpu.cascade.audit

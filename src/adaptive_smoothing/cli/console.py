@@ -1,4 +1,4 @@
-"""Terminal output that verbs share: progress bars, printed reports, and the measurements of `demo` and `sweep`."""
+"""Terminal output that verbs share: progress bars, printed reports, and the measurements of `sweep`."""
 
 from __future__ import annotations
 

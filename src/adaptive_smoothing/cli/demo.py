@@ -1,221 +1,230 @@
-"""`adaptive-smoothing demo`: mix and attack the two models of the package on its images."""
+"""`adaptive-smoothing demo`: attack two mixtures, h and g now, and show the stored results of the package beside."""
 
 from __future__ import annotations
 
 import time
+import webbrowser
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
-from torch import nn
 
-from adaptive_smoothing.attacks.pgd import PGD
+from adaptive_smoothing.attacks.cascade import Cascade
+from adaptive_smoothing.attacks.diversified import DiversifiedPGD
+from adaptive_smoothing.attacks.presets import preset
+from adaptive_smoothing.cli import INTERRUPTED, demo_models
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import (
-    RunProgressBar,
-    TimeBar,
-    choose,
-    finish,
-    measure_clean_accuracy,
-    measure_tradeoff,
-    screen,
-    show,
-)
-from adaptive_smoothing.cli.options import VALIDATION, as_share
+from adaptive_smoothing.cli.console import RunProgressBar, TimeBar, print_report, print_run, screen, show_page
+from adaptive_smoothing.cli.demo_models import ROBUST, STANDARD, DemoModel, load_models, stored_runs
+from adaptive_smoothing.cli.options import as_share
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
-from adaptive_smoothing.evaluation.comparison import Comparison, LearnedAlphaResult, Point
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.evaluation.tradeoff import MIX_ALPHAS, Tradeoff, load_facts, load_tradeoff
-from adaptive_smoothing.mixing import pretrained
-from adaptive_smoothing.mixing.classifier import MixedClassifier
-from adaptive_smoothing.models import zoo
-from adaptive_smoothing.models.zoo import model_facts
-from adaptive_smoothing.report.tradeoff.report import Choice, Report
-from adaptive_smoothing.report.tradeoff_run import write_run
-from adaptive_smoothing.runs.folder import environment, has_result, make_folder
-from adaptive_smoothing.runs.progress import RunProgress
+from adaptive_smoothing.evaluation.pictures import Pictures
+from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.report.demo import (
+    FIXED,
+    LEARNED,
+    ROBUST_ALONE,
+    ROLES,
+    STANDARD_ALONE,
+    DemoResult,
+    demo_sentences,
+    demo_table,
+)
+from adaptive_smoothing.report.page.page import write_page
+from adaptive_smoothing.report.page.runs import read_runs
+from adaptive_smoothing.report.run_folder import write_result
+from adaptive_smoothing.results import percent, read_json, write_json
+from adaptive_smoothing.runs.folder import (
+    JOURNAL,
+    PAGE,
+    RESULT,
+    environment,
+    has_result,
+    is_finished,
+    make_folder,
+    with_schema,
+)
+from adaptive_smoothing.runs.journal import Journal
+from adaptive_smoothing.runs.progress import Progress, RunProgress
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, at_setting
 
-STANDARD, ROBUST, MIXED = "compact-standard", "compact-robust", "compact-mixed"
-# The run of `sweep` on the whole test set, and the comparison of a learned with a fixed alpha.
-STORED = Path(__file__).parents[1] / "report" / "stored" / "compact"
-COMPARED = STORED.with_name(MIXED)
-ATTACK = PGD(Linf(8 / 255), steps=20)
+THREAT = Linf(8 / 255)
+KIND = "demo"  # of the result in the output folder
+TITLE = "Mixing an accurate and a robust classifier"
+# The stages of `fast` that find nearly all images that it fools, with fewer targets and steps.
+FIRST_STAGES, TARGETS, STEPS = ("margin-pgd", "diverse-pgd", "turning-pgd"), 2, 10
+# The share of the time that each model takes.
+WORK = {LEARNED: 0.37, FIXED: 0.36, ROBUST_ALONE: 0.25, STANDARD_ALONE: 0.02}
+NEXT = (
+    ("adaptive-smoothing demo --clean-accuracy 0.88 --open", "another operating point, without training"),
+    ("adaptive-smoothing evaluate compact-mixed --images 20", "the whole preset fast, with an audit"),
+    ("adaptive-smoothing models", "other models and mixtures"),
+)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the demo attacks.
-
-    Args:
-        images: number of test images.
-        batch_size: images per batch.
-        alphas: alphas at which the mixture is attacked, other than the chosen one.
-        apart: alphas between 0 and 1 that are no further than this from the chosen one are left out.
-    """
+    """How many images the demo attacks by default, and with which attack."""
 
     images: int
-    batch_size: int
-    alphas: tuple[float, ...]
-    apart: float
+    cascade: Cascade
 
-    def mix_alphas(self, chosen: float) -> list[float]:
-        """Return the alphas at which the mixture is attacked."""
-        others = (alpha for alpha in self.alphas if alpha in (0, 1) or abs(alpha - chosen) > self.apart)
-        return sorted({chosen, *others})
+    @classmethod
+    def of_device(cls, device: str) -> Workload:
+        """Return the workload of a GPU, for less than a minute; or that of a CPU, for two minutes on two cores."""
+        fast = preset("fast", THREAT)
+        return cls(1000, fast) if torch.device(device).type == "cuda" else cls(128, first_stages(fast))
 
 
-# About a minute on two CPU cores.
-CPU = Workload(24, 8, (0.0, 0.5, 0.7, 1.0), 0.05)
-# A few seconds.
-GPU = Workload(1000, 500, MIX_ALPHAS, 0.0)
+def first_stages(fast: Cascade) -> Cascade:
+    """Return the first attack of `fast` and its first targeted attack, which gets fewer targets and steps."""
+    stages = []
+    for stage in fast.stages:
+        if stage.key in FIRST_STAGES and isinstance(stage.attack, DiversifiedPGD):
+            targets = min(stage.attack.target_classes, TARGETS)
+            shorter = replace(stage.attack, target_classes=targets, steps=STEPS) if targets else stage.attack
+            stages.append(replace(stage, attack=shorter))
+    return Cascade("first stages of fast", fast.threat, tuple(stages))
 
 
 def demo(
     wanted: Annotated[
-        float, typer.Option("--clean-accuracy", help="Wanted clean accuracy of the mixture: 0.9, or 90.")
+        float, typer.Option("--clean-accuracy", help="Wanted clean accuracy of both mixtures: 0.9, or 90.")
     ] = 0.9,
     images: Annotated[
-        int | None, typer.Option(min=1, help="Test images to attack; by default 24 on a CPU, otherwise 1,000.")
+        int | None, typer.Option(min=1, help="Test images to attack; by default 128 on a CPU, 1,000 on a GPU.")
     ] = None,
     device: opt.Device = "auto",
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/demo"),
+    open_page: opt.OpenPage = False,
 ) -> None:
-    """Mix and attack the two models of the package, in under three minutes on a CPU."""
-    target, console = as_share(wanted), screen()
-    pair = Pair.load(opt.pick_device(device))
-    make_folder(out, overwrite=True)
-    console.print(_introduction(pair), markup=False)
-    stored, learned = _stored_facts(pair, console), stored_comparison(pair.facts)
-    start = time.perf_counter()
-    choice = choose(_clean_accuracy(pair, stored is not None, out, console), target, console)
-    work = CPU if pair.device == "cpu" else GPU
-    test = pair.test.take(slice(images or work.images))
-    live, interrupted = _attack_pair(pair, test, choice, work, console)
-    if learned is not None and not interrupted:
-        learned, interrupted = _attack_learned(learned, pair, test, target, work.batch_size, console)
-    seconds = round(time.perf_counter() - start, 1)
-    facts = {"models": pair.facts, "seconds": seconds, "interrupted": interrupted}
-    if learned is not None and learned.measured is not None:
-        facts["learned alpha"] = learned.measured.facts
-    facts |= environment(pair.device)
-    if stored is None:
-        report = Report(live, None, choice, facts, learned)
-    else:
-        # The stored run has far more images, so the report gives its numbers and shows the live run as a check.
-        report = Report(load_tradeoff(STORED), live, choice, {**facts, "stored run": stored}, learned)
-    show(console, report)
-    finish(console, write_run(out, report), interrupted)
+    """Attack two mixtures of the package, g and h, in under three minutes on a CPU; writes an HTML page."""
+    target, where, console, start = as_share(wanted), opt.pick_device(device), screen(), time.perf_counter()
+    work = Workload.of_device(where)
+    data = _test_images(images or work.images)
+    _make_folders(out)
+    models = load_models(target, where, console)
+    console.print(_introduction(target, len(data)), markup=False)
+    verdicts = _attack_all(models, data, work.cascade, out, console)
+    result = DemoResult(verdicts, models[FIXED].facts["alpha"], target, stored_runs(target))
+    facts = {"seconds": round(time.perf_counter() - start, 1), "interrupted": result.interrupted}
+    write_json(out / RESULT, with_schema(KIND, {**result.summary(), "facts": facts | environment(where)}))
+    _finish(console, result, out, _write_page(out, result), open_page)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The two classifiers of the package, with images that neither was trained on."""
-
-    standard: nn.Module
-    robust: nn.Module
-    val: ImageData
-    test: ImageData
-    device: str
-    facts: dict[str, Any]
-
-    @classmethod
-    def load(cls, device: str) -> Pair:
-        standard, robust = (zoo.load(name, device=device) for name in (STANDARD, ROBUST))
-        val, test = (datasets.load("builtin", split) for split in ("val", "test"))
-        facts = {letter: model_facts(name) for letter, name in (("g", STANDARD), ("h", ROBUST))}
-        return cls(standard, robust, val, test, device, facts)
+def _test_images(count: int) -> ImageData:
+    """Return the first test images of the package."""
+    data = datasets.load("builtin", "test")
+    if count > len(data):
+        hint = "attack fewer, or use adaptive-smoothing evaluate --data cifar10"
+        raise ValueError(f"expected --images of at most {len(data):,}, as many as are here, got {count:,}: {hint}")
+    return data.take(slice(count))
 
 
-def _introduction(pair: Pair) -> str:
-    g, h = (pair.facts[letter]["parameters"] for letter in "gh")
+def _make_folders(out: Path) -> None:
+    """Make the output folders, and remove the results of an earlier demo. The journals of an interrupted one are kept.
+
+    A folder that holds another run is an error.
+    """
+    folders = [out, *(out / role for role in ROLES)]
+    is_demo = (out / RESULT).is_file() and read_json(out / RESULT).get("kind") == KIND
+    for folder in folders:
+        if not is_demo and is_finished(folder):
+            hint = "choose another --out, or remove this folder"
+            raise FileExistsError(f"expected a folder without another run, got {folder}, which holds one: {hint}")
+    for folder in folders:
+        make_folder(folder, overwrite=True)
+
+
+def _introduction(wanted: float, images: int) -> str:
     return (
-        f"This package contains two image classifiers for CIFAR-10. g ({STANDARD}, {g / 1e6:.1f} million weights) was "
-        f"trained for accuracy only. h ({ROBUST}, {h / 1e6:.1f} million weights) was trained to resist attacks. The "
-        "demo mixes their probabilities: (1 − α) g + α h. A larger α gives more weight to h.\n"
+        f"Four classifiers are attacked on the same {images:,} test images of CIFAR-10: g ({STANDARD}), which is "
+        f"accurate, h ({ROBUST}), which resists attacks, and two mixtures (1 − α) g + α h at {percent(wanted)} clean "
+        "accuracy on validation images. One learned to choose α for each image, the other has one α for all.\n"
     )
 
 
-def _stored_facts(pair: Pair, console: Console) -> dict[str, Any] | None:
-    """Return the facts of the stored run, or None if it is missing or was made with other weights."""
-    if not has_result(STORED):
-        console.print("This installation has no stored results of these models: only the live run is reported.\n")
-        return None
-    facts = load_facts(STORED)
-    stored = facts.get("models", {})
-    if any(stored.get(letter, {}).get("sha256") != model["sha256"] for letter, model in pair.facts.items()):
-        console.print("The stored results belong to other weights: only the live run is reported.\n")
-        return None
-    console.print("Results on the whole test set are stored in the package. The demo repeats them on a few images.\n")
-    return facts
+def _attack_all(
+    models: Mapping[str, DemoModel], data: ImageData, cascade: Cascade, out: Path, console: Console
+) -> dict[str, Verdict]:
+    """Attack the models one after the other and write their run folders; Ctrl-C leaves out the others.
 
-
-def stored_comparison(models: dict[str, Any]) -> LearnedAlphaResult | None:
-    """Return the stored comparison of a learned and a fixed alpha, or None if it is missing or of other models."""
-    if not pretrained.exists(MIXED) or not has_result(COMPARED):
-        return None
-    mixture = pretrained.read(pretrained.find(MIXED))
-    made_for = {"g": mixture["standard"], "h": mixture["robust"]}
-    if any(made_for[letter].get("sha256") != model["sha256"] for letter, model in models.items()):
-        return None
-    return LearnedAlphaResult(Comparison.read(COMPARED))
-
-
-def _clean_accuracy(pair: Pair, stored: bool, folder: Path, console: Console) -> CleanAccuracyCurve:
-    """Return the clean accuracy at every alpha. The stored one is preferred: it has more validation images."""
-    if stored:
-        return CleanAccuracyCurve.load(STORED / VALIDATION)
-    return measure_clean_accuracy(pair.standard, pair.robust, pair.val, batch_size=50, folder=folder, console=console)
-
-
-def _attack_pair(
-    pair: Pair, test: ImageData, choice: Choice, work: Workload, console: Console
-) -> tuple[Tradeoff, bool]:
-    """Attack g, h and the mixture. Return the trade-off, and whether Ctrl-C ended the attacks."""
-    mix_alphas = work.mix_alphas(choice.alpha)
-    attacked = ", ".join(f"{alpha:.3g}" for alpha in mix_alphas)
-    console.print(
-        f"Attacking {len(test):,} test images with {ATTACK.steps} steps of PGD: on g (STD), on h (ROB), and on the "
-        f"mixture (MIX) at α = {attacked}. Use --images N for another number of images.\n"
-    )
-    return measure_tradeoff(
-        pair.standard, pair.robust, test, ATTACK, mix_alphas=mix_alphas, batch_size=work.batch_size, console=console
-    )
-
-
-def _attack_learned(
-    learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float, batch_size: int, console: Console
-) -> tuple[LearnedAlphaResult, bool]:
-    """Attack the mixture with a learned alpha. Return the result, and whether Ctrl-C ended the attack."""
+    The journals are kept until all models are done: an interrupted demo can be continued.
+    """
+    verdicts: dict[str, Verdict] = {}
+    # The stored runs under `adaptive` say what longer attacks find, so alarms are not worth their time here.
+    options = EvaluationOptions(alarms=False)
     try:
         with TimeBar(console) as bar:
-            bar.report(f"attacking the mixture with a learned α on {len(data):,} images", None)
-            return measure_learned(learned, pair, data, wanted, batch_size, RunProgressBar(bar)), False
+            overall = RunProgressBar(bar)
+            for role, each in models.items():
+                folder, start, progress = out / role, time.perf_counter(), _part_of(overall, role, len(data))
+                progress(Progress(len(data), 0, 0, 0, ""))
+                found = evaluate(
+                    each.model,
+                    data,
+                    cascade,
+                    journal=folder / JOURNAL,
+                    overwrite=True,
+                    progress=progress,
+                    options=options,
+                )
+                where = next(each.model.parameters()).device
+                facts = {"seconds": round(time.perf_counter() - start, 1), **environment(where)}
+                summary = {**found.summary(), "models": each.facts}
+                if (pictures := Pictures.of(found, data)) is not None:
+                    pictures.save(folder)
+                write_result(folder, "evaluation", summary, found.rows(), {}, facts)  # figures take seconds
+                verdicts[role] = found
     except KeyboardInterrupt:
-        console.print("[yellow]stopped[/]: the learned α was not attacked")
-        return learned, True
+        if not verdicts:
+            raise
+        return verdicts
+    for role in models:
+        Journal(out / role / JOURNAL).clear()
+    return verdicts
 
 
-def measure_learned(
-    learned: LearnedAlphaResult, pair: Pair, data: ImageData, wanted: float, batch_size: int, progress: RunProgress
-) -> LearnedAlphaResult:
-    """Return `learned` with a measurement of the mixture on these images, clean and under attack.
+def _part_of(overall: RunProgress, role: str, images: int) -> RunProgress:
+    """Return a function that reports the progress on one model as part of that on all of them."""
+    total = len(ROLES) * images
+    before = sum(WORK[each] for each in ROLES[: ROLES.index(role)]) * total
 
-    If the mixture cannot reach the wanted clean accuracy, it is not measured.
-    """
-    folder = pretrained.find(MIXED)
-    accuracy = CleanAccuracyCurve.load(folder / VALIDATION)
-    if not accuracy.reaches(wanted):
-        return learned
-    mixed = MixedClassifier.from_pretrained(folder, standard=pair.standard, robust=pair.robust, device=pair.device)
-    mixed = at_setting(mixed, accuracy.largest_setting(wanted))
-    options = EvaluationOptions(batch_size=batch_size)
-    found = evaluate(mixed, data, replace(ATTACK, stop_when_fooled=True), progress=progress, options=options)
-    facts = {"images": len(data), "clean": found.clean, "robust": found.robust, "shift": mixed.alpha_shift.item()}
-    point = Point(MIXED, wanted, found.clean_correct.numpy(), found.robust_correct.numpy(), facts)
-    return replace(learned, measured=point)
+    def report(progress: Progress) -> None:
+        finished = before + WORK[role] * total * progress.finished / images
+        stage = progress.stage and f"{role}: {progress.stage}"
+        overall(Progress(total, finished, progress.seen, progress.correct, stage))
+
+    return report
+
+
+def _write_page(folder: Path, result: DemoResult) -> Path:
+    """Write the page of the models that were attacked and of the stored runs, and return its path."""
+    live = [replace(run, name=result.titles[role]) for role in result.verdicts for run in read_runs([folder / role])]
+    stored = read_runs([place for place in (demo_models.STORED, demo_models.COMPARED) if has_result(place)])
+    return write_page(folder / PAGE, [*live, *stored], TITLE)
+
+
+def _finish(console: Console, result: DemoResult, out: Path, shown: Path, open_page: bool) -> None:
+    """Print the result, where the page is and what to try next; open the page; exit with 130 after Ctrl-C."""
+    print_report(console, [], [demo_table(result)])
+    for sentence in demo_sentences(result):
+        console.print(f"- {sentence}", markup=False)
+    console.print()
+    show_page(console, shown)
+    if open_page:
+        webbrowser.open(shown.resolve().as_uri())  # without a browser it returns False
+    console.print("Try next:")
+    for command, purpose in NEXT:
+        console.print(f"  {command:54}  {purpose}", markup=False, soft_wrap=True)
+    print_run(out)
+    if result.interrupted:
+        console.print("\n[yellow]stopped[/]: run the same command again to continue")
+        raise typer.Exit(INTERRUPTED)

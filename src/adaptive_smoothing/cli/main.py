@@ -23,7 +23,7 @@ from adaptive_smoothing.version import VERSION
 
 # The first line of the help of each verb. With this list, `--help` imports none of them.
 VERBS = {
-    "demo": "Mix and attack the two models of the package, in under three minutes on a CPU.",
+    "demo": "Attack two mixtures of the package, g and h, in under three minutes on a CPU; writes an HTML page.",
     "train": "Train a base classifier: standard, at, trades, iaat or gaussian.",
     "mix": "Mix two models into one, with a wanted clean or robust accuracy.",
     "sweep": "Measure the mixture of two models at every alpha, clean and under three attacks.",
@@ -154,7 +154,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _after_stop(verb: str | None, stop: KeyboardInterrupt) -> str:
-    if verb in ("evaluate", "certify"):
+    if verb in ("demo", "evaluate", "certify"):
         return "run the same command again to continue"
     if verb in ("train", "mix"):
         from adaptive_smoothing.training.options import Stopped

@@ -29,7 +29,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     """Return what a run folder holds.
 
     The result of `evaluate` is a `Verdict`, for several radii a `RadiusCurve`; that of `certify` is `Certificates`;
-    that of `sweep` and `demo` is a `Tradeoff`.
+    that of `sweep` is a `Tradeoff`. `demo` writes a verdict for each of its models, in folders inside its own.
     """
     check_path(folder=folder)
     folder = Path(folder)

@@ -179,7 +179,7 @@ def _points(run: PageRun) -> list[dict[str, Any]]:
         return [
             {
                 "name": f"{letter} ({dict(run.models.get(letter) or {}).get('name', letter)})",
-                "group": letter,
+                "group": f"{letter} (PGD-{run.settings['steps']}, {result.images:,} images)",
                 "threat": threat,
                 "clean": _share(rows[f"clean_{letter}"]),
                 "robust": _share(robust),
@@ -191,7 +191,8 @@ def _points(run: PageRun) -> list[dict[str, Any]]:
 
 def _point(point: Point, run: PageRun) -> dict[str, Any]:
     wanted = "" if point.wanted is None else f" at {100 * point.wanted:g} %"
-    found = {"name": f"{point.mixture}{wanted}", "group": point.mixture, "threat": threat_of(run)}
+    how = f"stored: {' and '.join(point.facts['attacks'])}, {len(point.robust_correct):,} images"
+    found = {"name": f"{point.mixture}{wanted}", "group": f"{point.mixture} ({how})", "threat": threat_of(run)}
     return found | {"clean": _share(point.clean_correct), "robust": _share(point.robust_correct)}
 
 

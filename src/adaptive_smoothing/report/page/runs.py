@@ -21,6 +21,7 @@ from adaptive_smoothing.threat import parse_number, radius_text
 # Folders deeper than this are not searched for runs.
 DEPTH = 3
 # Folders inside a run folder that are no runs to show: finished shards, and validation images.
+DEMO = "demo"  # the kind of a folder with a run for each model
 NO_RUNS = (JOURNAL, "val")
 
 
@@ -69,7 +70,8 @@ def _read(folder: Path) -> list[PageRun]:
 
 def _with_results(folder: Path, depth: int = 0) -> Iterator[Path]:
     """Yield the folder if it holds a run, otherwise the folders inside it that do."""
-    if (folder / RESULT).is_file():
+    found = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
+    if found and found.get("kind") != DEMO:
         yield folder
     elif depth < DEPTH:
         for inside in sorted(folder.iterdir()):

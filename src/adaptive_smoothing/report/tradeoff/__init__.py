@@ -1,1 +1,1 @@
-"""The report of a trade-off, which `demo` and `sweep` print and write: sentences, tables, figures, the HTML page."""
+"""The report of a trade-off, which `sweep` prints and writes: sentences, tables, figures, the HTML page."""
