@@ -148,13 +148,11 @@ def test_the_citation_and_the_changelog_are_of_this_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert (citation["version"], citation["license"]) == (VERSION, project["license"])
-    assert (citation["repository-code"], citation["url"]) == (
-        project["urls"]["Source"],
-        project["urls"]["Documentation"],
-    )
+    addresses = [citation["repository-code"], citation["url"]]
+    assert addresses == [project["urls"][name] for name in ("Source", "Documentation")]
     assert citation["authors"] == project["authors"]
-    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert newest and newest[1] == f"{VERSION} ({citation['date-released']})"
+    sections = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert next(title for title in sections if title != "Unreleased") == f"{VERSION} ({citation['date-released']})"
 
 
 def test_the_citation_names_the_paper_and_its_authors():
