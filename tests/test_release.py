@@ -1,4 +1,4 @@
-"""What is published: the wheel works in an empty environment, the sdist builds the same wheel, and both are complete."""
+"""What is published: the wheel works in an empty environment, and the sdist builds the same wheel."""
 
 import os
 import re
