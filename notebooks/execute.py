@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 FOLDER = Path(__file__).parent
 
@@ -24,10 +25,12 @@ def executed(path: Path, replaced: Mapping[str, str] | None = None) -> nbformat.
         (old,) = (number for number, line in enumerate(lines) if line.startswith(beginning))
         lines[old] = new
     first.source = "\n".join(lines)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as sockets:
+        # Sockets in a folder of its own: two notebooks that run at the same time could choose the same port.
+        connection = Config({"ConnectionFileMixin": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
         # Times of execution would change the file with every execution.
-        client = NotebookClient(notebook, record_timing=False, resources={"metadata": {"path": folder}})
-        return client.execute()
+        options = {"record_timing": False, "resources": {"metadata": {"path": folder}}, "config": connection}
+        return NotebookClient(notebook, **options).execute()
 
 
 def main() -> None:
