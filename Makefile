@@ -2,8 +2,9 @@
 # make test     run the tests on all cores
 # make lint     check style, types and the direction of imports
 # make format   correct style and layout
+# make dist     build the wheel and the sdist into dist/
 # make bench    measure the seconds of a training epoch (needs a GPU)
-# make clean    delete the virtual environment, runs and caches
+# make clean    delete the virtual environment, runs, built packages and caches
 #
 # ARGS is passed on: make test ARGS="tests/mixing -x"
 
@@ -15,7 +16,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt tests/interop.txt
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format dist bench clean
 
 demo: $(VENV)/.package
 	$(BIN)/adaptive-smoothing demo $(ARGS)
@@ -33,6 +34,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m hatchling build --directory dist
+
 bench: $(VENV)/.package
 	$(BIN)/python benchmarks/train.py $(ARGS)
 
@@ -48,4 +53,4 @@ $(VENV)/.dev: $(VENV)/.package
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs dist .pytest_cache .mypy_cache .ruff_cache

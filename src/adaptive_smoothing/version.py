@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 # Packages that only print, plot or parse: a change of them changes no result.
 WITHOUT_RESULTS = ("cli", "report")
 CACHE_VARIABLE = "ADAPTIVE_SMOOTHING_CACHE"
