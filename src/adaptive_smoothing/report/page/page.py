@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -22,13 +22,19 @@ SCRIPTS = ("data.js", "charts.js", "export.js", "dial.js", "images.js", "results
 STYLE = "page.css"
 
 
-def write_page(path: str | Path, runs: Sequence[PageRun], title: str | None = None) -> Path:
-    """Write the page of these runs to a file, and return its path."""
-    write_text(path, page(runs, title))
+def write_page(
+    path: str | Path, runs: Sequence[PageRun], title: str | None = None, summary: Iterable[str] = ()
+) -> Path:
+    """Write the page of these runs to a file, and return its path.
+
+    Args:
+        summary: sentences that come before those about each run.
+    """
+    write_text(path, page(runs, title, summary))
     return Path(path)
 
 
-def page(runs: Sequence[PageRun], title: str | None = None) -> str:
+def page(runs: Sequence[PageRun], title: str | None = None, summary: Iterable[str] = ()) -> str:
     """Return the page as HTML text."""
     if not runs:
         raise ValueError("expected one or more runs for a page, got none: pass what read_runs returns")
@@ -38,7 +44,7 @@ def page(runs: Sequence[PageRun], title: str | None = None) -> str:
         subtitle=html_text(subtitle(runs)),
         style=read[STYLE],
         tiles="\n".join(_tile(*tile) for tile in tiles(runs)),
-        words="\n".join(f"<p>{html_text(text)}</p>" for run in runs for text in words(run)),
+        words="\n".join(f"<p>{html_text(text)}</p>" for text in (*summary, *words(runs))),
         alarms="\n".join(_alarms(runs)),
         tables="\n".join(_tables(runs)),
         facts="\n".join(_facts(runs)),
@@ -58,11 +64,14 @@ def _tile(name: str, figures: Mapping[str, str]) -> str:
 
 
 def _alarms(runs: Sequence[PageRun]) -> Iterator[str]:
-    """Yield the alarms of each evaluation in words."""
+    """Yield the alarms of the evaluations in words; what several runs have in common, once."""
+    names: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        for kind, text in alarm_words(run):
-            name = f"<strong>{html_text(run.name)}:</strong> " if len(runs) > 1 else ""
-            yield f'<li class="{kind}">{name}{html_text(text)}</li>'
+        for found in alarm_words(run):
+            names.setdefault(found, []).append(run.name)
+    for (kind, text), having in names.items():
+        name = f"<strong>{html_text('; '.join(having))}:</strong> " if len(runs) > 1 else ""
+        yield f'<li class="{kind}">{name}{html_text(text)}</li>'
 
 
 def _tables(runs: Sequence[PageRun]) -> Iterator[str]:

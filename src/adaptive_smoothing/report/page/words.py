@@ -70,15 +70,17 @@ def _tradeoff_tiles(run: PageRun, found: Tradeoff) -> Iterator[tuple[str, Mappin
         yield f"mixture, α = {choice.alpha:.3f}", {"clean": str(clean), attacked: str(robust)}
 
 
-def words(run: PageRun) -> Iterator[str]:
-    """Yield the result of a run in words."""
-    result = run.result
-    if isinstance(result, Verdict):
-        yield from (f"{run.name}: {text}" for text in verdicts.sentences(result))
-    elif isinstance(result, Certificates):
-        yield from (f"{run.name}: {text}" for text in certified_sentences(result))
-    elif isinstance(result, Tradeoff):
-        yield from tradeoff_words.sentences(_report(run, result))
+def words(runs: Sequence[PageRun]) -> Iterator[str]:
+    """Yield the results in words. Of several evaluations the accuracies are left out, because the tiles have them."""
+    for run in runs:
+        result, name = run.result, f"{run.name}: " if len(runs) > 1 else ""
+        if isinstance(result, Verdict):
+            first = 1 if len(runs) > 1 else 0
+            yield from (f"{name}{text}" for text in verdicts.sentences(result)[first:])
+        elif isinstance(result, Certificates):
+            yield from (f"{name}{text}" for text in certified_sentences(result))
+        elif isinstance(result, Tradeoff):
+            yield from (f"{name}{text}" for text in tradeoff_words.sentences(_report(run, result)))
 
 
 def tables_of(run: PageRun) -> list[Table]:
