@@ -30,6 +30,7 @@ VERBS = {
     "evaluate": "Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued.",
     "certify": "Certify how far each image can be moved with the same prediction; an interrupted run can be continued.",
     "export": "Write a model as ONNX or .pt2 with alpha as an input, or an evaluation as an entry of RobustBench.",
+    "app": "Attack an image in a browser, step by step, and move alpha; the page stays on this machine.",
     "models": "List the models and mixtures of the package and of the zoo, with the accuracies on their cards.",
     "doctor": "Check this installation: versions, devices, memory, folders, optional packages, and what to do.",
 }
