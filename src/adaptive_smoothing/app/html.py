@@ -14,7 +14,7 @@ from adaptive_smoothing.mixing.classifier import MixedClassifier
 BARS = 5
 # Images with fewer pixels per side are enlarged without interpolation, so that single pixels can be seen.
 SMALL = 128
-TITLES = {"g": "g, the standard classifier", "h": "h, the robust classifier", "mixture": "mixture", ALONE: "model"}
+TITLES = {"g": "g (standard)", "h": "h (robust)", "mixture": "mixture", ALONE: "model"}
 SUBJECTS = {"g": "g", "h": "h", "mixture": "the mixture", ALONE: "the model"}
 
 
@@ -68,20 +68,20 @@ def _rows(found: Answers, label: int) -> list[int]:
     return largest.topk(min(BARS, len(largest))).indices.tolist()
 
 
-def _panel(
-    subject: Subject, shown: Shown, role: str, rows: list[int], now: Answers, before: Answers | None
-) -> str:
+def _panel(subject: Subject, shown: Shown, role: str, rows: list[int], now: Answers, before: Answers | None) -> str:
     probabilities = now.probabilities[role]
     bars = "".join(_bar(subject.classes[row], probabilities[row].item(), row == shown.label) for row in rows)
     rest = 1 - sum(probabilities[row].item() for row in rows)
     others = len(subject.classes) - len(rows)
     more = f'<div class="ads-rest">{others} other classes: {_share(max(0.0, rest))}</div>' if others > 0 else ""
     name = f"<span>{escape(subject.names[role])}</span>"
-    if role == "mixture":
-        name += f'<span class="ads-alpha">alpha of this image {now.alpha:.3f}</span>'
+    if now.alpha is not None:
+        weight = {"g": 1 - now.alpha, "h": now.alpha}
+        text = f"alpha of this image {now.alpha:.3f}" if role == "mixture" else f"weight {weight[role]:.3f}"
+        name += f'<span class="ads-alpha">{text}</span>'
     was = ""
     if before is not None:
-        was = f'<div class="ads-was">without the attack {_verdict(subject, before, role, shown.label)}</div>'
+        was = f'<div class="ads-was">Without the attack: {_verdict(subject, before, role, shown.label)}</div>'
     head = f"<h3>{TITLES[role]}</h3><div class='ads-name'>{name}</div>"
     right = now.predicted(role) == shown.label
     verdict = f'<div class="ads-verdict {"ads-right" if right else "ads-wrong"}">'
@@ -93,11 +93,11 @@ def _panel(
 def _verdict(subject: Subject, found: Answers, role: str, label: int) -> str:
     predicted = found.predicted(role)
     share = _share(found.probabilities[role][predicted].item())
-    return f"{'correct' if predicted == label else 'wrong'}: {escape(subject.classes[predicted])}, {share}"
+    return f"{'correct' if predicted == label else 'wrong'}, {escape(subject.classes[predicted])} {share}"
 
 
 def _bar(name: str, probability: float, correct: bool) -> str:
-    mark = ' <span class="ads-mark">correct class</span>' if correct else ""
+    mark = ' <span class="ads-mark">correct</span>' if correct else ""
     return (
         f'<div class="ads-row" data-class="{escape(name)}" data-probability="{probability:.6f}">'
         f'<div class="ads-label">{escape(name)}{mark}</div>'
@@ -190,13 +190,14 @@ def about(subject: Subject) -> str:
             "to move. Name two models and an alpha, or a stored mixture, to see how a mixture responds.</p>"
         )
     g, h = (escape(subject.names[role]) for role in ROLES)
+    name = f"<b>{escape(subject.title)}</b>" if subject.title == subject.names["mixture"] else "This mixture"
     move = "each image has an alpha of its own, and the shift moves them all"
     if subject.dial is None:
         move = "alpha is a module of your own, which nothing here moves"
     elif subject.dial.parameter == "alpha":
         move = "alpha is one number for all images"
     return (
-        f"<p><b>{escape(subject.title)}</b> mixes the probabilities of g (<b>{g}</b>, accurate, easy to attack) and "
+        f"<p>{name} mixes the probabilities of g (<b>{g}</b>, accurate, easy to attack) and "
         f"h (<b>{h}</b>, robust, less accurate): (1 − alpha) · g + alpha · h. In this mixture {move}.</p>"
         f"{_changed(subject)}"
     )

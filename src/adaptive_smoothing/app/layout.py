@@ -18,6 +18,7 @@ from adaptive_smoothing.app.subject import Dial, Subject
 
 STYLE = Path(__file__).with_name("style.css")
 MOST_EPS, MOST_STEPS = 16, 100
+EPS = "eps × 255 (largest change of a pixel value)"
 # On a phone the pictures are below the button.
 SCROLL = "() => { if (innerWidth < 768) document.getElementById('ads-pictures').scrollIntoView({behavior: 'smooth'}) }"
 ENDS = {"alpha": "0: g alone, 1: h alone", "shift": "a larger shift gives h more weight"}
@@ -83,15 +84,24 @@ class Page:
         gr.HTML('<h2 class="ads-section">1. Choose an image</h2>')
         self.gallery = None
         if subject.gallery is not None:
+            arrays, labels = subject.gallery.images.cpu().permute(0, 2, 3, 1).numpy(), subject.gallery.labels.tolist()
             items = [
                 (Image.fromarray(pixels.squeeze()), subject.classes[label])
-                for pixels, label in zip(
-                    subject.gallery.images.cpu().permute(0, 2, 3, 1).numpy(), subject.gallery.labels.tolist(), strict=True
-                )
+                for pixels, label in zip(arrays, labels, strict=True)
             ]
             self.gallery = gr.Gallery(
-                items, label="Test images", columns=4, height="auto", allow_preview=False, selected_index=0,
-                object_fit="contain", format="png", buttons=[], interactive=False, elem_id="ads-gallery",
+                items,
+                label="Images to choose from",
+                show_label=False,
+                columns=4,
+                height="auto",
+                allow_preview=False,
+                selected_index=0,
+                object_fit="contain",
+                format="png",
+                buttons=[],
+                interactive=False,
+                elem_id="ads-gallery",
             )
         self.file = gr.File(label="Or drop an image of yours", height=130, elem_id="ads-file")
         choices = [(name, number) for number, name in enumerate(subject.classes)]
@@ -102,15 +112,21 @@ class Page:
     def _attack(self) -> None:
         gr.HTML('<h2 class="ads-section">2. Attack it</h2>')
         roles = self.subject.roles
-        choices = [(f"{html.SUBJECTS[role]}", role) for role in reversed(roles)]
+        choices = [(html.SUBJECTS[role], role) for role in (roles[-1], *roles[:-1])]
         self.on = gr.Radio(choices, value=roles[-1], label="PGD on", visible=len(roles) > 1, elem_id="ads-on")
         self.eps = gr.Slider(
-            1, MOST_EPS, value=8, step=1, label="eps × 255: largest change of a pixel value", buttons=[], elem_id="ads-eps"
+            1,
+            MOST_EPS,
+            value=8,
+            step=1,
+            label="eps × 255 (largest change of a pixel value)",
+            buttons=[],
+            elem_id="ads-eps",
         )
         self.steps = gr.Slider(1, MOST_STEPS, value=20, step=1, label="Steps", buttons=[], elem_id="ads-steps")
         with gr.Row():
-            self.press = gr.Button("Attack", variant="primary", elem_id="ads-attack")
-            self.stop = gr.Button("Stop", interactive=False, elem_id="ads-stop")
+            self.press = gr.Button("Attack", variant="primary", min_width=80, elem_id="ads-attack")
+            self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_id="ads-stop")
 
     def _dial(self) -> None:
         dial = self.subject.dial or NO_DIAL
@@ -144,9 +160,7 @@ class Page:
         shown, views = self.shown, self.views.all
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         state = [shown, self.dial]
-        running = self.press.click(
-            self.attack, [*state, self.on, self.eps, self.steps], [shown, *views], **quiet
-        )
+        running = self.press.click(self.attack, [*state, self.on, self.eps, self.steps], [shown, *views], **quiet)
         self.press.click(None, js=SCROLL, **quiet)
         stops: dict[str, Any] = {"cancels": [running], **quiet}
         self.stop.click(self.values, state, views, **stops)
@@ -158,9 +172,7 @@ class Page:
         self.dial.input(self.move, state, [self.accuracy, self.wanted, *views], **last)
         self.wanted.input(self.want, [self.wanted, shown], [self.dial, self.accuracy, *views], **last)
 
-    def values(
-        self, shown: Shown | None, setting: float | None, running: bool = False, problem: str = ""
-    ) -> list[Any]:
+    def values(self, shown: Shown | None, setting: float | None, running: bool = False, problem: str = "") -> list[Any]:
         """Return the values of `Views`."""
         stop, subject = gr.update(interactive=running), self.subject
         if shown is None:
@@ -221,9 +233,7 @@ class Page:
         setting = self.subject.dial.rounded(self.subject.dial.curve.largest_setting(percent / 100))
         return [setting, *self.move(shown, setting)[:1], *self.values(shown, setting)]
 
-    def attack(
-        self, shown: Shown | None, setting: float, on: str, eps: float, steps: int
-    ) -> Iterator[list[Any]]:
+    def attack(self, shown: Shown | None, setting: float, on: str, eps: float, steps: int) -> Iterator[list[Any]]:
         """Show each step of an attack."""
         if shown is None:
             yield [None, *self.values(None, setting, problem=html.problem("expected an image, got none: choose one"))]

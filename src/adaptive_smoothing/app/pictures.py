@@ -59,7 +59,7 @@ def _prepared(image: Image.Image, shape: tuple[int, int, int]) -> tuple[Tensor, 
             "the size that the model takes."
         )
     pixels = pixels_of(_fitted(image, width, height), Framing(), gray=channels == 1)
-    return to_floats(torch.from_numpy(np.ascontiguousarray(pixels)))[None], changes
+    return to_floats(torch.from_numpy(np.array(pixels)))[None], changes
 
 
 def _fitted(image: Image.Image, width: int, height: int) -> Image.Image:
@@ -76,7 +76,7 @@ def _opaque(image: Image.Image) -> tuple[Image.Image, bool]:
     if not image.has_transparency_data:
         return image, False
     colours = image.convert("RGBA")
-    if colours.getextrema()[3][0] == 255:  # type: ignore[index]
+    if colours.getchannel("A").getextrema()[0] == 255:
         return colours.convert("RGB"), False
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours).convert("RGB"), True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from adaptive_smoothing.app.subject import Subject
@@ -16,14 +16,12 @@ LARGEST_FILE = "50mb"
 
 
 def require_gradio() -> None:
-    """Import Gradio, or raise an error that says how to install it."""
+    """Raise an error that says how to install Gradio if it is missing. It is not imported yet: that takes seconds."""
     # Gradio and its client would otherwise report their use, and look for newer versions.
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
-    try:
-        import_module("gradio")
-    except ImportError as error:
+    if find_spec("gradio") is None:
         hint = "run pip install 'adaptive-smoothing[app]'"
-        raise ImportError(f"expected gradio for the application, got {error}: {hint}") from error
+        raise ImportError(f"expected the package gradio for the application, got none: {hint}")
 
 
 def free_port(port: int | None = None) -> int:
@@ -36,7 +34,9 @@ def free_port(port: int | None = None) -> int:
             except OSError:
                 continue
             return candidate
-    used = f"{PORTS[0]} to {PORTS[-1]}, which are all in use" if port is None else f"{port}, which is in use or reserved"
+    used = (
+        f"{PORTS[0]} to {PORTS[-1]}, which are all in use" if port is None else f"{port}, which is in use or reserved"
+    )
     raise OSError(f"expected a free port, got {used}: name another one with --port")
 
 

@@ -181,7 +181,7 @@ def _names(loaded: LoadedModel) -> dict[str, str]:
         return {ALONE: next(iter(loaded.parts))}
     g, h = (without_transform(base) for base in (model.standard, model.robust))
     found = {role: (origin(base) or {"name": type(base).__name__})["name"] for role, base in (("g", g), ("h", h))}
-    return {**found, "mixture": loaded.short}
+    return {**found, "mixture": "of g and h" if loaded.folder is None else loaded.short}
 
 
 def _dial(loaded: LoadedModel, gallery: ImageData | None) -> Dial | None:
