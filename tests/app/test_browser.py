@@ -63,7 +63,7 @@ def test_an_image_is_chosen_attacked_and_mixed_again(url: str, browser: Any, sub
     page.set_default_timeout(1000 * SECONDS)
     messages: list[str] = []
     requests: list[str] = []
-    page.on("console", lambda message: messages.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("console", lambda message: messages.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: messages.append(str(error)))
     page.on("response", lambda found: messages.append(f"{found.status} {found.url}") if found.status >= 400 else None)
     page.on("request", lambda request: requests.append(request.url))
@@ -73,6 +73,12 @@ def test_an_image_is_chosen_attacked_and_mixed_again(url: str, browser: Any, sub
     shown = chosen(subject)
     page.get_by_text(shown.name).wait_for()
     compare(page, subject, shown, subject.dial.start)
+
+    page.locator("#ads-steps input[type=number]").fill("100")
+    page.locator("#ads-attack").click()
+    page.locator(".ads-progress").wait_for()
+    page.locator("#ads-stop").click()
+    page.get_by_text("of 100 steps, then stopped").wait_for()
 
     page.locator("#ads-on").get_by_label("g", exact=True).check()
     page.locator("#ads-steps input[type=number]").fill(str(STEPS))
@@ -125,8 +131,9 @@ def take_pictures(page: Any, folder: Path) -> None:
     page.emulate_media(color_scheme="dark")
     page.evaluate("document.body.classList.add('dark')")
     page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("#ads-pictures").evaluate("element => element.scrollIntoView()")
     page.wait_for_timeout(500)
-    page.screenshot(path=folder / "app-phone.png", full_page=True)
+    page.screenshot(path=folder / "app-phone.png")
     page.evaluate("document.body.classList.remove('dark')")
     page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 1280, "height": 900})

@@ -89,9 +89,7 @@ def test_an_attack_on_g_fools_g_but_not_h(pair: Subject):
 def test_a_sentence_says_that_the_mixture_was_moved_after_the_attack(pair: Subject):
     first, *_, last = attack(pair, shown_image(pair), AttackOptions("mixture", steps=2), 0.85)
     moved = html.attack_sentence(pair, last.attack, 0.3)
-    assert moved.endswith(
-        "This attack was made at alpha = 0.850; press Attack again for one made at alpha = 0.300."
-    )
+    assert moved.endswith("This attack was made at alpha = 0.850; press Attack again for one made at alpha = 0.300.")
     assert html.attack_sentence(pair, last.attack, 0.85).endswith("It was made at alpha = 0.850.")
     assert "1 of 2 steps, then stopped" in html.attack_sentence(pair, first.attack, 0.85)
 
@@ -123,7 +121,7 @@ def test_a_model_of_other_classes_starts_without_images(tmp_path, monkeypatch):
     loaded = LoadedModel.load("mine", None, None, "cpu", OwnModels("own:load", {"size": "48", "mean": "0", "std": "1"}))
     with pytest.warns(UserWarning, match="without images to choose from, and classes are numbers"):
         own = Subject.of(loaded)
-    assert own.gallery is None and own.shape == (3, 48, 48) and own.classes[-1] == "11"
+    assert own.gallery is None and own.shape == (3, 48, 48) and own.classes[-1] == "class 11"
     shown = show(own, torch.rand(1, 3, 48, 48), "noise", None, None)
     assert "7 other classes" in html.panels(own, shown, None)
 

@@ -93,7 +93,7 @@ def _panel(subject: Subject, shown: Shown, role: str, rows: list[int], now: Answ
 def _verdict(subject: Subject, found: Answers, role: str, label: int) -> str:
     predicted = found.predicted(role)
     share = _share(found.probabilities[role][predicted].item())
-    return f"{'correct' if predicted == label else 'wrong'}, {escape(subject.classes[predicted])} {share}"
+    return f"{'correct' if predicted == label else 'wrong'}, {escape(subject.classes[predicted])} ({share})"
 
 
 def _bar(name: str, probability: float, correct: bool) -> str:
@@ -148,7 +148,7 @@ def attack_sentence(subject: Subject, attack: Attacked, setting: float | None, r
     text = f"PGD on {SUBJECTS[options.on]}, {done}, eps {255 * options.eps:g}/255."
     if subject.dial is None or options.on in ROLES or attack.setting is None:
         if options.on in ROLES and subject.dial is not None:
-            text += f" It does not depend on {subject.dial.parameter}."
+            text += f" It does not depend on {'alpha' if subject.dial.parameter == 'alpha' else 'the shift'}."
         return text
     made = subject.dial.text(attack.setting)
     if setting is None or setting == attack.setting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,6 @@ def build(subject: Subject) -> gr.Blocks:
     return page
 
 
-@dataclass(frozen=True)
-class Views:
-    """The components that show a state, in the order of `values`."""
-
-    pictures: gr.HTML
-    summary: gr.HTML
-    panels: gr.HTML
-    problem: gr.HTML
-    stop: gr.Button
-
-    @property
-    def all(self) -> list[Any]:
-        return [self.pictures, self.summary, self.panels, self.problem, self.stop]
-
-
 class Page:
     """Makes the components, from top to bottom, and connects them."""
 
@@ -65,19 +50,21 @@ class Page:
         self.start = None if subject.dial is None else subject.dial.start
         first = self._from_gallery(0, self.start) if subject.gallery is not None else None
         self.shown = gr.State(first)
-        gr.HTML(f"<h1>Attack an image, and see who is fooled</h1>{html.about(subject)}", elem_id="ads-about")
+        gr.HTML(
+            f"<h1>Attack an image, and see which classifier is fooled</h1>{html.about(subject)}", elem_id="ads-about"
+        )
         with gr.Row():
             with gr.Column(scale=4, min_width=300):
                 self._choose(first)
                 self._attack()
             with gr.Column(scale=7, min_width=320):
-                pictures, summary, panels, problem, _ = self.values(first, self.start)
+                pictures, summary, panels, problem = self.values(first, self.start)
                 shown_problem = gr.HTML(problem, elem_id="ads-problem")
                 shown_pictures = gr.HTML(pictures, elem_id="ads-pictures")
                 shown_summary = gr.HTML(summary, elem_id="ads-summary")
                 self._dial()
                 shown_panels = gr.HTML(panels, elem_id="ads-panels")
-        self.views = Views(shown_pictures, shown_summary, shown_panels, shown_problem, self.stop)
+        self.views: list[Any] = [shown_pictures, shown_summary, shown_panels, shown_problem]
 
     def _choose(self, first: Shown | None) -> None:
         subject = self.subject
@@ -103,7 +90,7 @@ class Page:
                 interactive=False,
                 elem_id="ads-gallery",
             )
-        self.file = gr.File(label="Or drop an image of yours", height=130, elem_id="ads-file")
+        self.file = gr.File(label="Or drop an image of yours" if self.gallery is not None else "Drop an image", height=130, elem_id="ads-file")
         choices = [(name, number) for number, name in enumerate(subject.classes)]
         self.label = gr.Dropdown(
             choices, value=None if first is None else first.label, label="Correct class", elem_id="ads-class"
@@ -156,45 +143,57 @@ class Page:
         self.accuracy = gr.HTML(html.dial_text(self.subject, dial.start), visible=moves, elem_id="ads-accuracy")
 
     def connect(self) -> None:
-        """Connect the events. An event that changes what is shown stops a running attack."""
-        shown, views = self.shown, self.views.all
+        """Connect the events. A new image or class stops a running attack, which is over before it is shown."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        state = [shown, self.dial]
-        running = self.press.click(self.attack, [*state, self.on, self.eps, self.steps], [shown, *views], **quiet)
+        state, views = [self.shown, self.dial], [*self.views, self.stop, self.dial, self.wanted]
+        running = self.press.click(self.attack, [*state, self.on, self.eps, self.steps], [self.shown, *views], **quiet)
         self.press.click(None, js=SCROLL, **quiet)
         stops: dict[str, Any] = {"cancels": [running], **quiet}
-        self.stop.click(self.values, state, views, **stops)
+        self.stop.click(None, **stops).then(self.halt, state, views, **quiet)
+        image = [self.shown, self.label, *views]
         if self.gallery is not None:
-            self.gallery.select(self.choose, self.dial, [shown, self.label, *views], **stops)
-        self.file.upload(self.drop, [self.file, *state], [shown, self.label, *views], **stops)
-        self.label.input(self.relabel, [self.label, *state], [shown, *views], **stops)
-        last: dict[str, Any] = {"trigger_mode": "always_last", **stops}
-        self.dial.input(self.move, state, [self.accuracy, self.wanted, *views], **last)
-        self.wanted.input(self.want, [self.wanted, shown], [self.dial, self.accuracy, *views], **last)
+            position = gr.State(0)
+            picked = self.gallery.select(_position, None, position, **quiet)
+            picked.then(None, **stops).then(self.choose, [position, self.dial], image, **quiet)
+        self.file.upload(None, **stops).then(self.drop, [self.file, *state], image, **quiet)
+        self.label.input(None, **stops).then(self.relabel, [self.label, *state], [self.shown, *views], **quiet)
+        last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
+        self.dial.input(self.move, state, [self.accuracy, self.wanted, *self.views], **last)
+        self.wanted.input(self.want, [self.wanted, self.shown], [self.dial, self.accuracy, *self.views], **last)
 
     def values(self, shown: Shown | None, setting: float | None, running: bool = False, problem: str = "") -> list[Any]:
-        """Return the values of `Views`."""
-        stop, subject = gr.update(interactive=running), self.subject
+        """Return the pictures, the summary, the panels and the error message of a state."""
+        subject = self.subject
         if shown is None:
             empty = "<p>Drop an image, or choose one, to see what the model predicts.</p>"
-            return ["", f'<div class="ads-summary">{empty}</div>', "", problem, stop]
+            return ["", f'<div class="ads-summary">{empty}</div>', "", problem]
         setting = self._setting(setting)
         return [
             html.pictures(shown),
             html.summary(subject, shown, setting, running),
             html.panels(subject, shown, setting),
             problem,
-            stop,
         ]
+
+    def everything(
+        self, shown: Shown | None, setting: float | None, running: bool = False, problem: str = ""
+    ) -> list[Any]:
+        """Return `values`, and which controls can be used: while an attack runs, the mixture cannot be moved."""
+        can_stop, can_move = gr.update(interactive=running), gr.update(interactive=not running)
+        return [*self.values(shown, setting, running, problem), can_stop, can_move, can_move]
+
+    def halt(self, shown: Shown | None, setting: float) -> list[Any]:
+        """Show how far an attack came that was stopped."""
+        return self.everything(shown, setting)
 
     def _setting(self, setting: float | None) -> float | None:
         """Return the setting that a value of the slider stands for."""
         return None if self.subject.dial is None or setting is None else self.subject.dial.setting(setting)
 
-    def choose(self, setting: float, chosen: gr.SelectData) -> list[Any]:
+    def choose(self, position: int, setting: float) -> list[Any]:
         """Show an image of the gallery."""
-        found = self._from_gallery(int(chosen.index), setting)
-        return [found, found.label, *self.values(found, setting)]
+        found = self._from_gallery(position, setting)
+        return [found, found.label, *self.everything(found, setting)]
 
     def _from_gallery(self, position: int, setting: float | None) -> Shown:
         assert self.subject.gallery is not None
@@ -210,15 +209,15 @@ class Page:
             found = show(self.subject, images, Path(path).name, None, self._setting(setting))
         except ValueError as error:
             label = None if shown is None else shown.label
-            return [shown, label, *self.values(shown, setting, problem=html.problem(str(error)))]
+            return [shown, label, *self.everything(shown, setting, problem=html.problem(str(error)))]
         found = replace(found, notices=(*changes, *found.notices))
-        return [found, found.label, *self.values(found, setting)]
+        return [found, found.label, *self.everything(found, setting)]
 
     def relabel(self, label: int, shown: Shown | None, setting: float) -> list[Any]:
         """Change the correct class. An attack was made for the class before, so it is dropped."""
         if shown is not None and label is not None:
             shown = replace(shown, label=label, attack=None, notices=())
-        return [shown, *self.values(shown, setting)]
+        return [shown, *self.everything(shown, setting)]
 
     def move(self, shown: Shown | None, setting: float) -> list[Any]:
         """Mix the same image at another setting."""
@@ -236,12 +235,19 @@ class Page:
     def attack(self, shown: Shown | None, setting: float, on: str, eps: float, steps: int) -> Iterator[list[Any]]:
         """Show each step of an attack."""
         if shown is None:
-            yield [None, *self.values(None, setting, problem=html.problem("expected an image, got none: choose one"))]
+            yield [
+                None,
+                *self.everything(None, setting, problem=html.problem("expected an image, got none: choose one")),
+            ]
             return
         options = AttackOptions(on, int(steps), eps / 255)
         for found in attack(self.subject, replace(shown, attack=None), options, self._setting(setting)):
             running = found.attack is not None and not found.attack.finished
-            yield [found, *self.values(found, setting, running)]
+            yield [found, *self.everything(found, setting, running)]
+
+
+def _position(chosen: gr.SelectData) -> int:
+    return int(chosen.index)
 
 
 def _percent(share: float) -> float:

@@ -108,7 +108,7 @@ class Subject:
         shape = _shape(model, gallery)
         probes = torch.rand(2, *shape, device=device) if gallery is None else gallery.take(2).floats()
         count = fp32_logits(model, probes).shape[1]  # raises an error for a model that cannot be shown
-        classes = tuple(map(str, range(count))) if chosen is None else chosen.classes
+        classes = tuple(f"class {number}" for number in range(count)) if chosen is None else chosen.classes
         dial = _dial(loaded, gallery)
         return cls(model, loaded.short, _names(loaded), classes, shape, device, gallery, dial)
 
