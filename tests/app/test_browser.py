@@ -69,12 +69,14 @@ def test_an_image_is_chosen_attacked_and_mixed_again(url: str, browser: Any, sub
     page.on("request", lambda request: requests.append(request.url))
     page.goto(url)
 
-    page.locator("#ads-gallery button.thumbnail-lg").nth(POSITION).click()
+    page.locator("#ads-steps input[type=number]").fill("100")
+    page.locator("#ads-attack").click()
+    page.locator(".ads-progress").wait_for()
+    page.locator("#ads-gallery button.thumbnail-lg").nth(POSITION).click()  # stops the attack
     shown = chosen(subject)
     page.get_by_text(shown.name).wait_for()
     compare(page, subject, shown, subject.dial.start)
 
-    page.locator("#ads-steps input[type=number]").fill("100")
     page.locator("#ads-attack").click()
     page.locator(".ads-progress").wait_for()
     page.locator("#ads-stop").click()

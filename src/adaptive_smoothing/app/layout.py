@@ -18,7 +18,6 @@ from adaptive_smoothing.app.subject import Dial, Subject
 
 STYLE = Path(__file__).with_name("style.css")
 MOST_EPS, MOST_STEPS = 16, 100
-EPS = "eps × 255 (largest change of a pixel value)"
 # On a phone the pictures are below the button.
 SCROLL = "() => { if (innerWidth < 768) document.getElementById('ads-pictures').scrollIntoView({behavior: 'smooth'}) }"
 ENDS = {"alpha": "0: g alone, 1: h alone", "shift": "a larger shift gives h more weight"}
@@ -90,7 +89,8 @@ class Page:
                 interactive=False,
                 elem_id="ads-gallery",
             )
-        self.file = gr.File(label="Or drop an image of yours" if self.gallery is not None else "Drop an image", height=130, elem_id="ads-file")
+        drop = "Drop an image" if self.gallery is None else "Or drop an image of yours"
+        self.file = gr.File(label=drop, height=130, elem_id="ads-file")
         choices = [(name, number) for number, name in enumerate(subject.classes)]
         self.label = gr.Dropdown(
             choices, value=None if first is None else first.label, label="Correct class", elem_id="ads-class"
@@ -153,8 +153,10 @@ class Page:
         image = [self.shown, self.label, *views]
         if self.gallery is not None:
             position = gr.State(0)
+            self.gallery.select(None, **stops)
             picked = self.gallery.select(_position, None, position, **quiet)
-            picked.then(None, **stops).then(self.choose, [position, self.dial], image, **quiet)
+            chosen = picked.then(self.choose, [position, self.dial], image, **quiet)
+            chosen.then(lambda: None, None, self.file, **quiet)
         self.file.upload(None, **stops).then(self.drop, [self.file, *state], image, **quiet)
         self.label.input(None, **stops).then(self.relabel, [self.label, *state], [self.shown, *views], **quiet)
         last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}

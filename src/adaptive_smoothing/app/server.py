@@ -77,6 +77,7 @@ class Server:
             "server_port": self.port,
             "share": False,
             "quiet": True,
+            "show_error": True,
             "theme": theme(),
             "css": STYLE.read_text(encoding="utf-8"),
             "footer_links": [],
