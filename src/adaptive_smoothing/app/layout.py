@@ -18,8 +18,6 @@ from adaptive_smoothing.app.subject import Dial, Subject
 
 STYLE = Path(__file__).with_name("style.css")
 MOST_EPS, MOST_STEPS = 16, 100
-# On a phone the pictures are below the button.
-SCROLL = "() => { if (innerWidth < 768) document.getElementById('ads-pictures').scrollIntoView({behavior: 'smooth'}) }"
 ENDS = {"alpha": "0: g alone, 1: h alone", "shift": "a larger shift gives h more weight"}
 # The slider of a model that nothing moves, which is not visible.
 NO_DIAL = Dial("alpha", 0.0, (0.0, 1.0))
@@ -55,11 +53,11 @@ class Page:
         with gr.Row():
             with gr.Column(scale=4, min_width=300):
                 self._choose(first)
-                self._attack()
             with gr.Column(scale=7, min_width=320):
                 pictures, summary, panels, problem = self.values(first, self.start)
                 shown_problem = gr.HTML(problem, elem_id="ads-problem")
                 shown_pictures = gr.HTML(pictures, elem_id="ads-pictures")
+                self._attack()
                 shown_summary = gr.HTML(summary, elem_id="ads-summary")
                 self._dial()
                 shown_panels = gr.HTML(panels, elem_id="ads-panels")
@@ -100,17 +98,19 @@ class Page:
         gr.HTML('<h2 class="ads-section">2. Attack it</h2>')
         roles = self.subject.roles
         choices = [(html.SUBJECTS[role], role) for role in (roles[-1], *roles[:-1])]
-        self.on = gr.Radio(choices, value=roles[-1], label="PGD on", visible=len(roles) > 1, elem_id="ads-on")
-        self.eps = gr.Slider(
-            1,
-            MOST_EPS,
-            value=8,
-            step=1,
-            label="eps × 255 (largest change of a pixel value)",
-            buttons=[],
-            elem_id="ads-eps",
-        )
-        self.steps = gr.Slider(1, MOST_STEPS, value=20, step=1, label="Steps", buttons=[], elem_id="ads-steps")
+        with gr.Row(equal_height=True):
+            self.on = gr.Radio(
+                choices,
+                value=roles[-1],
+                label="PGD on",
+                visible=len(roles) > 1,
+                scale=4,
+                min_width=280,
+                elem_id="ads-on",
+            )
+            sliders: dict[str, Any] = {"step": 1, "buttons": [], "min_width": 130, "scale": 3}
+            self.eps = gr.Slider(1, MOST_EPS, value=8, label="eps × 255", elem_id="ads-eps", **sliders)
+            self.steps = gr.Slider(1, MOST_STEPS, value=20, label="Steps", elem_id="ads-steps", **sliders)
         with gr.Row():
             self.press = gr.Button("Attack", variant="primary", min_width=80, elem_id="ads-attack")
             self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_id="ads-stop")
@@ -147,7 +147,6 @@ class Page:
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         state, views = [self.shown, self.dial], [*self.views, self.stop, self.dial, self.wanted]
         running = self.press.click(self.attack, [*state, self.on, self.eps, self.steps], [self.shown, *views], **quiet)
-        self.press.click(None, js=SCROLL, **quiet)
         stops: dict[str, Any] = {"cancels": [running], **quiet}
         self.stop.click(None, **stops).then(self.halt, state, views, **quiet)
         image = [self.shown, self.label, *views]
