@@ -48,7 +48,7 @@ $(VENV)/.package: $(SETTINGS)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.package
-	$(INSTALL) --editable '.[dev,export,timm]'
+	$(INSTALL) --editable '.[dev,export,timm,app]'
 	$(INSTALL) --no-deps --requirement tests/interop.txt
 	touch $@
 

@@ -266,15 +266,15 @@ def test_the_default_shape_is_that_of_wrap(tmp_path):
     flat = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 4)).eval()
     one, other = wrap(flat, shape=(1, 28, 28)), wrap(copy.deepcopy(flat), mean=0.5, shape=(1, 28, 28))
     assert MixedClassifier(one, other, 0.5).export(tmp_path / "a.pt2").facts["shape"] == [1, 28, 28]
-    assert exporting._input_shape(wrap(network(0), shape=(3, 64, 64))) == (3, 64, 64)
-    assert exporting._input_shape(MixedClassifier(network(0), wrap(network(1), shape=SHAPE), 0.5)) == SHAPE
+    assert exporting.input_shape(wrap(network(0), shape=(3, 64, 64))) == (3, 64, 64)
+    assert exporting.input_shape(MixedClassifier(network(0), wrap(network(1), shape=SHAPE), 0.5)) == SHAPE
     with pytest.raises(ValueError, match="same size, got 3 x 16 x 16 and 3 x 64 x 64"):
-        exporting._input_shape(MixedClassifier(wrap(network(0), shape=SHAPE), wrap(network(1), shape=(3, 64, 64)), 0.5))
+        exporting.input_shape(MixedClassifier(wrap(network(0), shape=SHAPE), wrap(network(1), shape=(3, 64, 64)), 0.5))
 
 
 def test_two_sizes_need_a_shape(tmp_path):
     g, h = (wrap(network(0), size=16 if seed else (16, 16), shape=SHAPE) for seed in (0, 1))
-    assert exporting._input_shape(MixedClassifier(g, h, 0.5)) == SHAPE
+    assert exporting.input_shape(MixedClassifier(g, h, 0.5)) == SHAPE
     with pytest.raises(ValueError, match=r"images of the same size, got 3 x 16 x 16 and none: pass shape="):
         MixedClassifier(g, network(0), 0.5).export(tmp_path / "a.pt2")
 

@@ -35,6 +35,7 @@ OPTIONAL = {
     "onnxscript": ("export", "ONNX files"),
     "onnxruntime": ("export", "ONNX files"),
     "tensorboard": ("train", "curves of a training"),
+    "gradio": ("app", "the application in a browser"),
 }
 # The packages whose models import torchvision, if it is installed. It is compiled for one version of torch, and fails
 # with others. To import the packages themselves would take long.

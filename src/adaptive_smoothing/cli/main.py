@@ -31,6 +31,7 @@ VERBS = {
     "certify": "Certify how far each image can be moved with the same prediction; an interrupted run can be continued.",
     "report": "Write one page that compares runs: slider, images, charts, tables; it opens offline.",
     "export": "Write a model as ONNX or .pt2 with alpha as an input, or an evaluation as an entry of RobustBench.",
+    "app": "Attack an image in a browser, step by step, and move alpha; the page stays on this machine.",
     "models": "List the models and mixtures of the package and of the zoo, with the accuracies on their cards.",
     "doctor": "Check this installation: versions, devices, memory, folders, optional packages, and what to do.",
 }

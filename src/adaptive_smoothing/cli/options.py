@@ -10,10 +10,7 @@ import torch
 import typer
 
 from adaptive_smoothing.mixing.loading import OwnModels
-
-# In a run folder: the alphas between which each validation image is classified correctly. The alpha for any other
-# clean accuracy can be computed from this file.
-VALIDATION = "validation.npz"
+from adaptive_smoothing.tuning.curves import VALIDATION as VALIDATION
 
 Data = Annotated[
     str, typer.Option(help="Data set: builtin, cifar10, cifar100, hf:NAME, or a path; photographs: PATH?crop=224.")

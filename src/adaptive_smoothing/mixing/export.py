@@ -88,7 +88,7 @@ def export(
         require(package)
     # ONNX has no device. torch.export traces on a GPU for batches of at most 65,535 images only.
     model = copy_on_cpu(model) if _device(model).type != "cpu" else model
-    shape, numbers = _input_shape(model) if shape is None else _checked_shape(shape), _numbers(model)
+    shape, numbers = input_shape(model) if shape is None else _checked_shape(shape), _numbers(model)
     facts = _facts(model, shape, numbers, name)
     graph = Graph(model)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def _check_can_export(model: nn.Module, format: str) -> None:
         raise ValueError(f"expected a model in float32 for ONNX, got {found}: call model.float(), or write a .pt2 file")
 
 
-def _input_shape(model: nn.Module) -> Shape:
+def input_shape(model: nn.Module) -> Shape:
     """Return the shape of images without resizing: the one that `wrap` recorded, by default (3, 32, 32)."""
     bases = [getattr(model, role) for role in ("standard", "robust") if hasattr(model, role)] or [model]
     found = {_base_shape(base) for base in bases}

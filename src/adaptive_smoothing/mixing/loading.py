@@ -138,12 +138,14 @@ class LoadedModel:
         parts: the classifiers in it, by name.
         facts: facts about the classifiers for a result file.
         short: its name in a form that can be part of a folder's name.
+        folder: the folder of a stored mixture.
     """
 
     model: nn.Module
     parts: dict[str, nn.Module]
     facts: dict[str, Any]
     short: str
+    folder: Path | None = field(default=None, kw_only=True)
 
     @classmethod
     def load(
@@ -165,7 +167,7 @@ class LoadedModel:
             facts |= {key: description[key] for key in ("alpha", "numbers")}
             short = short_name(model)
             facts = {"mixture": short, "source": model, **facts}
-            return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short)
+            return cls(mixed, {"g": mixed.standard, "h": mixed.robust}, facts, short, folder=Path(folder))
         if robust is None or alpha is None:
             (loaded,) = own.load([model], device)
             return cls(loaded, {model: loaded}, {"model": facts_of(loaded)}, short_name(model))

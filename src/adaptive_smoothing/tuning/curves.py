@@ -27,6 +27,9 @@ from adaptive_smoothing.results import read_rows, write_rows
 from adaptive_smoothing.runs.progress import CountCallback, ignore_progress
 from adaptive_smoothing.settings.checks import check_number
 
+# In a run folder: the settings between which each validation image is classified correctly. The setting for any other
+# clean accuracy can be computed from this file.
+VALIDATION = "validation.npz"
 # A mixture in float32 may miss an interval of settings that is narrower than this, relative to its position.
 NARROW = 1e-6
 # This far from its middle a sigmoid is within 1e-5 of its ends.
