@@ -58,6 +58,8 @@ from adaptive_smoothing.settings.user_code import check_parameters, errors_in_us
 from adaptive_smoothing.threat import Threat, parse_number, parse_threat
 
 BINARIZATION = "binarization"
+# Panel of the help.
+POINTS = "Operating points of a mixture"
 # Images of the binarization test, by type of device; each takes some hundred passes.
 BINARIZED = {"cuda": 64, "cpu": 8}
 
@@ -67,10 +69,16 @@ def evaluate(
         str, typer.Argument(metavar="MODEL | G", help="A name from `models`, or a path; G of a mixture G H.")
     ],
     robust: Annotated[str | None, typer.Argument(metavar="H", help="The robust model of a mixture G H.")] = None,
-    alpha: Annotated[str | None, typer.Option(help="Weight of H in a mixture G H; several: 0.8,0.9.")] = None,
+    alpha: Annotated[
+        str | None, typer.Option(help="Weight of H in a mixture G H; several: 0.8,0.9.", rich_help_panel=POINTS)
+    ] = None,
     wanted: Annotated[
         str | None,
-        typer.Option("--clean-accuracy", help="Move a mixture to this clean accuracy on val; several: 0.88,0.9."),
+        typer.Option(
+            "--clean-accuracy",
+            help="Move a mixture to this clean accuracy on val; several: 0.88,0.9.",
+            rich_help_panel=POINTS,
+        ),
     ] = None,
     attack: Annotated[
         str, typer.Option("--attack", "--preset", help=f"{', '.join(PRESETS)}, or your own module:function.")
