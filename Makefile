@@ -2,6 +2,7 @@
 # make test     run the tests on all cores
 # make lint     check style, types and the direction of imports
 # make format   correct style and layout
+# make docs     build the documentation as a site in site/, to be read without a network
 # make bench    measure the seconds of a training epoch (needs a GPU)
 # make clean    delete the virtual environment, runs and caches
 #
@@ -15,7 +16,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt tests/interop.txt
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format docs bench clean
 
 demo: $(VENV)/.package
 	$(BIN)/adaptive-smoothing demo $(ARGS)
@@ -33,6 +34,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The variable silences a notice of Material about a later version of MkDocs.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 bench: $(VENV)/.package
 	$(BIN)/python benchmarks/train.py $(ARGS)
 
@@ -47,5 +52,9 @@ $(VENV)/.dev: $(VENV)/.package
 	$(INSTALL) --no-deps --requirement tests/interop.txt
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.package
+	$(INSTALL) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs site .pytest_cache .mypy_cache .ruff_cache
