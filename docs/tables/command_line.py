@@ -85,6 +85,8 @@ def _value(parameter: Any) -> str:
     return " ".join([NAMES.get(getattr(kind, "__name__", ""), "text"), *limits])
 
 
+# Settings whose defaults are written as a number of the 255 levels of a pixel.
+RADII = ("eps", "radius_step")
 NAMES = {"int": "whole number", "float": "number", "Path": "path", "str": "text"}
 
 
@@ -123,7 +125,7 @@ def _fields(cls: type[Any], prefix: str) -> Iterator[str]:
 def _facts(field: Field[Any], meanings: dict[str, str]) -> tuple[str, str]:
     given = field.default is MISSING and field.default_factory is MISSING
     default = field.default_factory() if field.default_factory is not MISSING else field.default
-    shown = "`false`" if default is False else _shown(default)
+    shown = f"`{255 * default:.2g}/255`" if field.name in RADII else "`false`" if default is False else _shown(default)
     return "required" if given else shown, meanings.get(field.name, "")
 
 
