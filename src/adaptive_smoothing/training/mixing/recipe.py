@@ -179,8 +179,15 @@ class MixingOptimizer(OptimizerSettings):
 class MixingRecipe(CommonRecipe):
     """The recipe of a mixer for two classifiers that are not changed.
 
+    docs/reference/cli.md has the meaning of every key (verb `mix`).
+
     Args:
         standard_scale: multiplies the logits of g.
+
+    Examples:
+        >>> recipe = ads.MixingRecipe(name="mine")
+        >>> recipe.attack.threat, recipe.optimizer.epochs
+        (Linf(eps=0.03137254901960784), 3)
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"dial": "operating_point"}

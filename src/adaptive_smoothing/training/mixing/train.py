@@ -42,13 +42,23 @@ def train_mixing(
     The result has the range of alpha and the scale of g from training, unless `mixed` has its own.
 
     Args:
+        mixed: a mixture whose alpha is a `FineTunedTail`, a `MixingNetwork` or a `Mixer` of yours.
         train, val: images for training, and for the operating point. Neither may be used to test g or h.
         threat: the norm and the radius of the attacks on training images.
         recipe: default: `default_recipe` for the mixer, the threat and the clean accuracy.
         clean_accuracy: the target for the operating point; default: that of the recipe.
         folder: receives the checkpoint and the log.
+        device: where to train; by default where the mixture is.
         compiled: compile the networks; by default on CUDA only.
         resume: continue an interrupted training in the folder.
+        quiet: print nothing.
+
+    Examples:
+        >>> train, val = data, ads.load_data("builtin", "val")  # thousands of training images are needed
+        >>> learned = ads.MixedClassifier(g, h, ads.FineTunedTail.of(h))
+        >>> learned = ads.train_mixing(learned, train, val, threat, clean_accuracy=0.9, quiet=True)
+        >>> learned.learns_alpha
+        True
     """
     check_data(train)
     check_data(val)
