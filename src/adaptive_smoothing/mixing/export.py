@@ -81,7 +81,7 @@ def export(
         overwrite: replace an existing file.
 
     Examples:
-        >>> written = ads.export(mixed, "mixed.pt2")  # or mixed.onnx
+        >>> written = ads.export(h, "robust.pt2")  # or "robust.onnx"; a mixture: mixed.export("mixed.onnx")
         >>> written.facts["shape"], written.difference < 1e-4
         ([3, 32, 32], True)
     """

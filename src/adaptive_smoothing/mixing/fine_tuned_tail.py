@@ -37,11 +37,8 @@ class FineTunedTail(Mixer):
         shape: the shape of the images that the copy was made with. Loading needs it to make the copy again.
 
     Examples:
-        >>> tail = ads.FineTunedTail.of(h)
-        >>> tail.robust_taps
-        ('stage2',)
-        >>> learned = ads.MixedClassifier(g, h, tail)  # train it: ads.train_mixing
-        >>> learned.mix(images).alpha  # the same for all images before it is trained
+        >>> learned = ads.MixedClassifier(g, h, ads.FineTunedTail.of(h))  # ads.train_mixing trains it
+        >>> learned.mix(images).alpha.detach()  # the same for all images before it is trained
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
 

@@ -33,8 +33,8 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
 
     Examples:
         >>> verdict = ads.load_run("results/verdicts/ours-adaptive")  # a run of this repository
-        >>> verdict.attack, len(verdict.labels), verdict.robust
-        ('adaptive at Linf 8/255', 1000, 0.43)
+        >>> len(verdict.labels), verdict.robust
+        (1000, 0.43)
     """
     check_path(folder=folder)
     folder = Path(folder)

@@ -54,9 +54,12 @@ def train_mixing(
         quiet: print nothing.
 
     Examples:
-        >>> train, val = data, ads.load_data("builtin", "val")  # thousands of training images are needed
-        >>> learned = ads.MixedClassifier(g, h, ads.FineTunedTail.of(h))
-        >>> learned = ads.train_mixing(learned, train, val, threat, clean_accuracy=0.9, quiet=True)
+        >>> from adaptive_smoothing.training.mixing.recipe import AttackSettings, MixingOptimizer
+        >>> attack, optimizer = AttackSettings(setting="B", steps=2), MixingOptimizer(epochs=1, batch_size=20)
+        >>> short = ads.MixingRecipe(name="short", attack=attack, optimizer=optimizer)
+        >>> learned = ads.MixedClassifier(g, h, ads.MixingNetwork.between(g, h))
+        >>> train = val  # for this example only: thousands of other images are needed
+        >>> learned = ads.train_mixing(learned, train, val, threat, recipe=short, quiet=True)
         >>> learned.learns_alpha
         True
     """
