@@ -52,7 +52,10 @@ def is_shared(parameter: Any) -> bool:
 def _usage(name: str, command: Any) -> str:
     arguments = [each for each in command.params if not _is_option(each)]
     words = [each.metavar or each.name.upper() for each in arguments]
-    shown = [word if each.required else f"[{word}]" for word, each in zip(words, arguments, strict=True)]
+    shown = [
+        word if each.required or word.startswith("[") else f"[{word}]"
+        for word, each in zip(words, arguments, strict=True)
+    ]
     return " ".join(["adaptive-smoothing", name, *shown, "[OPTIONS]"])
 
 
@@ -81,8 +84,10 @@ def _value(parameter: Any) -> str:
     kind = parameter.type_descriptor.annotation
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{each.value}`" for each in kind)
-    limits = [f"{sign} {limit:g}" for sign, limit in (("≥", parameter.min), ("≤", parameter.max)) if limit is not None]
-    return " ".join([NAMES.get(getattr(kind, "__name__", ""), "text"), *limits])
+    name, low, high = NAMES.get(getattr(kind, "__name__", ""), "text"), parameter.min, parameter.max
+    if low is not None and high is not None:
+        return f"{name} from {low:g} to {high:g}"
+    return name if low is None else f"{name} ≥ {low:g}"
 
 
 # Settings whose defaults are written as a number of the 255 levels of a pixel.
