@@ -209,7 +209,8 @@ def tiny_package(tiny: tuple[Path, ImageData], tmp_path: Path, monkeypatch: pyte
     def load(name: str, split: str = "test", *, images: int | None = None, **options: object) -> ImageData:
         return replace(data, name=f"{name}/{split}").take(slice(images))
 
-    for module, name in ((datasets, "load"), (ads, "load_data")):
+    # The name of the package first: it is imported from the module when it is first used.
+    for module, name in ((ads, "load_data"), (datasets, "load")):
         monkeypatch.setattr(module, name, load)
     monkeypatch.setattr(zoo, "BUILTIN", folder)
     for module, name, empty in ((run_folder, "png", b""), (sweep_folder, "png", b""), (sweep_folder, "svg", "")):
