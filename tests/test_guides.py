@@ -22,6 +22,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import adaptive_smoothing as ads
+from adaptive_smoothing.cli import evaluate
 from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -53,7 +54,7 @@ SMALLER = {
     "--save-adversarial 100": "--save-adversarial 100 --set alarms=false",
 }
 # The same for the guides on the models of the package, which become tiny ones. A page has all of its own texts.
-WIDE, FEW_STEPS = "128 / 255", " --set optimizer.epochs=1 --set optimizer.batch_size=4"
+WIDE, FEW_STEPS = "255 / 255", " --set optimizer.epochs=1 --set optimizer.batch_size=4"
 TINY_RECIPE = f"{FEW_STEPS} --set model.options.width=4 --set method.steps=1 --no-compile --test-images 4"
 TINY = {
     "../quick-start.md": {
@@ -61,7 +62,7 @@ TINY = {
         "8 / 255": WIDE,
         "take(20)": "take(4)",
         "take(4), samples": "take(1), samples",
-        "--images 20": "--images 4 --threat Linf:128/255 --set alarms=false",
+        "--images 20": "--images 4 --threat Linf:255/255 --set alarms=false",
     },
     "training-a-pair.md": {
         "train recipes/resnet18-standard.toml": f"train recipes/resnet18-standard.toml{TINY_RECIPE}",
@@ -72,7 +73,7 @@ TINY = {
         "runs/h/resnet18-robust.safetensors": "compact-robust",
         "--mode adaptive": f"--mode adaptive{FEW_STEPS} --set attack.steps=1",
         "clean_accuracy=0.9)": "clean_accuracy=0.9, recipe=small)",
-        "--images 1000": "--images 4 --threat Linf:128/255 --set alarms=false",
+        "--images 1000": "--images 4 --threat Linf:255/255 --set alarms=false",
     },
     "choosing-alpha.md": {
         "--images 100": "--images 8 --set steps=1",
@@ -213,8 +214,11 @@ def tiny_package(tiny: tuple[Path, ImageData], tmp_path: Path, monkeypatch: pyte
     for module, name in ((ads, "load_data"), (datasets, "load")):
         monkeypatch.setattr(module, name, load)
     monkeypatch.setattr(zoo, "BUILTIN", folder)
-    for module, name, empty in ((run_folder, "png", b""), (sweep_folder, "png", b""), (sweep_folder, "svg", "")):
-        monkeypatch.setattr(module, name, lambda figure, empty=empty: empty)  # takes seconds
+    # Pictures and the cost of a prediction take seconds.
+    monkeypatch.setattr(run_folder, "png", lambda figure: b"")
+    for name, empty in (("png", b""), ("svg", ""), ("page", "")):
+        monkeypatch.setattr(sweep_folder, name, lambda *arguments, empty=empty: empty)
+    monkeypatch.setattr(evaluate, "_costs", lambda *arguments: {})
     monkeypatch.chdir(tmp_path)
     for name in ("results", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
