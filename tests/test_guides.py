@@ -24,12 +24,12 @@ from typer.testing import CliRunner
 import adaptive_smoothing as ads
 from adaptive_smoothing.cli import evaluate
 from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.cli.sweep import write_run
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.report import run_folder
-from adaptive_smoothing.report.tradeoff import run_folder as sweep_folder
 from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
 from adaptive_smoothing.training.recipe import Recipe
@@ -217,7 +217,7 @@ def tiny_package(tiny: tuple[Path, ImageData], tmp_path: Path, monkeypatch: pyte
     # Pictures and the cost of a prediction take seconds.
     monkeypatch.setattr(run_folder, "png", lambda figure: b"")
     for name, empty in (("png", b""), ("svg", ""), ("page", "")):
-        monkeypatch.setattr(sweep_folder, name, lambda *arguments, empty=empty: empty)
+        monkeypatch.setattr(sys.modules[write_run.__module__], name, lambda *given, empty=empty: empty, raising=False)
     monkeypatch.setattr(evaluate, "_costs", lambda *arguments: {})
     monkeypatch.chdir(tmp_path)
     for name in ("results", "recipes"):
