@@ -3,6 +3,7 @@
 # make lint     check style, types and the direction of imports
 # make format   correct style and layout
 # make dist     build the wheel and the sdist into dist/
+# make docs     build the documentation as a site in site/, to be read without a network
 # make bench    measure the seconds of a training epoch (needs a GPU)
 # make clean    delete the virtual environment, runs, built packages and caches
 #
@@ -16,7 +17,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SETTINGS := pyproject.toml constraints.txt tests/interop.txt
 
-.PHONY: demo test lint format dist bench clean
+.PHONY: demo test lint format dist docs bench clean
 
 demo: $(VENV)/.package
 	$(BIN)/adaptive-smoothing demo $(ARGS)
@@ -38,6 +39,10 @@ dist: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m hatchling build --directory dist
 
+# The variable silences a notice of Material about a later version of MkDocs.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 bench: $(VENV)/.package
 	$(BIN)/python benchmarks/train.py $(ARGS)
 
@@ -48,9 +53,13 @@ $(VENV)/.package: $(SETTINGS)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.package
-	$(INSTALL) --editable '.[dev,export,timm,app]'
+	$(INSTALL) --editable '.[dev,docs,export,timm,app]'
 	$(INSTALL) --no-deps --requirement tests/interop.txt
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.package
+	$(INSTALL) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs dist site .pytest_cache .mypy_cache .ruff_cache

@@ -6,22 +6,36 @@ import runpy
 import shlex
 import shutil
 import sys
+import threading
+import urllib.error
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
 import adaptive_smoothing as ads
+from adaptive_smoothing.cli import evaluate
 from adaptive_smoothing.cli.main import app
+from adaptive_smoothing.cli.sweep import write_run
+from adaptive_smoothing.data import datasets
+from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.architectures import build
 from adaptive_smoothing.report import run_folder
+from adaptive_smoothing.settings.tables import read_toml
+from adaptive_smoothing.training.mixing.recipe import MixingRecipe, default_recipe
+from adaptive_smoothing.training.recipe import Recipe
 
-GUIDES = Path(__file__).parents[1] / "docs" / "guides"
+ROOT = Path(__file__).parents[1]
+GUIDES = ROOT / "docs" / "guides"
 ANIMALS = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 PHOTOS = {"train": 16, "val": 6, "test": 1}  # per class
 # What makes the guide on models of your own small. The networks become thin ones as well.
@@ -38,6 +52,43 @@ SMALLER = {
     "Linf(4 / 255)": "Linf(64 / 255)",
     "--eps 1/255,4/255": "--eps 32/255,64/255 --set alarms=false",
     "--save-adversarial 100": "--save-adversarial 100 --set alarms=false",
+}
+# The same for the guides on the models of the package, which become tiny ones. A page has all of its own texts.
+WIDE, FEW_STEPS = "255 / 255", " --set optimizer.epochs=1 --set optimizer.batch_size=4"
+TINY_RECIPE = f"{FEW_STEPS} --set model.options.width=4 --set method.steps=1 --no-compile --test-images 4"
+TINY = {
+    "../quick-start.md": {
+        "adaptive-smoothing demo\n": "",  # tests/cli/test_demo.py
+        "8 / 255": WIDE,
+        "take(20)": "take(4)",
+        "take(4), samples": "take(1), samples",
+        "--images 20": "--images 4 --threat Linf:255/255 --set alarms=false",
+    },
+    "training-a-pair.md": {
+        "train recipes/resnet18-standard.toml": f"train recipes/resnet18-standard.toml{TINY_RECIPE}",
+        "train recipes/resnet18-robust.toml": f"train recipes/resnet18-robust.toml{TINY_RECIPE}",
+        "--set optimizer.lr=0.1": f"--set optimizer.lr=0.1{TINY_RECIPE.replace('width=4', 'width=1')}",
+        # After one epoch neither has an accuracy worth mixing.
+        "runs/g/resnet18-standard.safetensors": "compact-standard",
+        "runs/h/resnet18-robust.safetensors": "compact-robust",
+        "--mode adaptive": f"--mode adaptive{FEW_STEPS} --set attack.steps=1",
+        "clean_accuracy=0.9)": "clean_accuracy=0.9, recipe=small)",
+        "--images 1000": "--images 4 --threat Linf:255/255 --set alarms=false",
+    },
+    "choosing-alpha.md": {
+        "--images 100": "--images 8 --set steps=1",
+        "PGD(ads.Linf(8 / 255), steps=5, stop": "PGD(ads.Linf(0.001), steps=1, stop",  # some images have to be robust
+        "8 / 255": WIDE,
+        "steps=5": "steps=1",
+        "take(100)": "take(4)",
+        "attacked=4": "attacked=1",
+    },
+    "evaluating.md": {
+        "--images": "--set alarms=false --images",
+        "compact-standard compact-robust": "compact-standard compact-robust --threat Linf:128/255",
+        "--eps 8/255,16/255": "--eps 64/255,128/255",
+    },
+    "certifying.md": {"--images 4": "--images 1", "--images 20": "--images 1", "take(4)": "take(1)"},
 }
 
 
@@ -89,7 +140,7 @@ class Reader:
         if language == "bash":
             for line in text.replace("\\\n", " ").splitlines():
                 self.command(Template(line).safe_substitute(self.variables))
-        elif language == "python" and (file := re.match(r"# (\w+\.py)\n", text)):
+        elif language in ("python", "toml") and (file := re.match(r"# (\w+\.(?:py|toml))\n", text)):
             Path(file[1]).write_text(text, encoding="utf-8")
         elif language == "python":
             exec(compile(text, "guide", "exec"), self.names)
@@ -124,6 +175,73 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
             found.follow(language, text)
         yield found
         sys.modules.pop("my_models", None)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ImageData]:
+    """Return a folder of tiny models with the names of stored ones, and 12 images with the labels that g predicts."""
+    folder = tmp_path_factory.mktemp("weights")
+    colours = torch.randint(256, (12, 3, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = colours.repeat_interleave(16, 2).repeat_interleave(16, 3)
+    options = {"depth": 10, "width": 0.25}
+    for name in ("compact-standard", "resnet18-standard", "compact-robust", "gaussian-025", "gaussian-050"):
+        torch.manual_seed(0)
+        model = build("wide_resnet", **options).eval()
+        with torch.no_grad():
+            if "standard" not in name:  # like g, but less accurate
+                model.head.weight.add_(torch.randn_like(model.head.weight), alpha=0.05)
+            model.head.weight.mul_(30)  # confident enough to be worth mixing
+            model.head.bias.sub_(model(pixels / 255).mean(0))  # not always the same class
+        recipe = asdict(read_toml(ROOT / "recipes" / f"{name}.toml", Recipe))
+        zoo.save(model, folder, name, {"arch": "wide_resnet", "options": options, "recipe": recipe})
+    options = {"width": 4, "blocks": [1, 1, 1], "hidden": 16, "size": 32}
+    lipschitz = build("lipschitz_net", **options).eval()
+    zoo.save(lipschitz, folder, "lipschitz-8", {"arch": "lipschitz_net", "options": options})
+    with torch.no_grad():
+        labels = zoo.load(folder / "compact-standard.safetensors")(pixels / 255).argmax(1)
+    return folder, ads.from_tensors(pixels, labels, classes=[str(label) for label in range(10)])
+
+
+@pytest.fixture
+def tiny_package(tiny: tuple[Path, ImageData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the tiny models and images in the place of those of the package, in a copy of what guides use."""
+    folder, data = tiny
+
+    def load(name: str, split: str = "test", *, images: int | None = None, **options: object) -> ImageData:
+        return replace(data, name=f"{name}/{split}").take(slice(images))
+
+    # The name of the package first: it is imported from the module when it is first used.
+    for module, name in ((ads, "load_data"), (datasets, "load")):
+        monkeypatch.setattr(module, name, load)
+    monkeypatch.setattr(zoo, "BUILTIN", folder)
+    # Pictures and the cost of a prediction take seconds.
+    monkeypatch.setattr(run_folder, "png", lambda figure: b"")
+    for name, empty in (("png", b""), ("svg", ""), ("page", "")):
+        monkeypatch.setattr(sys.modules[write_run.__module__], name, lambda *given, empty=empty: empty, raising=False)
+    monkeypatch.setattr(evaluate, "_costs", lambda *arguments: {})
+    monkeypatch.chdir(tmp_path)
+    for name in ("results", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+
+
+@pytest.mark.parametrize("page", TINY)
+def test_guides_on_models_of_the_package_run(page: str, tiny_package: None):
+    reader = Reader()
+    reader.names["small"] = small_recipe()
+    texts = blocks(page)
+    printed = "".join(text for language, text in texts if language in ("bash", "python", "toml"))
+    assert not [text for text in TINY[page] if text not in printed], "the test replaces what the guide does not say"
+    for language, text in texts:
+        for old, new in TINY[page].items():
+            text = text.replace(old, new)
+        reader.follow(language, text)
+    assert reader.printed and reader.names
+
+
+def small_recipe() -> MixingRecipe:
+    recipe = default_recipe(ads.Linf(8 / 255), clean_accuracy=0.9)
+    attack, optimizer = replace(recipe.attack, steps=1), replace(recipe.optimizer, epochs=1, batch_size=4)
+    return replace(recipe, attack=attack, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("page", [page.name for page in sorted(GUIDES.glob("*.md"))])
@@ -171,12 +289,31 @@ def test_own_models_commands_say_what_the_guide_says(reader: Reader):
 def test_export_blocks_run_on_the_file_of_the_guide(reader: Reader, linear: nn.Module):
     shutil.copy("mixed.onnx", "model.onnx")
     ads.export(ads.MixedClassifier(linear, linear, 0.5), "model.pt2", shape=(3, 8, 8))
-    serve, run, metadata = python_blocks("export.md")
+    serve, _, _, run, metadata = python_blocks("export.md")
     names: dict[str, Any] = {}
     exec(serve, names)
     exec(run.replace("64, 64", "8, 8"), names)
     exec(metadata, names)
     assert names["alphas"].shape == (8,) and names["facts"]["shape"] == [3, 8, 8]
+
+
+def test_the_web_service_of_the_export_guide_answers(reader: Reader):
+    shutil.copy("mixed.onnx", "model.onnx")
+    _, serve, client, _, _ = python_blocks("export.md")
+    names: dict[str, Any] = {}
+    exec(serve.replace("8000", "0"), names)
+    server = names["server"]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    answers: list[dict[str, Any]] = []
+    try:
+        exec(client.replace("8000", str(server.server_port)), {"print": answers.append})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            exec(client.replace("8000", str(server.server_port)).replace("0.95", "1.5"), {})
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [len(answer["classes"]) for answer in answers] == [2, 2]
+    assert answers[1]["alphas"] == pytest.approx([0.95, 0.95])
 
 
 def test_the_commands_of_the_export_guide_write_different_files():

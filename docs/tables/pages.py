@@ -10,6 +10,7 @@ import attack_tables
 import base_tables
 import certified_figures
 import certified_tables
+import command_line
 import mixture_tables
 from headline import headline, headline_figure
 from places import COMPARED, RESULTS, ROOT, sweep
@@ -18,12 +19,13 @@ from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
 from adaptive_smoothing.report.comparison import comparison_panel
 from adaptive_smoothing.report.figures import png, side_by_side
-from adaptive_smoothing.report.tables import markdown
+from adaptive_smoothing.report.tables import Table, markdown
 from adaptive_smoothing.report.tradeoff.figures import figures
 from adaptive_smoothing.report.tradeoff.report import Report
 
 PAIRS = ("resnet18", "compact")
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("results", "attacks", "certification")))
+NAMES = ("results", "attacks", "certification", "reference/cli")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES))
 WIDTH = 120
 MARKED = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 KINDS = (
@@ -54,6 +56,7 @@ KINDS = (
     certified_tables.certify_speed,
     certified_tables.sampling,
     certified_tables.local,
+    command_line.verbs,
 )
 TABLES = {table.__name__: table for table in KINDS}
 
@@ -66,7 +69,8 @@ def rewritten(text: str) -> str:
         kind, *arguments = name.split()
         if kind not in TABLES:
             raise KeyError(f"expected one of {', '.join(TABLES)}, got the mark {name!r}: correct the mark")
-        return f"{begin}{_wrapped(markdown(TABLES[kind](*arguments)))}{end}"
+        made = TABLES[kind](*arguments)
+        return f"{begin}{_wrapped(markdown(made) if isinstance(made, Table) else made)}{end}"
 
     return MARKED.sub(table, text)
 

@@ -38,7 +38,11 @@ def selected(value: float | Tensor, which: Tensor | slice) -> float | Tensor:
 
 @dataclass(frozen=True)
 class Threat(ABC):
-    """All perturbations of norm at most `eps` that keep the image in [0, 1]."""
+    """All perturbations of norm at most `eps` that keep the image in [0, 1].
+
+    Args:
+        eps: the radius: one number for all images, or a tensor with one radius per image.
+    """
 
     eps: float | Tensor
 
@@ -62,6 +66,7 @@ class Threat(ABC):
 
     @property
     def norm(self) -> str:
+        """The name of the norm: Linf or L2."""
         return type(self).__name__
 
     def with_eps(self, eps: float | Tensor) -> Threat:
@@ -113,7 +118,17 @@ class Threat(ABC):
 
 @dataclass(frozen=True)
 class Linf(Threat):
-    """Perturbations that change every pixel by at most eps."""
+    """Perturbations that change every pixel by at most eps.
+
+    Args:
+        eps: the radius, in the scale of images in [0, 1]: one number, or a tensor with one radius per image.
+
+    Examples:
+        >>> ads.Linf(8 / 255).norm
+        'Linf'
+        >>> ads.Linf(0.1).project(torch.ones(1, 3, 2, 2), torch.zeros(1, 3, 2, 2)).max()  # the nearest allowed image
+        tensor(0.1000)
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,7 +164,15 @@ class Linf(Threat):
 
 @dataclass(frozen=True)
 class L2(Threat):
-    """Perturbations of Euclidean norm at most eps."""
+    """Perturbations of Euclidean norm at most eps.
+
+    Args:
+        eps: the radius: one number, or a tensor with one radius per image.
+
+    Examples:
+        >>> ads.L2(0.5).distance(torch.full((1, 3, 2, 2), 0.1), torch.zeros(1, 3, 2, 2))
+        tensor([0.3464])
+    """
 
     def clip(self, delta: Tensor) -> Tensor:
         return delta * (per_image(self.eps, delta) / _length(delta)).clamp(max=1)

@@ -39,6 +39,22 @@ class PGD:
     For each image it returns the iterate with the widest margin, which may or may not fool the model. Random starts
     depend on the position of an image in its batch. With `stop_when_fooled`, an image is attacked only until an iterate
     fools the model. This fools the same images in fewer passes, but their margins are not the widest.
+
+    Args:
+        threat: the norm and the radius.
+        steps: the number of steps.
+        step_size: the size of a step, or one per image; by default the paper's, which is 0.0027 for 20 steps at 8/255.
+        random_start: start at a random point of the ball.
+        objective: what is maximised, a function `(model, images, labels, targets) -> (loss per image, logits)`.
+        stop_when_fooled: attack an image only until it is fooled.
+        seed: seed of the random starts.
+
+    Examples:
+        >>> adversarial = ads.PGD(threat, steps=2)(mixed, images, labels)
+        >>> bool((adversarial - images).abs().max() <= 8 / 255 + 1e-6)
+        True
+        >>> ads.evaluate(mixed, data, ads.PGD(threat, steps=2)).attack
+        'PGD at Linf 8/255'
     """
 
     threat: Threat

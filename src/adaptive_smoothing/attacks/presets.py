@@ -38,6 +38,14 @@ def auto_attack(threat: Threat, *, seed: int = 0) -> Cascade:
 
     The budgets are the reference's: 100 steps, 9 x 100 steps, 9 x 100 steps and 5,000 queries. Images that survive by
     less than a rounding error are attacked again in full precision, which the reference always uses.
+
+    Args:
+        threat: the norm and the radius.
+        seed: seed of the random numbers of all attacks.
+
+    Examples:
+        >>> ads.auto_attack(threat).stage_keys
+        ('apgd-ce', 'apgd-t', 'fab-t', 'square', 'full-precision')
     """
     stages = (
         Stage("apgd-ce", APGD(threat, objective=objectives.cross_entropy, seed=seed)),
@@ -53,6 +61,14 @@ def fast_attack(threat: Threat, *, seed: int = 0) -> Cascade:
 
     On a mixed classifier, targeted PGD flips g first and then maximises the probability of the target. It also attacks
     h without its transform. FAB and Square audit a sample of the survivors.
+
+    Args:
+        threat: the norm and the radius.
+        seed: seed of the random numbers of all attacks.
+
+    Examples:
+        >>> [stage.key for stage in ads.fast_attack(threat).audit]
+        ['fab-t', 'square']
     """
 
     def diverse(objective: objectives.Objective, targets: int = TARGETS) -> DiversifiedPGD:
@@ -80,6 +96,15 @@ def adaptive_attack(threat: Threat, *, seed: int = 0) -> Cascade:
     """Return AutoAttack with all attacks of this module; stages that do not apply to a model are left out.
 
     Attacks that use the model's own gradient come first: images that only FAB, Square or transfers fool are an alarm.
+
+    Args:
+        threat: the norm and the radius.
+        seed: seed of the random numbers of all attacks.
+
+    Examples:
+        >>> cascade = ads.adaptive_attack(threat)
+        >>> len(cascade.for_model(g).stages) < len(cascade.for_model(mixed).stages)  # g has no alpha to attack
+        True
     """
     ce, targeted, fab, square, full_precision = auto_attack(threat, seed=seed).stages
     margin = targeted_apgd(threat, objective=objectives.targeted_margin, seed=seed)
@@ -193,7 +218,18 @@ PRESETS: dict[str, MakePreset] = {
 
 
 def preset(name: str, threat: Threat, *, seed: int = 0) -> Cascade:
-    """Return the cascade of that name."""
+    """Return the cascade of that name.
+
+    Args:
+        name: fast, standard, adaptive, margin, A, B, C, D, STD, ROB or MIX (see docs/attacks.md), or a name that
+            another package registers.
+        threat: the norm and the radius.
+        seed: seed of the random numbers of all attacks.
+
+    Examples:
+        >>> ads.preset("B", ads.L2(0.5)).name
+        'B'
+    """
     make = find_preset(name)
     check_threat(threat)
     return make(threat, seed=seed)

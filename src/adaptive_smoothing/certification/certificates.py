@@ -43,6 +43,7 @@ class Certificates:
 
     @property
     def correct(self) -> np.ndarray:
+        """Which predictions are correct, certified or not."""
         return self.rows["prediction"] == self.rows["label"]
 
     @property
@@ -52,6 +53,7 @@ class Certificates:
 
     @property
     def certified(self) -> np.ndarray:
+        """Which images have a certificate."""
         return self.rows["certified"]
 
     def accuracy(self, radius: float, *, estimated: bool = False) -> float:

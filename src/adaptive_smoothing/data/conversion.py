@@ -31,6 +31,10 @@ def from_tensors(
         classes: names of the classes; by default their numbers.
         index: the position of each image in the official split; by default its position in `images`.
         round: round floats to the nearest level, and warn by how much; by default values between levels are an error.
+
+    Examples:
+        >>> ads.from_tensors(torch.zeros(2, 3, 8, 8), [0, 1], name="mine")
+        ImageData(mine: 2 x 3 x 8 x 8, 2 classes, on cpu)
     """
     given = _tensor("images", images)
     if given.dim() == 4 and looks_channels_last(given.shape):
@@ -80,6 +84,11 @@ def from_dataset(
         image, label: keys of items that are dictionaries; by default the usual ones, such as `image` and `label`.
         size, resize, crop: the size of PIL images, as in `load_data`.
         round: round floats to the nearest of the 256 levels, and warn by how much.
+
+    Examples:
+        >>> from torch.utils.data import TensorDataset
+        >>> ads.from_dataset(TensorDataset(torch.zeros(2, 3, 8, 8), torch.tensor([0, 1])), classes=["cat", "dog"])
+        ImageData(TensorDataset: 2 x 3 x 8 x 8, 2 classes, on cpu)
     """
     if isinstance(dataset, DataLoader):
         raise TypeError("expected a dataset, got a DataLoader: pass loader.dataset")

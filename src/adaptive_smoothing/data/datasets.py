@@ -30,8 +30,23 @@ from adaptive_smoothing.version import cache_folder
 class ImageData:
     """Images (uint8, NCHW), labels, names of the classes, and the position of each image in the official split.
 
-    `index` stays with an image through every selection, so that a result can be traced to its image. `classes_known` is
-    False if the classes are numbers that were counted from the labels: there may be more classes.
+    `load_data`, `from_dataset` and `from_tensors` make it.
+
+    Args:
+        images: uint8, NCHW.
+        labels: positions in `classes`.
+        classes: names of the classes.
+        name: the name of the data, for results.
+        index: the position of each image in the official split. It stays with an image through every selection, so that
+            a result can be traced to its image.
+        classes_known: False if the classes are numbers that were counted from the labels: there may be more classes.
+
+    Examples:
+        >>> some = ads.load_data("builtin", "test").take([2, 0])
+        >>> len(some), some.num_classes, some.index.tolist()
+        (2, 10, [2, 0])
+        >>> some.floats().shape
+        torch.Size([2, 3, 32, 32])
     """
 
     images: Tensor
@@ -63,6 +78,7 @@ class ImageData:
 
     @property
     def num_classes(self) -> int:
+        """The number of classes."""
         return len(self.classes)
 
     def take(self, which: int | slice | Sequence[int] | np.ndarray | Tensor) -> ImageData:
@@ -148,10 +164,6 @@ def load(
 ) -> ImageData:
     """Return labelled images by name (`builtin`, `cifar10`, `cifar100`, `hf:NAME`) or by path.
 
-        load("photos", crop=224)
-        load("photos?crop=224&classes=imagenet.txt")
-        load("hf:cifar100?image=img&label=coarse_label")
-
     Args:
         name_or_path: a path is a `.npz` file, an official CIFAR archive or its unpacked folder, or a folder with one
             subfolder of images per class, with or without `train`, `val` and `test` above them. Options may follow a
@@ -168,6 +180,13 @@ def load(
         classes: the names of all classes in the order of the model, or a file with one name per line. By default
             classes are numbered in the order of the data, which is alphabetical for folders.
         round: for Hugging Face: round floats to the nearest of the 256 levels, and warn by how much.
+
+    Examples:
+        >>> ads.load_data("builtin", "val", images=20)
+        ImageData(builtin/val: 20 x 3 x 32 x 32, 10 classes, on cpu)
+        >>> ads.load_data("photos", crop=224)  # doctest: +SKIP
+        >>> ads.load_data("photos?crop=224&classes=imagenet.txt")  # doctest: +SKIP
+        >>> ads.load_data("hf:cifar100?image=img&label=coarse_label")  # doctest: +SKIP
     """
     if images is not None:
         check_count(images=images)

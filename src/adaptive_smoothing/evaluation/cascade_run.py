@@ -49,6 +49,11 @@ class EvaluationOptions:
         memory: the most memory to use on a GPU, such as "6G"; default: all of it, if it is needed.
         save_adversarial: how many of the attacked images to return, from the first on; len(data) for all.
         pictures: how many images to show on the page of the run, drawn at random.
+
+    Examples:
+        >>> options = ads.EvaluationOptions(alarms=False, save_adversarial=2)
+        >>> ads.evaluate(mixed, data, "B", threat, options=options).adversarial.shape
+        torch.Size([2, 3, 32, 32])
     """
 
     batch_size: int | None = None

@@ -75,12 +75,12 @@ def evaluate(
 ) -> Evaluation:
     """Return the clean accuracy of a model and its robust accuracy under an attack, image by image.
 
-        evaluate(model, data, "fast", Linf(8 / 255)).robust
-
     The result of a preset or a cascade is a `Verdict`, which names the attack that fooled each image. `devices`,
     `journal` and `overwrite` apply to presets and cascades.
 
     Args:
+        model: a classifier, or any mixture.
+        data: the images that are classified and attacked.
         attack: the name of a preset, a cascade, a user's attack function `attack(model, images, labels) -> images`,
             an attack of torchattacks, ART or AutoAttack made for this model, or None for clean accuracy only.
         threat: the norm and the radius of a preset. Every image that a function returns is checked against it; images
@@ -92,6 +92,14 @@ def evaluate(
         overwrite: replace the journal of a different run.
         progress: called with a `Progress` after each step of the work.
         options: batch sizes, precision and alarms.
+
+    Examples:
+        >>> verdict = ads.evaluate(mixed, data, "fast", threat)  # or "standard" (AutoAttack), "adaptive"
+        >>> verdict.robust <= verdict.clean
+        True
+        >>> low, high = verdict.interval  # of the robust accuracy, 95 %
+        >>> ads.evaluate(mixed, data, lambda model, images, labels: images, threat).outside.sum()  # an attack of yours
+        tensor(0)
     """
     attack = adapted(_find_attack(attack, threat), model)
     _check_plain(attack)

@@ -84,7 +84,10 @@ def evaluate_radii(
 ) -> RadiusCurve:
     """Return the robust accuracy of a model at several radii.
 
-        evaluate_radii(model, data, "fast", Linf, [2 / 255, 4 / 255, 8 / 255]).robust
+    Examples:
+        >>> curve = ads.evaluate_radii(mixed, data, "B", ads.Linf, [2 / 255, 8 / 255])
+        >>> curve.robust[1] <= curve.robust[0]
+        True
 
     The radii are attacked in ascending order, each on the images that survived the smaller ones. An image that was
     fooled before keeps its row. Other arguments are those of `evaluate`.

@@ -57,11 +57,17 @@ def tradeoff(
     """Measure the mixture of `standard` and `robust` at every alpha, clean and under the STD, ROB and MIX attacks.
 
     Args:
+        attack: PGD, with the threat.
         alphas: the grid of the clean, STD and ROB curves; `mix_alphas` are added to it.
         mix_alphas: where the mixture is attacked end to end.
         pictures: how many images to keep for a page, drawn at random.
         progress: called with 1 after each attack on a batch; `attack_count` returns their number.
         keep_on_interrupt: after Ctrl-C, return the trade-off of the batches that are finished, if there are any.
+
+    Examples:
+        >>> found = ads.tradeoff(g, h, data, ads.PGD(threat, steps=1), mix_alphas=(0, 0.5, 1))
+        >>> found.accuracy("worst").shape  # under all three attacks, at each alpha of mix_alphas
+        (3,)
     """
     check_data(data)
     warn_if_unfit(robust, data)

@@ -48,6 +48,7 @@ class Tradeoff:
 
     @property
     def images(self) -> int:
+        """The number of images."""
         return len(self.rows["label"])
 
     def alphas_of(self, curve: str) -> np.ndarray:

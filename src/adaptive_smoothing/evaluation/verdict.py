@@ -41,6 +41,7 @@ class Evaluation:
 
     @property
     def clean_correct(self) -> Tensor:
+        """Which images are classified correctly without an attack."""
         return self.clean_predictions == self.labels
 
     @property
@@ -162,6 +163,7 @@ class Verdict(Evaluation):
 
     @property
     def robust_correct(self) -> Tensor:
+        """Which images are classified correctly, and fooled by no attack."""
         return self.fooled_by == ROBUST
 
     @property

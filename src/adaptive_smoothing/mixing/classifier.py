@@ -30,13 +30,26 @@ class MixedOutput(NamedTuple):
 class MixedClassifier(StorableMixture):
     """log((1 - alpha) softmax(g) + alpha softmax(h)): the standard g at alpha = 0, the robust h at alpha = 1.
 
-    The `with_...` methods return views: other mixtures of the same networks.
+    It is a module from images in [0, 1] to logits. The `with_...` methods return views: other mixtures of the same
+    networks.
 
     Args:
+        standard: the accurate classifier g.
+        robust: the robust classifier h.
         alpha: a number in [0, 1], a tensor with one number per image, a module from images to one number per image, or
             a `Mixer`, whose score becomes sigmoid(alpha_scale * score + alpha_shift).
         alpha_range: (low, high); alpha becomes low + (high - low) * alpha.
         standard_scale, robust_scale: multiply the logits of a base classifier.
+        alpha_scale, alpha_shift: the numbers in the formula of alpha for a `Mixer`.
+
+    Examples:
+        >>> mixed = ads.MixedClassifier(standard=g, robust=h, alpha=0.85)
+        >>> mixed(images).shape
+        torch.Size([4, 10])
+        >>> mixed.mix(images).alpha
+        tensor([0.8500, 0.8500, 0.8500, 0.8500])
+        >>> mixed.with_alpha(0.5).alpha
+        tensor(0.5000)
     """
 
     alpha: Tensor | nn.Module

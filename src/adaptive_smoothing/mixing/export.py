@@ -72,12 +72,18 @@ def export(
     """Write a classifier or a mixture as a graph, after a comparison with the model on random images.
 
     Args:
+        model: what is written.
         path: where to write; `.onnx` and `.pt2` name the format.
         shape: channels, height and width of the images. Default: the size that the model resizes to, or the shape that
             `wrap` recorded, or (3, 32, 32).
         format: "onnx" or "pt2", for a path with another suffix.
         name: the name of the model, for the facts in the file.
         overwrite: replace an existing file.
+
+    Examples:
+        >>> written = ads.export(h, "robust.pt2")  # or "robust.onnx"; a mixture: mixed.export("mixed.onnx")
+        >>> written.facts["shape"], written.difference < 1e-4
+        ([3, 32, 32], True)
     """
     path = _checked_path(path)
     format = find_format(path, format)

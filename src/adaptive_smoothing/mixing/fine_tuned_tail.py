@@ -35,6 +35,11 @@ class FineTunedTail(Mixer):
         tap: the layer of h whose output is the input of the copy.
         hidden: the width of the network that computes the score.
         shape: the shape of the images that the copy was made with. Loading needs it to make the copy again.
+
+    Examples:
+        >>> learned = ads.MixedClassifier(g, h, ads.FineTunedTail.of(h))  # ads.train_mixing trains it
+        >>> learned.mix(images).alpha.detach()  # the same for all images before it is trained
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
 
     kind = "fine-tuned-tail"

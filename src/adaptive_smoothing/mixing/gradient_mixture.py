@@ -26,10 +26,16 @@ class GradientMixedClassifier(BaseClassifiers):
     With `r="one"` on probabilities this is `MixedClassifier` at alpha = gamma / (1 + gamma).
 
     Args:
+        gamma: the weight of h, at least 0.
         r: the function of this module that computes R_i; "standard_gradient" gives eq. adap_sm_2.
         on: the outputs g_i and h_i that are mixed.
         form: "normalised" for eq. adap_sm_3, "sum" for eq. adap_sm_1.
         norm: the threat whose dual norm measures gradients.
+
+    Examples:
+        >>> same = ads.GradientMixedClassifier(g, h, gamma=4.0)(images)  # gamma 4 is alpha 0.8
+        >>> torch.allclose(same, ads.MixedClassifier(g, h, 0.8)(images), atol=1e-4)
+        True
     """
 
     gamma: Tensor

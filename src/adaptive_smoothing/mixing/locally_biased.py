@@ -21,6 +21,20 @@ class LocallyBiasedSmoothing(nn.Module):
 
     `oracle` returns the direction h(x): -1 for class 0, +1 for class 1. Gradients include that of the gradient norm.
     `train()` leaves `standard` in eval mode.
+
+    Args:
+        standard: a classifier with two classes.
+        oracle: a module from images to directions.
+        gamma: the weight of the direction, at least 0.
+        norm: the threat whose dual norm measures gradients.
+
+    Examples:
+        >>> from adaptive_smoothing.mixing.locally_biased import NearestNeighbors
+        >>> binary = ads.wrap(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2)))
+        >>> oracle = NearestNeighbors(images, torch.tensor([0, 1, 0, 1]))
+        >>> biased = ads.LocallyBiasedSmoothing(binary, oracle, gamma=100.0)
+        >>> biased(images).argmax(1)  # a large gamma follows the oracle
+        tensor([0, 1, 0, 1])
     """
 
     gamma: Tensor

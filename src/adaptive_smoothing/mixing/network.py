@@ -28,6 +28,20 @@ class MixingNetwork(Mixer):
     later taps join after the first of three stages. 1x1 convolutions reduce both from `channels`, the sums of both
     classifiers, to `width`. If the feature maps of the two classifiers have different sizes, the larger one is averaged
     down. A stage has `depth` residual blocks. The network of the paper resembles a ResNet-18: width 64, depth 2.
+    `MixingNetwork.between(g, h)` finds the taps and the channels.
+
+    Args:
+        channels: the channels of both early taps together, and of both later taps.
+        standard_taps, robust_taps: the names of two layers of g and of h.
+        width: channels of the first stage.
+        depth: residual blocks per stage.
+
+    Examples:
+        >>> network = ads.MixingNetwork.between(g, h, width=8)
+        >>> network.standard_taps
+        ('stage1', 'stage2')
+        >>> ads.MixedClassifier(g, h, network).mix(images).alpha.shape
+        torch.Size([4])
     """
 
     kind = "network"

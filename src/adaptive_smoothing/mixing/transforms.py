@@ -26,6 +26,7 @@ class LogitTransform(nn.Module, ABC):
 
     @property
     def num_classes(self) -> int | None:
+        """The number of classes that `model` declares, or None."""
         return getattr(self.model, "num_classes", None)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -58,6 +59,14 @@ class Hardmax(LogitTransform):
 
     The logits are finite, and their softmax is one-hot to the last bit. Ties are resolved as argmax does. The gradient
     is zero: an attack needs a view without this transform (`MixedClassifier.smooth`).
+
+    Args:
+        model: the classifier.
+        scale: the logit of the predicted class.
+
+    Examples:
+        >>> ads.Hardmax(g)(images).softmax(1).max(1).values
+        tensor([1., 1., 1., 1.])
     """
 
     OPTIONS = ("scale",)
@@ -82,6 +91,16 @@ class Nonlinear(LogitTransform):
     LN subtracts the mean of the `top` largest logits and divides by their standard deviation. The transform widens the
     difference between the confidence of h where it is correct under attack and where it is incorrect on clean images.
     It keeps the prediction of `model`, except for logits so low that GELU reverses their order.
+
+    Args:
+        model: the classifier, usually h.
+        scale, power, shift: s, p and c of the formula. `fit_nonlinear` chooses them.
+        top: the number of largest logits that LN uses.
+
+    Examples:
+        >>> transformed = ads.Nonlinear(h, scale=1.0, power=4.0, shift=0.5)
+        >>> bool((transformed(images).argmax(1) == h(images).argmax(1)).all())
+        True
     """
 
     OPTIONS = ("scale", "power", "shift", "top")

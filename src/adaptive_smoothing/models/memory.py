@@ -40,7 +40,15 @@ def parse_bytes(text: str) -> int:
 
 
 def limit_memory(limit: str | None) -> None:
-    """Limit the GPU memory of this process, and of those that it starts: `limit_memory("6G")`. None lifts the limit."""
+    """Limit the GPU memory of this process, and of those that it starts.
+
+    Args:
+        limit: a number with a unit, such as 6G or 500M; None lifts the limit.
+
+    Examples:
+        >>> ads.limit_memory("6G")  # doctest: +SKIP
+        >>> ads.limit_memory(None)
+    """
     size = None if limit is None else parse_bytes(limit)
     if size is not None and not torch.cuda.is_available():
         raise ValueError(f"expected a GPU for a memory limit, got {limit!r} on a machine without one: leave it out")

@@ -25,9 +25,15 @@ class SmoothedClassifier(nn.Module):
         base: classifier that is averaged.
         sigma: standard deviation of the noise.
         samples: draws of the noise.
+        seed: seed of the noise.
         hard: average votes for the predicted class instead of softmax; the gradient is zero.
         batch: approximate number of noisy images per pass of `base`. Gradients recompute each pass, so that memory does
             not grow with `samples`.
+
+    Examples:
+        >>> smooth = ads.SmoothedClassifier(h, sigma=0.25, samples=10)
+        >>> torch.allclose(smooth(images).exp().sum(1), torch.ones(4))  # logits are logarithms of probabilities
+        True
     """
 
     # The noise is computed from the arguments.
@@ -49,6 +55,7 @@ class SmoothedClassifier(nn.Module):
 
     @property
     def num_classes(self) -> int | None:
+        """The number of classes that `base` declares, or None."""
         return getattr(self.base, "num_classes", None)
 
     def extra_repr(self) -> str:

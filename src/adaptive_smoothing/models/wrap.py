@@ -98,6 +98,14 @@ def wrap(
         mean, std: the normalisation that the model was trained with, for images in [0, 1].
         size: the size of the images that the model accepts; others are resized.
         output: the name or index of the logits in a structured output, or a function that returns them.
+        images: images to test the model on.
+        shape: the shape of the random images.
+
+    Examples:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 5))
+        >>> model = ads.wrap(network, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), size=8)
+        >>> model(images).shape, model.num_classes
+        (torch.Size([4, 5]), 5)
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}: put the function in a module")

@@ -46,6 +46,12 @@ def load(name: str | Path, *, device: torch.device | str = "cpu") -> nn.Module:
             `robustbench:NAME`, or a path to a `.safetensors`, `.pt` or `.pth` file. Next to the file, a `.json` file of
             the same name holds `{"arch": ..., "options": {...}}`. Options of a library follow a question mark:
             `timm:resnet18?num_classes=7&checkpoint=PATH`; see `third_party`.
+        device: where to put it.
+
+    Examples:
+        >>> model = ads.load_model("compact-robust")
+        >>> model.training, model.num_classes
+        (False, 10)
     """
     check_device(device)
     found: Origin = {"name": str(name)}

@@ -30,6 +30,11 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
 
     The result of `evaluate` is a `Verdict`, for several radii a `RadiusCurve`; that of `certify` is `Certificates`;
     that of `sweep` is a `Tradeoff`. `demo` writes a verdict for each of its models, in folders inside its own.
+
+    Examples:
+        >>> verdict = ads.load_run("results/verdicts/ours-adaptive")  # a run of this repository
+        >>> len(verdict.labels), verdict.robust
+        (1000, 0.43)
     """
     check_path(folder=folder)
     folder = Path(folder)

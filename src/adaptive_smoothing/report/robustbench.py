@@ -49,7 +49,7 @@ class Publication:
     """What an evaluation does not know: the paper, and how the model was made.
 
     Args:
-        name: the title of the paper.
+        link, name, authors, venue: address, title, authors and place of publication of the paper.
         additional_data: whether it was trained with more than the training images.
         architecture: default: the architectures of the evaluated models, if they are known.
         reported: robust accuracy in the paper, in percent.

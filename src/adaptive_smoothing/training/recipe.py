@@ -20,7 +20,14 @@ OPTIMIZERS = ("sgd", "adamw")
 
 @dataclass(frozen=True)
 class DataSettings:
-    """The data set and its augmentation. Training uses the split `train`, validation the split `val`."""
+    """The data set and its augmentation. Training uses the split `train`, validation the split `val`.
+
+    Args:
+        name: a data set that `load_data` accepts.
+        pad: pixels around an image, out of which a random part of the old size is cut.
+        flip: flip half of the images from left to right.
+        cutout: side of a square that is removed from each image; 0: none.
+    """
 
     name: str = "cifar10"
     pad: int = 4
@@ -30,7 +37,12 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class ThreatSettings:
-    """The norm and the radius of the attacks on training images."""
+    """The norm and the radius of the attacks on training images.
+
+    Args:
+        norm: Linf or L2.
+        eps: the radius.
+    """
 
     norm: str = "Linf"
     eps: float = 8 / 255
@@ -49,8 +61,19 @@ class ThreatSettings:
 class OptimizerSettings:
     """SGD with Nesterov momentum, or AdamW.
 
-    The learning rate rises to `lr` during the share `warmup` of the steps and decays to zero. `ema` is the decay of the
-    average of the weights.
+    The learning rate rises to `lr` during the share `warmup` of the steps and decays to zero.
+
+    Args:
+        kind: sgd or adamw.
+        epochs: passes over the training images.
+        batch_size: images per step.
+        lr: the largest learning rate.
+        momentum: the momentum of SGD.
+        weight_decay: the decay of the weights.
+        schedule: how the learning rate decays: linear or cosine.
+        warmup: the share of the steps in which the learning rate rises.
+        gradient_clip: the largest norm of a gradient; 0: no limit.
+        ema: the decay of the average of the weights.
     """
 
     kind: str = "sgd"
@@ -75,7 +98,13 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonRecipe:
-    """The settings that all recipes share."""
+    """The settings that all recipes share.
+
+    Args:
+        name: names the files of the run.
+        seed: seed of all random numbers.
+        evaluate_every: epochs between two measurements on validation images.
+    """
 
     name: str
     data: DataSettings = DataSettings()
@@ -99,7 +128,12 @@ class CommonRecipe:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The name of an architecture and its options."""
+    """The name of an architecture and its options.
+
+    Args:
+        arch: an architecture of this package, such as preact_resnet18.
+        options: the arguments of its constructor.
+    """
 
     arch: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -123,6 +157,22 @@ class MethodSettings(ThreatSettings):
     - `trades` adds beta * KL(clean || attacked).
     - `iaat` has one radius per training image, which changes by `radius_step` and is smoothed by `radius_smoothing`.
     - `gaussian` trains on noisy `copies` of each image for randomized smoothing, with a `consistency` term.
+
+    Args:
+        name: one of these methods.
+        steps: steps of PGD.
+        step_size: size of a step; by default that of the method.
+        beta: weight of the term of `trades`.
+        sigma: standard deviation of the noise of `gaussian`.
+        copies: noisy copies of each image, for `gaussian`.
+        consistency: weight of the term that makes the copies agree, for `gaussian`.
+        radius_step: how far the radius of an image moves in an epoch, for `iaat`.
+        radius_smoothing: the share of the way that the radius takes towards its target, for `iaat`.
+        radius_warmup: epochs before radii move, for `iaat`.
+        label_smoothing: the probability that is spread over all classes in the cross-entropy.
+        logit_margin: subtracted from the logit of the label, for `standard`.
+        weight_perturbation: strength of adversarial weight perturbation (AWP); 0: none.
+        perturbation_warmup: the share of the steps before AWP begins.
     """
 
     name: str = "standard"

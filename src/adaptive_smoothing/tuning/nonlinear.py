@@ -81,6 +81,20 @@ def fit_nonlinear(
 
     The mixtures of the `tried` best settings by estimate are attacked on the first `attacked` images. The setting of
     the result is in its `card["transform"]`.
+
+    Args:
+        standard, robust: g and h.
+        val: validation images.
+        threat: the norm and the radius of the attacks.
+        clean_accuracy: what the mixture has at least on `val`.
+        attacked: the number of images to attack.
+        tried: the number of settings whose mixtures are attacked.
+        log: called with a line of text for each attack (`log=print`).
+
+    Examples:
+        >>> nonlinear = ads.fit_nonlinear(g, h, val, threat, clean_accuracy=0.5, attacked=2, tried=1)
+        >>> type(nonlinear.standard).__name__, type(nonlinear.robust).__name__
+        ('Hardmax', 'Nonlinear')
     """
     data = val.to(next(robust.parameters()).device)
     few = data.take(slice(attacked))

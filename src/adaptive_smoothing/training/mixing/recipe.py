@@ -25,8 +25,14 @@ DEFAULT = Path(__file__).with_name("default.toml")
 class MixerSettings:
     """The mixer: the paper's `network` with `width` and `depth`, or a `fine-tuned-tail` of h with `hidden` units.
 
-    `standard_taps` and `robust_taps` name the layers of g and h whose features the mixer reads; by default they are
-    chosen automatically. `tail_lr_factor` multiplies the learning rate of a fine-tuned tail.
+    Args:
+        kind: network or fine-tuned-tail.
+        width: channels of the first stage of a network.
+        depth: residual blocks in each stage of a network.
+        hidden: width of the layers of a fine-tuned tail that compute the score.
+        tail_lr_factor: multiplies the learning rate of a fine-tuned tail.
+        standard_taps, robust_taps: the layers of g and h whose features the mixer reads; by default they are chosen
+            automatically.
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"tail_pace": "tail_lr_factor"}
@@ -87,6 +93,7 @@ class LossSettings:
     """Weights of the composite loss, eq. comp_loss: ce * CE + bce * BCE + product * CE * BCE.
 
     Args:
+        ce, bce, product: weights of the terms of the paper.
         error: weight of a term that the paper does not have: a sigmoid of the lead of the best incorrect class.
         attacked: weight of attacked images. Clean images have the weight 1.
         balanced: multiply `attacked` by the factor for which alpha_shift does not change the loss (`AttackedWeight`).
@@ -118,8 +125,10 @@ class OperatingPointSettings:
     Args:
         low: the smallest alpha. A confident g decides below an alpha of 1/2, where the loss is flat, so that nothing is
             learned there.
+        scale, shift: the numbers in the formula of alpha.
         recover: the target as a share of the way from the clean accuracy of h to that of g; 0: no target.
         clean_accuracy: the target itself, which replaces `recover`; 0: no target.
+        every: steps between two choices of the shift.
     """
 
     scale: float = 2.0
@@ -144,7 +153,11 @@ class OperatingPointSettings:
 
 @dataclass(frozen=True)
 class MixingOptimizer(OptimizerSettings):
-    """AdamW, as in the paper; `weight_perturbation` is the strength of adversarial weight perturbation (AWP)."""
+    """AdamW, as in the paper.
+
+    Args:
+        weight_perturbation: strength of adversarial weight perturbation (AWP); 0: none.
+    """
 
     kind: str = "adamw"
     epochs: int = 3
@@ -166,7 +179,15 @@ class MixingOptimizer(OptimizerSettings):
 class MixingRecipe(CommonRecipe):
     """The recipe of a mixer for two classifiers that are not changed.
 
-    `standard_scale` multiplies the logits of g.
+    docs/reference/cli.md has the meaning of every key (verb `mix`).
+
+    Args:
+        standard_scale: multiplies the logits of g.
+
+    Examples:
+        >>> recipe = ads.MixingRecipe(name="mine")
+        >>> recipe.attack.threat, recipe.optimizer.epochs
+        (Linf(eps=0.03137254901960784), 3)
     """
 
     OLD_KEYS: ClassVar[dict[str, str]] = {"dial": "operating_point"}

@@ -42,13 +42,26 @@ def train_mixing(
     The result has the range of alpha and the scale of g from training, unless `mixed` has its own.
 
     Args:
+        mixed: a mixture whose alpha is a `FineTunedTail`, a `MixingNetwork` or a `Mixer` of yours.
         train, val: images for training, and for the operating point. Neither may be used to test g or h.
         threat: the norm and the radius of the attacks on training images.
         recipe: default: `default_recipe` for the mixer, the threat and the clean accuracy.
         clean_accuracy: the target for the operating point; default: that of the recipe.
         folder: receives the checkpoint and the log.
+        device: where to train; by default where the mixture is.
         compiled: compile the networks; by default on CUDA only.
         resume: continue an interrupted training in the folder.
+        quiet: print nothing.
+
+    Examples:
+        >>> from adaptive_smoothing.training.mixing.recipe import AttackSettings, MixingOptimizer
+        >>> attack, optimizer = AttackSettings(setting="B", steps=2), MixingOptimizer(epochs=1, batch_size=20)
+        >>> short = ads.MixingRecipe(name="short", attack=attack, optimizer=optimizer)
+        >>> learned = ads.MixedClassifier(g, h, ads.MixingNetwork.between(g, h))
+        >>> train = val  # for this example only: thousands of other images are needed
+        >>> learned = ads.train_mixing(learned, train, val, threat, recipe=short, quiet=True)
+        >>> learned.learns_alpha
+        True
     """
     check_data(train)
     check_data(val)
