@@ -208,7 +208,8 @@ def _part_of(overall: RunProgress, role: str, images: int) -> RunProgress:
 def _write_page(folder: Path, result: DemoResult) -> Path:
     """Write the page of the models that were attacked and of the stored runs, and return its path."""
     live = [replace(run, name=result.titles[role]) for role in result.verdicts for run in read_runs([folder / role])]
-    stored = read_runs([place for place in (demo_models.STORED, demo_models.COMPARED) if has_result(place)])
+    places = (demo_models.STORED, demo_models.COMPARED, demo_models.STORED_ROBUST)
+    stored = read_runs([place for place in places if has_result(place)])
     return write_page(folder / PAGE, [*live, *stored], TITLE, demo_sentences(result))
 
 

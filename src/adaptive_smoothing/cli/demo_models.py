@@ -14,19 +14,22 @@ from adaptive_smoothing.cli.console import Count, TimeBar
 from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.evaluation.comparison import Comparison, Point
+from adaptive_smoothing.evaluation.stored import load_verdict
 from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff
 from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel, facts_of
 from adaptive_smoothing.models.zoo import model_facts
 from adaptive_smoothing.report.demo import FIXED, LEARNED, ROBUST_ALONE, STANDARD_ALONE, StoredRun
-from adaptive_smoothing.runs.folder import has_result
+from adaptive_smoothing.runs.folder import has_result, read_result
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve, at_setting
 
 STANDARD, ROBUST, MIXED = "compact-standard", "compact-robust", "compact-mixed"
 # The run of `sweep` on the whole test set, and the comparison of a learned with a fixed alpha.
 STORED = Path(__file__).parents[1] / "report" / "stored" / "compact"
 COMPARED = STORED.with_name(MIXED)
+# The run of `evaluate --attack standard` on h.
+STORED_ROBUST = STORED.with_name(ROBUST)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,10 @@ def stored_runs(wanted: float) -> dict[str, StoredRun]:
     if has_result(STORED) and _of_the_package(load_facts(STORED)["models"]):
         sweep, letters = load_tradeoff(STORED), {ROBUST_ALONE: "h", STANDARD_ALONE: "g"}
         found |= {role: StoredRun.of_base(sweep, letter) for role, letter in letters.items()}
+        if has_result(STORED_ROBUST) and read_result(STORED_ROBUST)["models"]["model"] == model_facts(ROBUST):
+            verdict = load_verdict(STORED_ROBUST)  # AutoAttack is stronger than the PGD of the sweep
+            stronger = StoredRun(found[ROBUST_ALONE].clean, verdict.robust_correct.numpy(), "AutoAttack")
+            found[ROBUST_ALONE] = stronger
     return found
 
 

@@ -21,6 +21,8 @@ from adaptive_smoothing.results import check_writable, read_json
 from adaptive_smoothing.runs.journal import BINDING
 from adaptive_smoothing.version import code_version
 
+# What users type; `python -m` puts the name of a file in its place.
+PROGRAM = "adaptive-smoothing"
 RESULT, ROWS, JOURNAL = "result.json", "rows.npz", "journal"
 # What differs between two equal runs, so it is not in the result: dates, seconds, the machine, speeds.
 FACTS = "facts.json"
@@ -110,5 +112,5 @@ def environment(device: torch.device | str) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else name,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([PROGRAM if (name := Path(sys.argv[0]).name) == "__main__.py" else name, *sys.argv[1:]]),
     }
