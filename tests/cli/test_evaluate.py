@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("package")
 FOLDER = Path("runs/evaluate-compact-standard-fast")
 QUICK = ("--set", "alarms=false")
 FOUR = ("--set", "shard_size=4")
-WRITTEN = ("result.json", "rows.npz", "facts.json", "waterfall.png", "calibration.png")
+WRITTEN = ("result.json", "rows.npz", "pictures.npz", "facts.json", "waterfall.png", "calibration.png")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def evaluate(*arguments: str, code: int = 0) -> str:
 
 def test_a_run_writes_its_files_and_prints_the_waterfall(package: Callable) -> None:
     printed = evaluate(demo.STANDARD, "--threat", "Linf:0.3")
-    assert {path.name for path in FOLDER.iterdir()} == {*WRITTEN}
+    assert {path.name for path in FOLDER.iterdir()} == {*WRITTEN, "page.html"}
     result = json.loads((FOLDER / "result.json").read_text())
     rows = dict(np.load(FOLDER / "rows.npz"))
     facts = json.loads((FOLDER / "facts.json").read_text())
@@ -210,7 +210,7 @@ def test_attacks_that_do_not_apply_are_named_and_other_files_are_kept(monkeypatc
     monkeypatch.setitem(presets.PRESETS, "fast", more)
     printed = evaluate(demo.STANDARD, *QUICK)
     assert "Attacks that do not apply to this model: transfer from g." in printed
-    assert printed.endswith(f"Written to {FOLDER}: {', '.join(WRITTEN)}")
+    assert f"Written to {FOLDER}: {', '.join(WRITTEN)} Open this page in a browser: file:" in printed
     assert (FOLDER / "notes.txt").read_text() == "mine"
 
 
@@ -264,9 +264,9 @@ def test_several_radii_have_a_folder_each_and_can_be_continued(
 def test_a_run_that_is_replaced_leaves_no_files_of_its_own() -> None:
     one, several = ("--save-adversarial", "2"), ("--eps", "1/255,0.02")
     for options, names in (
-        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
-        (one, {*WRITTEN, "adversarial.npz"}),
-        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
+        (several, {"result.json", "facts.json", "page.html", "radii.png", "eps-0.003922", "eps-0.02"}),
+        (one, {*WRITTEN, "page.html", "adversarial.npz"}),
+        (several, {"result.json", "facts.json", "page.html", "radii.png", "eps-0.003922", "eps-0.02"}),
     ):
         evaluate(demo.STANDARD, *QUICK, "--images", "2", *options, "--overwrite")
         assert {path.name for path in FOLDER.iterdir()} == names
@@ -276,7 +276,7 @@ def test_a_run_that_is_replaced_leaves_no_files_of_its_own() -> None:
 @pytest.mark.parametrize(("wanted", "count"), [("3", 3), ("all", 9)])
 def test_attacked_images_are_written(wanted: str, count: int, package: Callable) -> None:
     printed = evaluate(demo.STANDARD, *QUICK, "--save-adversarial", wanted, "--threat", "Linf:0.1")
-    assert "rows.npz, adversarial.npz, facts.json" in printed
+    assert "rows.npz, adversarial.npz, pictures.npz, facts.json" in printed
     verdict, clean = load_run(FOLDER), package("builtin").take(count).floats()
     assert isinstance(verdict, Verdict) and verdict.adversarial is not None and len(verdict.adversarial) == count
     assert (verdict.adversarial - clean).abs().max() <= 0.1 + 1e-6
