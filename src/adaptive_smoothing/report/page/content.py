@@ -155,7 +155,7 @@ def _dial(dial: Dial) -> dict[str, Any]:
         "bounds": bounds,
         "robust": {str(at): int(dial.robust(at).sum()) for at in sorted(dial.attacked_at)},
         "start": dial.start,
-        "runs": {str(at): run for at, run in sorted(dial.runs.items())},
+        "runs": dial.runs,
     }
 
 

@@ -30,7 +30,7 @@ class Dial {
     this.clean = new Correct(raw.clean);
     this.attacked = raw.attacked.map((each) => new Correct(each));
     this.cleanCounts = this.counts(this.clean);
-    this.attackedSettings = Object.keys(raw.runs).map(Number);
+    this.attackedSettings = [...new Set(raw.runs.map(([setting]) => setting))].sort((a, b) => a - b);
     this.setting = this.start;
   }
 

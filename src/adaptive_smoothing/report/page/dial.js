@@ -177,7 +177,7 @@ class DialSection {
     this.where = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.robustCount(at))]);
     const bound = dial.grid.map((_, at) => [dial.share(dial.cleanCounts[at]), dial.share(dial.bounds[at])]).slice(...this.boundRange());
     const attacked = dial.attackedSettings.map((at) => this.where[at]);
-    const own = new Set(Object.values(dial.runs).map((run) => DATA.runs[run].name));
+    const own = new Set(dial.runs.map(([, run]) => DATA.runs[run].name));
     const others = DATA.points.filter((point) => !own.has(point.name));
     const far = others.filter((point) => point.robust.value < 0.02 && point.clean.value > 0.5);
     const near = others.filter((point) => !far.includes(point));

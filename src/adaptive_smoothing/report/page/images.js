@@ -10,10 +10,10 @@ class ImageSet {
     this.number = number;
     for (const [name, value] of Object.entries(raw)) if (value && value.bytes) this[name] = readArray(value);
     this.probabilities = Object.fromEntries(Object.entries(raw.probabilities || {}).map(([name, packed]) => [name, readArray(packed)]));
-    this.dial = dials.find((dial) => Object.values(dial.runs).includes(number));
+    this.dial = dials.find((dial) => dial.runs.some(([, run]) => run === number));
     this.isMixture = "clean_g" in this.probabilities || "clean_g_prediction" in this;
     this.versions = raw.sheets.map((sheet) => sheet.key);
-    this.own = this.dial ? Number(Object.entries(this.dial.runs).find(([, run]) => run === number)[0]) : null;
+    this.own = this.dial ? this.dial.runs.find(([, run]) => run === number)[0] : null;
   }
 
   className(label) {
