@@ -112,8 +112,10 @@ class Toys:
         prediction = np.where(np.asarray(correct, bool), 0, 1)
         rows = {"index": np.arange(len(label)), "label": label, "prediction": prediction, "radius": radii}
         rows |= {"certified": radii > 0, "estimate": radii, "samples": np.full(len(label), 100)}
+        rows |= {"probabilities": np.full((len(label), 4), 0.25)}
         about = {"method": "smoothing", "theorem": "margin", "alpha": 0.8, "sigma": 0.25, "norm": "L2"}
-        about |= {"data": "toy/test", "failure probability": 0.001, "fingerprint": "f"}
+        about |= {"data": "toy/test", "failure probability": 0.001, "fingerprint": "f", "votes": "hard"}
+        about |= {"bound": "none", "samples": 100, "precision": "float32", "runner-up": "all"}
         return Certificates(rows, {**about, **settings})
 
     @staticmethod
