@@ -16,7 +16,6 @@ from PIL import Image
 from adaptive_smoothing.attacks.cascade import stage_title
 from adaptive_smoothing.evaluation.pictures import Pictures
 from adaptive_smoothing.report.load import load_run
-from adaptive_smoothing.report.page import page as page_file
 from adaptive_smoothing.report.page.content import content, differences
 from adaptive_smoothing.report.page.page import page, write_page
 from adaptive_smoothing.report.page.runs import PageRun, read_runs
@@ -229,16 +228,3 @@ def test_a_page_has_the_numbers_of_its_runs(tmp_path, toys, data):
 def test_a_page_of_no_runs_is_an_error():
     with pytest.raises(ValueError, match="expected one or more runs for a page, got none"):
         page([])
-
-
-def test_the_sources_of_the_page_have_short_lines():
-    for path in sorted(page_file.HERE.iterdir()):
-        if path.suffix in (".js", ".css", ".html"):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            long = [f"{path.name}:{number}" for number, line in enumerate(lines, 1) if len(line) > 120]
-            assert not long
-            assert path.suffix != ".js" or len(lines) <= 250, path.name
-
-
-def test_every_script_is_part_of_the_page():
-    assert set(page_file.SCRIPTS) == {path.name for path in page_file.HERE.glob("*.js")}
