@@ -108,7 +108,9 @@ def test_a_page_stays_below_five_megabytes(toys, verdicts):
     data = toys.data(48)
     runs = [
         replace(toys.run(verdict, name=name), pictures=pictures_of(verdict, data, 48 * 10, seed))
-        for seed, (name, verdict) in enumerate((f"{alpha} {k}", each) for k in (1, 2) for alpha, each in verdicts.items())
+        for seed, (name, verdict) in enumerate(
+            (f"{alpha} {k}", each) for k in (1, 2) for alpha, each in verdicts.items()
+        )
     ]
     runs = [replace(run, pictures=replace(run.pictures, rows=run.pictures.rows % 48)) for run in runs]
     text = page(runs)
@@ -167,10 +169,15 @@ def test_a_plain_model_has_no_alpha_and_no_dial(toys, data):
     verdict = toys.attacked(toys.mixture(0.5).robust, data)
     _, shown = read(page([toys.run(verdict, data, model={"name": "toy"})]))
     (run,) = shown["runs"]
-    assert not shown["dials"] and "alpha" not in run and set(run["pictures"]["probabilities"]) == {
-        "clean_model",
-        "attacked_model",
-    }
+    assert (
+        not shown["dials"]
+        and "alpha" not in run
+        and set(run["pictures"]["probabilities"])
+        == {
+            "clean_model",
+            "attacked_model",
+        }
+    )
     assert run["clean"]["count"] == int(verdict.clean_correct.sum())
     assert run["robust"]["count"] == int(verdict.robust_correct.sum())
 

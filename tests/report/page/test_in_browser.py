@@ -40,6 +40,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--no-first-run",
 )
+RESULTS = Path(__file__).parents[3] / "results"
 WIDTHS = (390, 1280, 1920)
 ALPHAS, SHIFTS = (0.4, 0.763), (-1.0, 0.5)
 
@@ -54,14 +55,14 @@ class Made:
     verdicts: tuple[Verdict, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path, *verdicts: Verdict) -> "Made":
-        runs = read_runs([folder])
-        return cls(write_page(folder / "page.html", runs), runs, next(iter(dials(runs)), None), verdicts)
+    def of(cls, folders: list[Path], path: Path, *verdicts: Verdict) -> "Made":
+        runs = read_runs(folders)
+        return cls(write_page(path, runs), runs, next(iter(dials(runs)), None), verdicts)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, toys: Any, data: ads.ImageData) -> dict[str, Made]:
-    """Pages by name: of a fixed and of a learned alpha, a certification, a plain model, a sweep."""
+    """Pages by name: of a fixed and of a learned alpha, a certification, a plain model, a sweep, stored runs."""
     root = tmp_path_factory.mktemp("pages")
     fixed = [toys.write(root / "fixed" / f"{alpha}", toys.mixture(alpha), data, alpha) for alpha in ALPHAS]
     learned = [toys.write(root / "learned" / f"{shift}", toys.learned(shift), data, {"x": 1}) for shift in SHIFTS]
@@ -74,7 +75,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, toys: Any, data: ads.ImageDat
     save_tradeoff(root / "sweep", sweep, {})
     verdicts = {"fixed": fixed, "learned": learned, "plain": [plain]}
     names = ("fixed", "learned", "plain", "certified", "sweep")
-    return {name: Made.of(root / name, *verdicts.get(name, ())) for name in names}
+    pages = {name: Made.of([root / name], root / f"{name}.html", *verdicts.get(name, ())) for name in names}
+    stored = [RESULTS / name for name in ("verdicts", "resnet18", "mixtures/resnet18-frontier", "certified/hard")]
+    return {**pages, "stored": Made.of(stored, root / "stored.html")}
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,9 @@ def test_the_numbers_follow_the_slider(show: Callable, made: dict[str, Made], na
     assert page.locator("#dial-label").inner_text().endswith(f"= {dial.grid[settings[-1]]:.{digits}f}")
 
 
-def test_dragging_snaps_to_attacked_settings_and_keys_reach_those_between(show: Callable, made: dict[str, Made]) -> None:
+def test_dragging_snaps_to_attacked_settings_and_keys_reach_those_between(
+    show: Callable, made: dict[str, Made]
+) -> None:
     page, dial = show("fixed"), made["fixed"].dial
     slider, target = page.locator("#dial-slider"), dial.runs[1][0]
     slider.scroll_into_view_if_needed()
@@ -268,7 +273,9 @@ def test_keys_move_through_the_grid(show: Callable) -> None:
     page = show("fixed")
     page.locator('[data-filter="all"]').click()
     page.locator("#image-grid").focus()
-    columns = page.evaluate("getComputedStyle(document.getElementById('image-grid')).gridTemplateColumns").count(" ") + 1
+    columns = (
+        page.evaluate("getComputedStyle(document.getElementById('image-grid')).gridTemplateColumns").count(" ") + 1
+    )
 
     def press(key: str) -> int:
         page.keyboard.press(key)
@@ -311,6 +318,22 @@ def test_a_sweep_has_a_slider_and_images(show: Callable, made: dict[str, Made]) 
     assert page.locator(".thumb").count() == 10
     page.locator("#image-version").select_option("rob")
     page.locator(".pictures figcaption", has_text="attacked through h (ROB)").wait_for()
+
+
+def test_another_mixture_is_chosen(show: Callable, made: dict[str, Made]) -> None:
+    """On the page of stored runs: the slider of a sweep, then those of certificates; other classifiers are points."""
+    page, found = show("stored"), dials(made["stored"].runs)
+    assert page.locator("#dial-choice option").all_inner_texts() == [dial.name for dial in found]
+    assert page.locator("#dial-chart .legend li").count() > 5
+    for number in (2, 0):
+        page.locator("#dial-choice").select_option(str(number))
+        move(page, 40)
+        assert numbers(page)[0][1] == found[number].clean.at(40).sum()
+        assert page.locator(".snap").count() == len({at for at, _ in found[number].runs if number == 0})
+    assert page.locator("#chart-run option").count() == 7
+    for number in range(7):
+        page.locator("#chart-run").select_option(str(number))
+    assert page.locator(".charts figure").count() == 3  # certificates, attacks, margins
 
 
 def test_two_runs_are_compared_on_the_same_images(show: Callable, made: dict[str, Made]) -> None:

@@ -53,7 +53,9 @@ def test_several_radii_are_several_runs(tmp_path, toys):
     radii.write_radii(tmp_path, curve, toys.facts(0.4), {}, data)
     runs = read_runs([tmp_path])
     assert [run.name.rpartition(" (")[2] for run in runs] == ["eps-0.01)", "eps-0.02)"]
-    assert all(torch.equal(run.result.fooled_by, each.fooled_by) for run, each in zip(runs, curve.verdicts, strict=True))
+    assert all(
+        torch.equal(run.result.fooled_by, each.fooled_by) for run, each in zip(runs, curve.verdicts, strict=True)
+    )
 
 
 def test_a_frontier_has_the_alphas_that_were_chosen(tmp_path):

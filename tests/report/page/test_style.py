@@ -40,7 +40,9 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_the_contrast_of_known_colours():
-    assert contrast("#000", "#fff") == pytest.approx(21) and contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+    assert contrast("#000", "#fff") == pytest.approx(21) and contrast("#777777", "#ffffff") == pytest.approx(
+        4.48, abs=0.01
+    )
 
 
 def test_the_system_chooses_the_same_dark_colours():
@@ -61,7 +63,9 @@ def test_every_colour_that_is_used_is_defined():
         assert set(re.findall(r"var\(--([\w-]+)\)", (HERE / name).read_text(encoding="utf-8"))) <= defined
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in HERE.iterdir() if path.suffix in (".js", ".css", ".html")))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in HERE.iterdir() if path.suffix in (".js", ".css", ".html"))
+)
 def test_files_and_lines_are_short(name):
     lines = (HERE / name).read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 250 and not [number for number, line in enumerate(lines, 1) if len(line) > 120]

@@ -149,7 +149,8 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
     parameter = next(iter(points.values()))["parameter"]
     grid = _grid(list(verdicts.values()), parameter, [point["value"] for point in points.values()])
     at = {number: int(np.abs(grid - point["value"]).argmin()) for number, point in points.items()}
-    clean, attacked, attacked_at = None, {}, {}
+    clean, attacked = None, {}
+    attacked_at: dict[int, np.ndarray] = {}
     for number, verdict in verdicts.items():
         outputs = {name: column.numpy() for name, column in verdict.outputs.items()}
         clean = clean or Correct.between(grid, outputs[f"{CLEAN}_low"], outputs[f"{CLEAN}_high"])
