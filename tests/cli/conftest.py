@@ -112,7 +112,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def write(folder: str | Path, report: Report, title: str = "") -> Path:
         choice = {"choice": asdict(report.choice)} if report.choice else {}
-        save_tradeoff(folder, report.live or report.main, {**choice, **report.facts})
+        save_tradeoff(folder, report.main, {**choice, **report.facts})
         return Path(folder) / "page.html"
 
     monkeypatch.setattr(sweep, "write_run", write)

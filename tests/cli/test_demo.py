@@ -74,7 +74,7 @@ def folders(out: str = "runs/demo") -> dict[str, Verdict]:
 def test_four_models_are_attacked_on_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    monkeypatch.setattr(demo, "_write_page", lambda folder: folder / "page.html")
+    monkeypatch.setattr(demo, "_write_page", lambda folder, result: folder / "page.html")
     printed = run(*HALF, "--open")
     assert opened == [Path("runs/demo/page.html").resolve().as_uri()]
     found, result = folders(), read_json("runs/demo/result.json")

@@ -22,6 +22,7 @@ from adaptive_smoothing.cli.main import app
 from adaptive_smoothing.evaluation import cost
 from adaptive_smoothing.evaluation.radii import RadiusCurve
 from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.report import radii, run_folder, verdicts
 from adaptive_smoothing.report.load import load_run
@@ -29,13 +30,15 @@ from adaptive_smoothing.runs import progress_bar
 from adaptive_smoothing.runs.journal import Journal
 from adaptive_smoothing.runs.progress import Progress
 from adaptive_smoothing.threat import Threat
+from adaptive_smoothing.tuning.curves import accuracy_curve
 
 pytestmark = pytest.mark.usefixtures("package")
 
 FOLDER = Path("runs/evaluate-compact-standard-fast")
+SHORT = "compact-standard-compact-robust"
 QUICK = ("--set", "alarms=false")
 FOUR = ("--set", "shard_size=4")
-WRITTEN = ("result.json", "rows.npz", "facts.json", "waterfall.png", "calibration.png")
+WRITTEN = ("result.json", "rows.npz", "pictures.npz", "facts.json", "waterfall.png", "calibration.png")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +71,7 @@ def evaluate(*arguments: str, code: int = 0) -> str:
 
 def test_a_run_writes_its_files_and_prints_the_waterfall(package: Callable) -> None:
     printed = evaluate(demo.STANDARD, "--threat", "Linf:0.3")
-    assert {path.name for path in FOLDER.iterdir()} == {*WRITTEN}
+    assert {path.name for path in FOLDER.iterdir()} == {*WRITTEN, "page.html"}
     result = json.loads((FOLDER / "result.json").read_text())
     rows = dict(np.load(FOLDER / "rows.npz"))
     facts = json.loads((FOLDER / "facts.json").read_text())
@@ -100,6 +103,58 @@ def test_a_mixture_is_made_of_two_models_and_alpha() -> None:
     result = json.loads((Path("runs") / "evaluate-compact-standard-compact-robust-0.7-fast/result.json").read_text())
     assert result["models"]["alpha"] == 0.7 and result["models"]["h"]["name"] == demo.ROBUST
     assert "mixture" in printed and "Alarms were off" in printed
+
+
+def page_content(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0])
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_several_alphas_are_attacked_and_share_a_page() -> None:
+    command = (demo.STANDARD, demo.ROBUST, "--alpha", "0.7,0.3", *QUICK)
+    printed, folder = evaluate(*command), Path("runs/evaluate-compact-standard-compact-robust-fast")
+    names = [f"compact-standard-compact-robust-alpha-{alpha}" for alpha in (0.3, 0.7)]
+    assert sorted(path.name for path in folder.iterdir()) == [*names, "page.html"]
+    assert "All operating points on one page: Open this page in a browser:" in printed
+    verdicts = [load_run(folder / name) for name in names]
+    assert [round(each.settings["operating point"]["value"], 6) for each in verdicts] == [0.3, 0.7]
+    (dial,) = page_content(folder / "page.html")["dials"]
+    counts = [int(each.robust_correct.sum()) for each in verdicts]
+    assert all(shown <= count for shown, count in zip(dial["robust"].values(), counts, strict=True))
+    again = evaluate(*command)
+    assert again.count("This run was finished before") == 2
+    alone = ("--out", "alone", *QUICK)
+    evaluate(demo.STANDARD, demo.ROBUST, "--alpha", "0.3", *alone)
+    expected = load_run("alone")
+    assert torch.equal(verdicts[0].fooled_by, expected.fooled_by)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_mixture_is_moved_to_clean_accuracies_on_validation_images(package: Callable) -> None:
+    printed = evaluate(demo.STANDARD, demo.ROBUST, "--clean-accuracy", "0.5,60", *QUICK, "--json")
+    val = package("builtin", "val")
+    g, h = (zoo.load(name) for name in (demo.STANDARD, demo.ROBUST))
+    curve = accuracy_curve(MixedClassifier(g, h, 0.5), val)
+    for target in (0.5, 0.6):
+        folder = Path(f"runs/evaluate-compact-standard-compact-robust-fast/{SHORT}-clean-{100 * target:g}")
+        found = json.loads((folder / "result.json").read_text())
+        assert found["models"]["alpha"] == curve.largest_setting(target)
+        assert found["models"]["clean accuracy on validation images"] == target
+        assert f'"clean accuracy on validation images": {target}' in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((demo.ROBUST, "--alpha", "0.5", "--clean-accuracy", "0.9"), "expected --alpha or --clean-accuracy, got both"),
+        (("--clean-accuracy", "0.9"), "expected a mixture for --clean-accuracy, got one classifier: name a stored"),
+        ((demo.ROBUST, "--alpha", "0.5,x"), "expected --alpha such as 0.8,0.85,0.9, got '0.5,x'"),
+        ((demo.ROBUST, "--alpha", "0.5,1.5"), "expected --alpha in [0, 1] (0 is G, 1 is H), got '0.5,1.5'"),
+        ((demo.ROBUST, "--clean-accuracy", "0.9,y"), "expected --clean-accuracy such as 0.88,0.9, got '0.9,y'"),
+    ],
+)
+def test_operating_points_that_do_not_fit_are_errors(arguments: tuple[str, ...], sentence: str) -> None:
+    assert sentence in evaluate(demo.STANDARD, *arguments, *QUICK, code=1)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -210,7 +265,7 @@ def test_attacks_that_do_not_apply_are_named_and_other_files_are_kept(monkeypatc
     monkeypatch.setitem(presets.PRESETS, "fast", more)
     printed = evaluate(demo.STANDARD, *QUICK)
     assert "Attacks that do not apply to this model: transfer from g." in printed
-    assert printed.endswith(f"Written to {FOLDER}: {', '.join(WRITTEN)}")
+    assert f"Written to {FOLDER}: {', '.join(WRITTEN)} Open this page in a browser: file:" in printed
     assert (FOLDER / "notes.txt").read_text() == "mine"
 
 
@@ -264,9 +319,9 @@ def test_several_radii_have_a_folder_each_and_can_be_continued(
 def test_a_run_that_is_replaced_leaves_no_files_of_its_own() -> None:
     one, several = ("--save-adversarial", "2"), ("--eps", "1/255,0.02")
     for options, names in (
-        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
-        (one, {*WRITTEN, "adversarial.npz"}),
-        (several, {"result.json", "facts.json", "radii.png", "eps-0.003922", "eps-0.02"}),
+        (several, {"result.json", "facts.json", "page.html", "radii.png", "eps-0.003922", "eps-0.02"}),
+        (one, {*WRITTEN, "page.html", "adversarial.npz"}),
+        (several, {"result.json", "facts.json", "page.html", "radii.png", "eps-0.003922", "eps-0.02"}),
     ):
         evaluate(demo.STANDARD, *QUICK, "--images", "2", *options, "--overwrite")
         assert {path.name for path in FOLDER.iterdir()} == names
@@ -276,7 +331,7 @@ def test_a_run_that_is_replaced_leaves_no_files_of_its_own() -> None:
 @pytest.mark.parametrize(("wanted", "count"), [("3", 3), ("all", 9)])
 def test_attacked_images_are_written(wanted: str, count: int, package: Callable) -> None:
     printed = evaluate(demo.STANDARD, *QUICK, "--save-adversarial", wanted, "--threat", "Linf:0.1")
-    assert "rows.npz, adversarial.npz, facts.json" in printed
+    assert "rows.npz, adversarial.npz, pictures.npz, facts.json" in printed
     verdict, clean = load_run(FOLDER), package("builtin").take(count).floats()
     assert isinstance(verdict, Verdict) and verdict.adversarial is not None and len(verdict.adversarial) == count
     assert (verdict.adversarial - clean).abs().max() <= 0.1 + 1e-6

@@ -36,6 +36,13 @@ def test_one_row_per_mixture_one_column_per_clean_accuracy(folder):
     assert table.rows[1] == ("ours", "87.50 / 75.00 (+25.00 ± 42.44)", "100.00 / 50.00 (+25.00 ± 42.44)")
 
 
+def test_runs_on_more_images_are_compared_on_those_of_both(folder):
+    low, high, below, above = Comparison.read(folder).points
+    longer = replace(below, robust_correct=np.append(below.robust_correct, [True] * 4))
+    table = frontier_table(Comparison((low, high, longer, above), {}))
+    assert table.rows[1] == ("ours", "87.50 / 87.50 (+25.00 ± 42.44)", "100.00 / 50.00 (+25.00 ± 42.44)")
+
+
 def test_gains_at_the_same_clean_accuracy(mixture_tables, folder):
     """At 15/16 the first mixture is halfway between 0.5 and 0.25; its settings do not reach 1/16."""
     comparison = Comparison.read(folder)

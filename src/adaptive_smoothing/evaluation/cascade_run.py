@@ -129,7 +129,7 @@ class EvaluationRun(ShardedRun):
     def settings(self) -> dict[str, Any]:
         kept = {"save adversarial": self._saved} if self._saved else {}
         if len(self._pictured):
-            kept["pictures"] = self.options.pictures
+            kept["pictures"] = len(self._pictured)
         return {"attack": describe(self.cascade), "precise": self.options.precise, **kept}
 
     @property

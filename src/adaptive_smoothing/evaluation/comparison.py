@@ -62,23 +62,3 @@ class Comparison:
     def images(self) -> int:
         """Number of images that were attacked at every point."""
         return min(len(point.robust_correct) for point in self.points)
-
-
-@dataclass(frozen=True)
-class LearnedAlphaResult:
-    """A stored comparison whose first mixture has a fixed alpha and whose last has a learned one.
-
-    Args:
-        measured: a new measurement of the learned alpha.
-    """
-
-    comparison: Comparison
-    measured: Point | None = None
-
-    def compare_with_fixed(self, wanted: float) -> tuple[Point, Point]:
-        """Return the points of the learned and of the fixed alpha at about this clean accuracy."""
-        fixed, *_, learned = (
-            min(points, key=lambda point: abs((point.wanted or 0) - wanted))
-            for points in self.comparison.mixtures.values()
-        )
-        return learned, fixed

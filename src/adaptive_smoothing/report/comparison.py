@@ -45,8 +45,12 @@ def _cell(point: Point | None, first: Point | None) -> str:
 
 
 def gain(mine: np.ndarray, theirs: np.ndarray) -> str:
-    """Return the difference of two accuracies on the same images, in points, with its 95 % interval."""
-    ahead, half = difference(mine, theirs)
+    """Return the difference of two accuracies on the images of both, in points, with its 95 % interval.
+
+    Each run attacked the first images of a data set, maybe more of them than another.
+    """
+    images = min(len(mine), len(theirs))
+    ahead, half = difference(mine[:images], theirs[:images])
     return f"{signed_points(ahead, 2)} ± {100 * half:.2f}"
 
 

@@ -16,13 +16,10 @@ from adaptive_smoothing.runs.folder import PAGE
 
 
 def write_run(folder: str | Path, report: Report, title: str | None = None) -> Path:
-    """Write result.json, rows.npz, the pictures, the figures as PNG and SVG, and the page; return the path of the page.
-
-    The rows are those of the live run if there is one.
-    """
+    """Write result.json, rows.npz, the figures as PNG and SVG, and the page; return the path of the page."""
     folder = Path(folder)
     choice = {"choice": asdict(report.choice)} if report.choice else {}
-    save_tradeoff(folder, report.live or report.main, {**choice, **report.facts})
+    save_tradeoff(folder, report.main, {**choice, **report.facts})
     for name, figure in figures(report).items():
         write_bytes(folder / f"{name}.png", png(figure))
         write_text(folder / f"{name}.svg", svg(figure))

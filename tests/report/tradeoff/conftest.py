@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from adaptive_smoothing.evaluation.tradeoff import ALPHAS, MIX_ALPHAS, Tradeoff
-from adaptive_smoothing.report.tradeoff.page import page
 from adaptive_smoothing.report.tradeoff.report import Choice, Report
 
 SETTINGS = {"data": "cifar10/test", "fingerprint": "f" * 64, "norm": "Linf", "eps": 8 / 255, "steps": 20}
@@ -46,19 +45,10 @@ def run() -> Tradeoff:
 
 
 def full_report() -> Report:
-    """Return a report with all parts: a stored run, a live one, a chosen alpha, facts that HTML has to escape."""
-    alphas = sorted({*ALPHAS, 0.753})
-    live = synthetic(40, seed=1, alphas=alphas, mix_alphas=(0, 0.5, 0.753, 1))
-    facts = {"device": "cpu", "models": {"g": "<a> & b"}}
-    return Report(synthetic(2000), live, Choice(0.9, 0.753, 0.9125, 800), facts)
+    """Return a report with all parts: a run, a chosen alpha, facts that HTML has to escape."""
+    return Report(synthetic(2000), Choice(0.9, 0.753, 0.9125, 800), {"device": "<a> & b"})
 
 
 @pytest.fixture
 def report() -> Report:
     return full_report()
-
-
-@pytest.fixture(scope="session")
-def full_page() -> str:
-    """Returns the page of `report`, drawn once."""
-    return page(full_report(), title="g & h")

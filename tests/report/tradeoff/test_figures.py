@@ -20,7 +20,7 @@ def line(axes: Axes, label: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_curves_are_the_accuracies(report: Report) -> None:
-    left, right = tradeoff_figure(report.main, report.live, report.alpha).axes
+    left, right = tradeoff_figure(report.main, report.alpha).axes
     alphas, accuracy = line(left, "clean images")
     assert np.array_equal(alphas, report.main.alphas)
     assert np.array_equal(accuracy, report.main.accuracy("clean"))
@@ -30,21 +30,12 @@ def test_the_curves_are_the_accuracies(report: Report) -> None:
     assert any("chosen α = 0.753" in text.get_text() for text in left.texts)
 
 
-def test_live_points_have_intervals(report: Report) -> None:
-    assert report.live is not None
-    left = tradeoff_figure(report.main, report.live).axes[0]
-    ends = np.concatenate([np.array(bars[2][0].get_segments())[:, :, 1] for bars in left.containers])
-    bounds = np.concatenate([report.live.intervals("mix"), report.live.intervals("clean")[[0, -1]]])
-    for low_high in bounds:
-        assert np.isclose(ends, low_high).all(1).any()
-
-
-def test_a_run_without_a_live_run_has_intervals(make: Callable[..., Tradeoff]) -> None:
+def test_the_attacked_alphas_have_intervals(make: Callable[..., Tradeoff]) -> None:
     run = make(40, mix_alphas=(0, 0.5, 1))
     left = tradeoff_figure(run).axes[0]
     ends = np.concatenate([np.array(bars[2][0].get_segments())[:, :, 1] for bars in left.containers])
     assert len(ends) == 12
-    for low_high in run.intervals("mix"):
+    for low_high in np.concatenate([run.intervals("mix"), run.intervals("clean")[[0, -1]]]):
         assert np.isclose(ends, low_high).all(1).any()
 
 
@@ -94,7 +85,7 @@ def visible_texts(figure: Figure) -> list:
 
 @pytest.mark.parametrize("alpha", [0.02, 0.5, 0.93])
 def test_labels_are_readable_and_do_not_overlap(report: Report, alpha: float) -> None:
-    for figure in (tradeoff_figure(report.main, report.live, alpha), gap_figure(report.main, alpha)):
+    for figure in (tradeoff_figure(report.main, alpha), gap_figure(report.main, alpha)):
         texts = visible_texts(figure)
         assert min(text.get_fontsize() for text in texts) >= 9
         boxes = [(text.get_text(), text.get_window_extent()) for text in texts]

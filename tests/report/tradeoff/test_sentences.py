@@ -21,13 +21,13 @@ def test_sentences_name_the_stronger_attacks(report: Report) -> None:
 def test_few_images_give_numbers_and_no_ratio(make: Callable[..., Tradeoff], report: Report) -> None:
     few, many = make(40, mix_alphas=(0, 0.753, 1)), make(400, mix_alphas=(0, 0.753, 1))
     h = few.rows["clean_h"].mean(), (few.rows["clean_h"] & few.rows["rob_h"]).mean()
-    paragraphs = " ".join(sentences(replace(report, main=few, live=None)))
+    paragraphs = " ".join(sentences(replace(report, main=few)))
     assert f"h has {100 * h[0]:.1f} % and {100 * h[1]:.1f} %. So few images" in paragraphs
     assert "the robust accuracy of h" not in paragraphs
-    assert "% of the robust accuracy of h" in " ".join(sentences(replace(report, main=many, live=None)))
+    assert "% of the robust accuracy of h" in " ".join(sentences(replace(report, main=many)))
     for curve in ("std", "rob", "mix"):
         many.rows[curve][:] = True
-    assert "It keeps all of the robust accuracy of h" in " ".join(sentences(replace(report, main=many, live=None)))
+    assert "It keeps all of the robust accuracy of h" in " ".join(sentences(replace(report, main=many)))
 
 
 def test_sentences_name_the_split(report: Report) -> None:
@@ -40,8 +40,7 @@ def test_sentences_name_the_split(report: Report) -> None:
 
 def test_an_interruption_comes_first(report: Report) -> None:
     cut = replace(report, facts={"interrupted": True})
-    assert next(sentences(cut)) == "The live run was interrupted: its numbers are for the 40 images that were finished."
-    assert next(sentences(replace(cut, live=None))).startswith("This run was interrupted")
+    assert next(sentences(cut)) == "This run was interrupted: its numbers are for the 2,000 images that were finished."
     assert "interrupted" not in " ".join(sentences(report))
 
 

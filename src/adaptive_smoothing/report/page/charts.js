@@ -55,9 +55,9 @@ class Plot {
       this.root.append(shape("line", { class: "grid", x1: at, x2: at, y1: this.top, y2: bottom }));
       this.text(xText(value), at, bottom + 17, { "text-anchor": "middle", class: "faint" }, this.root);
     }
-    this.root.append(shape("line", { class: "axis", x1: this.left, x2: this.width - this.right, y1: bottom, y2: bottom }));
-    this.text(xLabel, (this.left + this.width - this.right) / 2, this.height - 8, { "text-anchor": "middle" }, this.root);
-    const middle = (this.top + bottom) / 2;
+    const [right, middle] = [this.width - this.right, (this.top + bottom) / 2];
+    this.root.append(shape("line", { class: "axis", x1: this.left, x2: right, y1: bottom, y2: bottom }));
+    this.text(xLabel, (this.left + right) / 2, this.height - 8, { "text-anchor": "middle" }, this.root);
     const turned = { "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` };
     this.text(yLabel, 14, middle, turned, this.root);
   }
@@ -69,8 +69,17 @@ class Plot {
   }
 
   line(places, colour, attributes = {}) {
-    const path = places.map(([x, y], at) => `${at ? "L" : "M"}${this.px(x).toFixed(1)} ${this.py(y).toFixed(1)}`).join("");
-    return this.marks.appendChild(shape("path", { d: path, fill: "none", stroke: colour, "stroke-width": 2.2, ...attributes }));
+    const corner = ([x, y], at) => `${at ? "L" : "M"}${this.px(x).toFixed(1)} ${this.py(y).toFixed(1)}`;
+    const look = { fill: "none", stroke: colour, "stroke-width": 2.2, ...attributes };
+    return this.marks.appendChild(shape("path", { d: places.map(corner).join(""), ...look }));
+  }
+
+  // Returns the address of a clip path that hides what is outside of the axes.
+  clip(id) {
+    const [width, height] = [this.width - this.left - this.right, this.height - this.top - this.bottom];
+    const box = shape("rect", { x: this.left, y: this.top, width, height });
+    this.root.prepend(shape("clipPath", { id }, box));
+    return `url(#${id})`;
   }
 
   // A curve that is constant between its places and falls after each of them.

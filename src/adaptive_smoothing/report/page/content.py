@@ -155,7 +155,7 @@ def _dial(dial: Dial) -> dict[str, Any]:
         "bounds": bounds,
         "robust": {str(at): int(dial.robust(at).sum()) for at in sorted(dial.attacked_at)},
         "start": dial.start,
-        "runs": {str(at): run for at, run in sorted(dial.runs.items())},
+        "runs": dial.runs,
     }
 
 
@@ -250,12 +250,13 @@ def _verdict_pictures(verdict: Verdict, rows: np.ndarray) -> dict[str, Any]:
     """Return predictions, alphas and probabilities of the pictures of an evaluation."""
     outputs = {name: column.numpy()[rows] for name, column in verdict.outputs.items()}
     fooled_by = verdict.fooled_by.numpy()[rows]
-    titles = [stage_title(key) for key in verdict.stages]
+    titles = {MISCLASSIFIED: "misclassified", ROBUST: ""}
+    titles |= {number: stage_title(key) for number, key in enumerate(verdict.stages)}
     attacked = verdict.attacked_predictions
     found = {
         "prediction": array(verdict.clean_predictions.numpy()[rows]),
         "attackedPrediction": array((verdict.clean_predictions if attacked is None else attacked).numpy()[rows]),
-        "fooledBy": [{MISCLASSIFIED: "misclassified", ROBUST: ""}.get(by, titles[by]) for by in fooled_by.tolist()],
+        "fooledBy": [titles[by] for by in fooled_by.tolist()],
         "robust": array(fooled_by == ROBUST),
         "margin": array(verdict.margin.numpy()[rows]),
     }

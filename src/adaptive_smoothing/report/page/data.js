@@ -30,7 +30,7 @@ class Dial {
     this.clean = new Correct(raw.clean);
     this.attacked = raw.attacked.map((each) => new Correct(each));
     this.cleanCounts = this.counts(this.clean);
-    this.attackedSettings = Object.keys(raw.runs).map(Number);
+    this.attackedSettings = [...new Set(raw.runs.map(([setting]) => setting))].sort((a, b) => a - b);
     this.setting = this.start;
   }
 
@@ -71,9 +71,23 @@ class Dial {
     return low + (high - low) / (1 + Math.exp(-(score + this.grid[setting])));
   }
 
+  // How many images change sides between the setting where the slider began and the present one.
+  changes() {
+    let [gained, lost] = [0, 0];
+    for (let image = 0; image < this.images; image += 1) {
+      const [before, now] = [this.clean.at(this.start, image), this.clean.at(this.setting, image)];
+      gained += !before && now;
+      lost += before && !now;
+    }
+    return { gained, lost };
+  }
+
+  get parameterName() {
+    return { alpha: "α", shift: "shift", radius: `${this.norm || ""} radius`.trim() }[this.parameter];
+  }
+
   words(setting = this.setting) {
-    const names = { alpha: "α", shift: "shift", radius: `${this.norm || ""} radius`.trim() };
-    return `${names[this.parameter]} = ${this.grid[setting].toFixed(this.parameter === "shift" ? 2 : 3)}`;
+    return `${this.parameterName} = ${this.grid[setting].toFixed(this.parameter === "shift" ? 2 : 3)}`;
   }
 }
 

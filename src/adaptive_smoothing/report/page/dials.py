@@ -49,14 +49,15 @@ class Correct:
     def with_known(self, at: int, correct: np.ndarray) -> Correct:
         """Return the settings, made to agree with a measurement at one of them.
 
-        Rounding may put an image on the other side of the end of its interval.
+        Rounding may put an image on the other side of the end of its interval, so the nearer end is moved.
         """
         inside = (self.first <= at) & (at <= self.last)
         missing, wrong = correct & ~inside, ~correct & inside
         empty = missing & (self.first > self.last)
         first = np.where(missing, np.where(empty, at, np.minimum(self.first, at)), self.first)
         last = np.where(missing, np.where(empty, at, np.maximum(self.last, at)), self.last)
-        return Correct(first, np.where(wrong, at - 1, last))
+        at_first = wrong & (at - first < last - at)
+        return Correct(np.where(at_first, at + 1, first), np.where(wrong & ~at_first, at - 1, last))
 
     def at(self, setting: int) -> np.ndarray:
         """Return which images are correct at a setting."""
@@ -73,7 +74,7 @@ class Dial:
         clean: which images are correct without an attack. Of a certificate: which are certified and correct.
         attacked: the same for stored attacked versions of the images, by name. They are transferred to all settings.
         attacked_at: by setting, which images survived every attack that was made there.
-        runs: by setting, the number of the run that was made there.
+        runs: pairs of a setting and the number of a run that was made there.
         start: the setting that the page shows first.
     """
 
@@ -83,7 +84,7 @@ class Dial:
     clean: Correct
     attacked: dict[str, Correct] = field(default_factory=dict)
     attacked_at: dict[int, np.ndarray] = field(default_factory=dict)
-    runs: dict[int, int] = field(default_factory=dict)
+    runs: tuple[tuple[int, int], ...] = ()
     start: int = 0
 
     def transferred(self, setting: int) -> np.ndarray:
@@ -118,6 +119,8 @@ def _family(run: PageRun) -> str | None:
         return f"{id(run)}"
     if not isinstance(run.result, Verdict) or f"{CLEAN}_low" not in run.result.outputs:
         return None
+    if not run.models:  # nothing says which mixture this is
+        return f"{id(run)}"
     models, settings = dict(run.models), run.settings
     for name in ("mixture", "source", "clean accuracy on validation images"):
         models.pop(name, None)
@@ -146,35 +149,44 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
     parameter = next(iter(points.values()))["parameter"]
     grid = _grid(list(verdicts.values()), parameter, [point["value"] for point in points.values()])
     at = {number: int(np.abs(grid - point["value"]).argmin()) for number, point in points.items()}
-    clean, attacked, attacked_at = None, {}, {}
+    clean, attacked = None, {}
+    attacked_at: dict[int, np.ndarray] = {}
     for number, verdict in verdicts.items():
         outputs = {name: column.numpy() for name, column in verdict.outputs.items()}
         clean = clean or Correct.between(grid, outputs[f"{CLEAN}_low"], outputs[f"{CLEAN}_high"])
         clean = clean.with_known(at[number], verdict.clean_correct.numpy())
         found = Correct.between(grid, outputs[f"{ATTACKED}_low"], outputs[f"{ATTACKED}_high"])
         attacked[str(number)] = found.with_known(at[number], verdict.robust_correct.numpy())
-        attacked_at[at[number]] = verdict.robust_correct.numpy()
+        robust = verdict.robust_correct.numpy()
+        attacked_at[at[number]] = attacked_at.get(at[number], robust) & robust
     assert clean is not None
     name = re.sub(r" at [\d.]+ %|, α = [\d.]+", "", members[0][1].name)
-    runs = {at[number]: number for number in verdicts}
+    runs = tuple((at[number], number) for number in verdicts)
     return Dial(name, parameter, grid, clean, attacked, attacked_at, runs, start=at[members[0][0]])
 
 
 def _grid(verdicts: list[Verdict], parameter: str, values: list[float]) -> np.ndarray:
     """Return the settings of a dial, among them `values`.
 
-    Alphas have equal distances. Between two shifts about equally many images change sides.
+    Alphas have equal distances. Between two shifts about equally many images change sides, and none does at a shift.
     """
     if parameter == ALPHA:
-        return np.unique(np.concatenate([np.linspace(0, 1, STEPS // 2 + 1), values]))
+        return _with(values, np.linspace(0, 1, STEPS // 2 + 1))
     names = [f"{version}_{end}" for version in (CLEAN, ATTACKED) for end in ("low", "high")]
     found = np.concatenate([verdict.outputs[name].numpy() for verdict in verdicts for name in names]).astype(float)
     found = found[np.isfinite(found)]
     if not len(found):
         return np.unique(np.array(values))
-    spread = np.quantile(found, np.linspace(0, 1, STEPS + 1))
+    spread = np.unique(np.quantile(found, np.linspace(0, 1, STEPS + 1)))
     beyond = 0.05 * max(np.ptp(spread), 1e-3)
-    return np.unique(np.concatenate([[spread[0] - beyond], spread, [spread[-1] + beyond], values]))
+    between = (spread[1:] + spread[:-1]) / 2
+    return _with(values, np.concatenate([[spread[0] - beyond], between, [spread[-1] + beyond]]))
+
+
+def _with(values: list[float], grid: np.ndarray) -> np.ndarray:
+    """Return a grid with these settings in the place of those that differ from them by rounding."""
+    distance = np.abs(grid[:, None] - np.array(values)).min(1)
+    return np.unique(np.concatenate([grid[distance > 1e-6], values]))
 
 
 def _tradeoff_dial(number: int, run: PageRun, found: Tradeoff) -> Dial:
@@ -182,7 +194,7 @@ def _tradeoff_dial(number: int, run: PageRun, found: Tradeoff) -> Dial:
     attacked = {curve: Correct.where(found.rows[curve]) for curve in ("std", "rob")}
     places = np.searchsorted(found.alphas, found.mix_alphas)
     attacked_at = {int(at): worst for at, worst in zip(places, found.correct("worst"), strict=True)}
-    runs = dict.fromkeys(attacked_at, number)
+    runs = tuple((setting, number) for setting in attacked_at)
     alpha = dict(run.facts.get("choice", {})).get("alpha", 0.5)
     start = min(attacked_at, key=lambda at: abs(found.alphas[at] - alpha), default=0)
     return Dial(run.name, ALPHA, found.alphas, Correct.where(found.rows[CLEAN]), attacked, attacked_at, runs, start)
@@ -194,7 +206,7 @@ def _certified_dial(number: int, name: str, found: Certificates) -> Dial:
     finite = radius[correct & np.isfinite(radius)]
     grid = np.linspace(0, float(finite.max(initial=0.0)) * 1.02 or 1.0, STEPS + 1)
     last = np.where(correct, np.searchsorted(grid, radius, "right") - 1, -1)
-    return Dial(name, RADIUS, grid, Correct(np.zeros_like(last), last), runs={0: number})
+    return Dial(name, RADIUS, grid, Correct(np.zeros_like(last), last), runs=((0, number),))
 
 
 __all__ = ["ALPHA", "RADIUS", "SHIFT", "Correct", "Dial", "dials"]

@@ -4,7 +4,10 @@ const STYLED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-fami
 
 function saveButtons(svg, title) {
   const name = title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
-  const save = (kind, run) => element("button", { type: "button", onclick: run, "aria-label": `Save ${title} as ${kind}` }, `Save ${kind}`);
+  const save = (kind, run) => {
+    const look = { type: "button", onclick: run, "aria-label": `Save ${title} as ${kind}` };
+    return element("button", look, `Save ${kind}`);
+  };
   return element(
     "div",
     { class: "tools" },
@@ -59,17 +62,21 @@ const FORMATS = {
     const line = (cells) => `| ${cells.map((cell) => cell.replace(/\|/g, "\\|")).join(" | ")} |`;
     return [line(head), line(head.map((_, at) => (at ? "---:" : "---"))), ...rows.map(line)].join("\n");
   },
-  CSV: (rows) => rows.map((row) => row.map((cell) => (/[",\n]/.test(cell) ? `"${cell.replace(/"/g, '""')}"` : cell)).join(",")).join("\n"),
+  CSV: (rows) => {
+    const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replace(/"/g, '""')}"` : cell);
+    return rows.map((row) => row.map(quoted).join(",")).join("\n");
+  },
   LaTeX: ([head, ...rows]) => {
     const line = (cells) => `${cells.map(latex).join(" & ")} \\\\`;
-    const columns = `l${"r".repeat(head.length - 1)}`;
-    return [`\\begin{tabular}{${columns}}`, "\\toprule", line(head), "\\midrule", ...rows.map(line), "\\bottomrule", "\\end{tabular}"].join("\n");
+    const top = [`\\begin{tabular}{l${"r".repeat(head.length - 1)}}`, "\\toprule", line(head), "\\midrule"];
+    return [...top, ...rows.map(line), "\\bottomrule", "\\end{tabular}"].join("\n");
   },
 };
 
 function latex(text) {
   const special = {
-    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "−": "$-$", "–": "--",
+    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+    "±": "$\\pm$", "−": "$-$", "–": "--",
     "α": "$\\alpha$", "σ": "$\\sigma$", "≈": "$\\approx$", "≥": "$\\ge$", "≤": "$\\le$",
   };
   return text.replace(/[\\~^±−–ασ≈≥≤]|[&%$#_{}]/g, (letter) => special[letter] || `\\${letter}`);
@@ -79,9 +86,11 @@ function addTableTools() {
   for (const figure of document.querySelectorAll("figure.table")) {
     const table = figure.querySelector("table");
     const title = figure.querySelector("figcaption").textContent;
-    const tools = Object.entries(FORMATS).map(([name, write]) =>
-      element("button", { type: "button", "aria-label": `Copy ${title} as ${name}`, onclick: () => copy(write(cellsOf(table)), name) }, `Copy ${name}`),
-    );
+    const tools = Object.entries(FORMATS).map(([name, write]) => {
+      const run = () => copy(write(cellsOf(table)), name);
+      const look = { type: "button", "aria-label": `Copy ${title} as ${name}`, onclick: run };
+      return element("button", look, `Copy ${name}`);
+    });
     figure.append(element("div", { class: "tools" }, ...tools));
   }
 }

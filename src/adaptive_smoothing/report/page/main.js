@@ -27,10 +27,9 @@ function main() {
   themeMenu();
   if (DATA.differences.length) document.getElementById("differences").append(differenceTable(DATA.differences));
   addTableTools();
-  const dials = DATA.dials.map((raw) => new Dial({ ...raw, norm: DATA.runs[Object.values(raw.runs)[0]].norm }));
+  const dials = DATA.dials.map((raw) => new Dial({ ...raw, norm: DATA.runs[raw.runs[0][1]].norm }));
   const images = DATA.runs.some((run) => run.pictures) ? new ImageSection(DATA.runs, dials) : null;
-  const moved = (dial) => images?.set.dial === dial && images.refresh();
-  if (dials.length) new DialSection(dials, moved, images && (() => images.showMoved()));
+  if (dials.length) new DialSection(dials, images);
   const certified = DATA.runs.filter((run) => run.certified && run.certified.length > 1);
   showCharts(DATA.runs.filter((run) => run.waterfall), certified.length > 1 ? [certifiedChart(certified)] : []);
   for (const link of document.querySelectorAll("nav a")) link.hidden = document.querySelector(link.hash).hidden;

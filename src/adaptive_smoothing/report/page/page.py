@@ -18,7 +18,18 @@ from adaptive_smoothing.results import write_text
 
 HERE = Path(__file__).parent
 # In the order in which they use each other.
-SCRIPTS = ("data.js", "charts.js", "export.js", "dial.js", "images.js", "results.js", "main.js")
+SCRIPTS = (
+    "data.js",
+    "charts.js",
+    "export.js",
+    "dial_chart.js",
+    "dial.js",
+    "image_set.js",
+    "image_detail.js",
+    "images.js",
+    "results.js",
+    "main.js",
+)
 STYLE = "page.css"
 
 

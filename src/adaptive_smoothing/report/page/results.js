@@ -1,11 +1,12 @@
 // The charts of evaluations and certifications, and the table of differences between runs.
 
 function runCharts(run) {
+  const calibration = Object.entries(run.calibration ?? {});
   return [
     run.waterfall && waterfallChart(run),
     run.margins && marginChart(run),
     run.alpha && alphaChart(run),
-    ...(run.calibration ? Object.entries(run.calibration).map(([version, parts]) => calibrationChart(version, parts)) : []),
+    ...calibration.map(([version, parts]) => calibrationChart(version, parts)),
   ].filter(Boolean);
 }
 
@@ -15,13 +16,13 @@ function waterfallChart(run) {
   const place = element("div");
   const draw = (all) => {
     const rows = run.waterfall.filter((row, at) => all || at === 0 || row.fooled > 0);
-    const hidden = run.waterfall.length - rows.length;
-    const svg = waterfallSvg(rows, title);
-    const figure = chartFigure(title, svg, [["var(--clean)", "accuracy left"], ["var(--mix)", "images fooled by this attack"]]);
+    const legend = [["var(--clean)", "accuracy left"], ["var(--mix)", "images fooled by this attack"]];
+    const figure = chartFigure(title, waterfallSvg(rows, title), legend);
     const folded = run.waterfall.filter((row, at) => at && !row.fooled).length;
     if (folded) {
-      const text = all ? "Fold attacks without effect" : `Show ${hidden} attack${hidden === 1 ? "" : "s"} that fooled no further image`;
-      figure.querySelector(".tools").prepend(element("button", { type: "button", class: "fold", onclick: () => draw(!all) }, text));
+      const more = `Show ${folded} attack${folded === 1 ? "" : "s"} that fooled no further image`;
+      const look = { type: "button", class: "fold", onclick: () => draw(!all) };
+      figure.querySelector(".tools").prepend(element("button", look, all ? "Fold attacks without effect" : more));
     }
     place.replaceChildren(figure);
   };
@@ -41,45 +42,60 @@ function waterfallSvg(rows, title) {
       made.textContent = text;
       svg.append(made);
     };
+    const box = (x, share, fill) => {
+      svg.append(shape("rect", { x, y, width: scale(Math.max(0, share)), height: line - 7, fill }));
+    };
     write(row.title.length > 44 ? `${row.title.slice(0, 43)}…` : row.title, left - 8, { "text-anchor": "end" });
-    svg.append(shape("rect", { x: left, y, width: scale(row.left), height: line - 7, fill: "var(--clean)" }));
-    svg.append(shape("rect", { x: left + scale(row.left), y, width: Math.max(0, scale(before - row.left)), height: line - 7, fill: "var(--mix)" }));
+    box(left, row.left, "var(--clean)");
+    box(left + scale(row.left), before - row.left, "var(--mix)");
     write(`${percent(row.left, 2)}${row.fooled ? ` (−${whole(row.fooled)})` : ""}`, left + scale(before) + 6, {});
   });
   return svg;
 }
 
 function histogram(title, bins, first, second, xLabel, note = "") {
-  const total = bins[first.key].map((count, at) => count + (first.stacked ? bins[second.key][at] : 0));
-  const top = Math.max(1, ...total, ...bins[second.key]);
-  const plot = new Plot({ x: [bins.edges[0], bins.edges.at(-1)], y: [0, 1.08 * top], xLabel, yLabel: "images", height: 280, description: title });
-  plot.bars(bins.edges, bins[first.key], first.colour, null, first.stacked ? {} : { "fill-opacity": 0.75 });
-  plot.bars(bins.edges, bins[second.key], second.colour, first.stacked ? bins[first.key] : null, first.stacked ? {} : { "fill-opacity": 0.6 });
+  const [below, above] = [bins[first.key], bins[second.key]];
+  const total = below.map((count, at) => count + (first.stacked ? above[at] : 0));
+  const plot = new Plot({
+    x: [bins.edges[0], bins.edges.at(-1)], y: [0, 1.08 * Math.max(1, ...total, ...above)],
+    xLabel, yLabel: "images", height: 280, description: title,
+  });
+  const look = first.stacked ? {} : { "fill-opacity": 0.65 };
+  plot.bars(bins.edges, below, first.colour, null, look);
+  plot.bars(bins.edges, above, second.colour, first.stacked ? below : null, look);
   const count = (key) => whole(bins[key].reduce((sum, each) => sum + each, 0));
-  return chartFigure(title, plot.root, [first, second].map(({ key, colour, text }) => [colour, `${text}: ${count(key)}`]), note);
+  const legend = [first, second].map(({ key, colour, text }) => [colour, `${text}: ${count(key)}`]);
+  return chartFigure(title, plot.root, legend, note);
 }
 
 function marginChart(run) {
   return histogram(
-    "Lead of the correct class under attack", run.margins,
-    { key: "robust", colour: "var(--clean)", text: "robust", stacked: true }, { key: "fooled", colour: "var(--mix)", text: "fooled" },
+    "Lead of the correct class under attack",
+    run.margins,
+    { key: "robust", colour: "var(--clean)", text: "robust", stacked: true },
+    { key: "fooled", colour: "var(--mix)", text: "fooled" },
     "lead of the correct class in logits, on the worst version found",
   );
 }
 
 function alphaChart(run) {
   const { auroc } = run.alpha;
-  const note = auroc === null ? "" : `A random attacked image has a larger α than a random clean one with probability ${auroc.toFixed(3)} (AUROC; 0.5: no difference).`;
+  const words = "A random attacked image has a larger α than a random clean one with probability";
   return histogram(
-    "α on clean and on attacked images", run.alpha,
-    { key: "clean", colour: "var(--clean)", text: "clean" }, { key: "attacked", colour: "var(--mix)", text: "attacked" }, "α", note,
+    "α on clean and on attacked images",
+    run.alpha,
+    { key: "clean", colour: "var(--clean)", text: "clean" },
+    { key: "attacked", colour: "var(--mix)", text: "attacked" },
+    "α",
+    auroc === null ? "" : `${words} ${auroc.toFixed(3)} (AUROC; 0.5: no difference).`,
   );
 }
 
 function calibrationChart(version, parts) {
   const title = `Confidence and accuracy, ${version} images`;
   const share = (value) => percent(value, 0);
-  const plot = new Plot({ x: [0, 1], y: [0, 1], xLabel: "confidence", yLabel: "accuracy", xText: share, yText: share, height: 320, description: title });
+  const labels = { xLabel: "confidence", yLabel: "accuracy", xText: share, yText: share };
+  const plot = new Plot({ x: [0, 1], y: [0, 1], ...labels, height: 320, description: title });
   plot.line([[0, 0], [1, 1]], "var(--faint)", { "stroke-dasharray": "2 4", "stroke-width": 1.2 });
   const colours = { mixture: "var(--mix)", model: "var(--mix)", g: "var(--g)", h: "var(--h)" };
   for (const { name, points: places } of [...parts].reverse()) {
@@ -96,14 +112,16 @@ function certifiedChart(runs) {
   const end = Math.max(...runs.map((run) => run.certified.at(-1)[0]), 0.01);
   const top = Math.max(...runs.map((run) => run.certified[0][1]));
   const plot = new Plot({
-    x: [0, 1.03 * end], y: [0, Math.min(1, 1.1 * top || 1)], xLabel: `${norms.join(" or ")} radius`, yLabel: "certified accuracy", yText: (share) => percent(share, 0),
+    x: [0, 1.03 * end], y: [0, Math.min(1, 1.1 * top || 1)],
+    xLabel: `${norms.join(" or ")} radius`, yLabel: "certified accuracy", yText: (share) => percent(share, 0),
     height: 360, description: "Certified accuracy as a function of the radius",
   });
   const legend = runs.map((run, at) => {
     plot.steps(run.certified, COLOURS[at % COLOURS.length], at < COLOURS.length ? {} : { "stroke-dasharray": "6 3" });
     return [COLOURS[at % COLOURS.length], run.name, at >= COLOURS.length];
   });
-  return chartFigure("Certified accuracy", plot.root, legend, "Each curve is exact: an image counts up to its own certified radius.");
+  const note = "Each curve is exact: an image counts up to its own certified radius.";
+  return chartFigure("Certified accuracy", plot.root, legend, note);
 }
 
 // Paired differences of every evaluation from the first one.

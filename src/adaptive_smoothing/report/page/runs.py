@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +21,9 @@ from adaptive_smoothing.threat import parse_number, radius_text
 
 # Folders deeper than this are not searched for runs.
 DEPTH = 3
+# The kind of a folder with a run for each model.
+DEMO = "demo"
 # Folders inside a run folder that are no runs to show: finished shards, and validation images.
-DEMO = "demo"  # the kind of a folder with a run for each model
 NO_RUNS = (JOURNAL, "val")
 
 
@@ -51,32 +53,34 @@ class PageRun:
 def read_runs(folders: Sequence[str | Path]) -> list[PageRun]:
     """Return the runs in these folders and in the folders inside them, each with a name of its own."""
     found = [run for folder in folders for run in _read(Path(folder))]
-    names = [run.name for run in found]
-    repeated = {name for name in names if names.count(name) > 1}
-    return [replace(run, name=f"{run.name} ({run.folder})") if run.name in repeated else run for run in found]
+    for rename in (lambda run, _: f"{run.name} ({run.folder})", lambda run, number: f"{run.name}, run {number}"):
+        repeated = {name for name, count in Counter(run.name for run in found).items() if count > 1}
+        found = [
+            replace(run, name=rename(run, number)) if run.name in repeated else run
+            for number, run in enumerate(found, 1)
+        ]
+    return found
 
 
 def _read(folder: Path) -> list[PageRun]:
     if not folder.is_dir():
         hint = "name a folder that evaluate, certify, sweep or demo has written"
         raise FileNotFoundError(f"expected a run folder, found no folder {folder}: {hint}")
-    if (folder / FRONTIER).is_file():
-        return _read_frontier(folder)
-    if not (found := [run for each in _with_results(folder) for run in _read_one(each)]):
+    if not (found := [run for each in _with_runs(folder) for run in _read_one(each)]):
         hint = "evaluate, certify, sweep and demo write one at their end; repeat an interrupted command to finish it"
         raise FileNotFoundError(f"expected a run with {RESULT} in {folder} or in a folder inside it, got none: {hint}")
     return found
 
 
-def _with_results(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Yield the folder if it holds a run, otherwise the folders inside it that do."""
+def _with_runs(folder: Path, depth: int = 0) -> Iterator[Path]:
+    """Yield the folder if it holds a run or a frontier, otherwise the folders inside it that do."""
     found = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
-    if found and found.get("kind") != DEMO:
+    if (found and found.get("kind") != DEMO) or (folder / FRONTIER).is_file():
         yield folder
     elif depth < DEPTH:
         for inside in sorted(folder.iterdir()):
             if inside.is_dir() and inside.name not in NO_RUNS:
-                yield from _with_results(inside, depth + 1)
+                yield from _with_runs(inside, depth + 1)
 
 
 def _read_frontier(folder: Path) -> list[PageRun]:
@@ -92,7 +96,9 @@ def _read_frontier(folder: Path) -> list[PageRun]:
 
 
 def _read_one(folder: Path) -> list[PageRun]:
-    """Return the run in a folder; of an evaluation at several radii one run for each radius."""
+    """Return the run in a folder; of a frontier or an evaluation at several radii one run for each part."""
+    if (folder / FRONTIER).is_file():
+        return _read_frontier(folder)
     if "mixtures" in (found := read_json(folder / RESULT)):
         return [PageRun(folder.name, comparison := Comparison.read(folder), facts=comparison.facts, folder=folder.name)]
     found = read_result(folder)

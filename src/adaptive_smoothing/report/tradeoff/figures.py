@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.comparison import comparison_panel
 from adaptive_smoothing.report.figures import Panel, error_bars, legend_below, percent_axes, side_by_side
 from adaptive_smoothing.report.style import LIGHT, Style
 from adaptive_smoothing.report.tradeoff.report import PAPER_GAPS, Report, base_accuracies, like_the_paper
@@ -27,26 +26,19 @@ CURVES = {
 def figures(report: Report) -> dict[str, Figure]:
     """Return the figures of a report, by the names of their files."""
     paper = like_the_paper(report.main.settings)
-    found = {
-        "figure": tradeoff_figure(report.main, report.live, report.alpha, paper=paper),
+    return {
+        "figure": tradeoff_figure(report.main, report.alpha, paper=paper),
         "gaps": gap_figure(report.main, report.alpha),
     }
-    if report.learned is not None:
-        found["learned"] = side_by_side([comparison_panel(report.learned.comparison)])
-    return found
 
 
-def tradeoff_figure(
-    stored: Tradeoff, live: Tradeoff | None = None, chosen_alpha: float | None = None, *, paper: bool = True
-) -> Figure:
+def tradeoff_figure(tradeoff: Tradeoff, chosen_alpha: float | None = None, *, paper: bool = True) -> Figure:
     """Return the paper's figure STD+ROB (left), and clean against attacked accuracy (right).
 
     Args:
-        stored: a run, drawn as lines.
-        live: a smaller run, drawn as squares with 95 % intervals in the same colours.
         paper: add the models of the paper, which were measured on CIFAR-10 at Linf 8/255.
     """
-    return side_by_side([curves_panel(stored, live, chosen_alpha), frontier_panel(stored, chosen_alpha, paper=paper)])
+    return side_by_side([curves_panel(tradeoff, chosen_alpha), frontier_panel(tradeoff, chosen_alpha, paper=paper)])
 
 
 def gap_figure(tradeoff: Tradeoff, alpha: float | None = None) -> Figure:
@@ -54,30 +46,21 @@ def gap_figure(tradeoff: Tradeoff, alpha: float | None = None) -> Figure:
     return side_by_side([gap_panel(tradeoff, "h", alpha), gap_panel(tradeoff, "g")])
 
 
-def curves_panel(
-    stored: Tradeoff, live: Tradeoff | None = None, chosen_alpha: float | None = None, style: Style = LIGHT
-) -> Panel:
-    """Return a panel of accuracy against alpha, clean and under the three attacks; `live` is drawn as squares.
-
-    The 95 % intervals are those of `live` if it is given, otherwise those of `stored`.
-    """
+def curves_panel(tradeoff: Tradeoff, chosen_alpha: float | None = None, style: Style = LIGHT) -> Panel:
+    """Return a panel of accuracy against alpha, clean and under the three attacks, with 95 % intervals."""
 
     def draw(axes: Axes) -> None:
         for curve, (label, line) in CURVES.items():
             look: dict[str, Any] = {"color": getattr(style, curve), "label": label, "markersize": 3.5}
-            axes.plot(stored.alphas_of(curve), stored.accuracy(curve), line, **look)
-            _intervals(axes, live or stored, curve, look["color"], "s" if live else "none")
+            axes.plot(tradeoff.alphas_of(curve), tradeoff.accuracy(curve), line, **look)
+            _intervals(axes, tradeoff, curve, look["color"])
         if chosen_alpha is not None:
             _chosen_line(axes, chosen_alpha, style)
         axes.set_xticks(np.linspace(0, 1, 6), ["0\ng alone", "0.2", "0.4", "0.6", "0.8", "1\nh alone"])
         axes.set_yticks(np.linspace(0, 1, 6))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.02, 1.08), xlabel="mixing weight α", ylabel="accuracy")
-        axes.set_title(
-            f"Lines: stored run, {stored.images:,} images. Squares: live run, {live.images:,} images"
-            if live
-            else f"Accuracy on {stored.images:,} images, with 95 % intervals"
-        )
+        axes.set_title(f"Accuracy on {tradeoff.images:,} images, with 95 % intervals")
         legend_below(axes)
 
     return draw
@@ -143,13 +126,13 @@ def alpha_words(tradeoff: Tradeoff) -> str:
     return f"α = {first:.3g}" if first == last else f"α from {first:.3g} to {last:.3g}"
 
 
-def _intervals(axes: Axes, run: Tradeoff, curve: str, color: str, marker: str) -> None:
+def _intervals(axes: Axes, run: Tradeoff, curve: str, color: str) -> None:
     """Draw the 95 % intervals at the alphas of the MIX attack. At all 101 alphas they would hide the lines."""
     alphas = run.alphas_of(curve)
     keep = [int(np.abs(alphas - alpha).argmin()) for alpha in run.mix_alphas]
     # Shifted sideways, so that intervals of curves that meet do not overlap.
     shift = {"clean": -0.009, "rob": -0.003, "std": 0.003, "mix": 0.009}[curve]
-    look: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 4.5, "elinewidth": 1.1}
+    look: dict[str, Any] = {"fmt": "none", "color": color, "elinewidth": 1.1}
     error_bars(axes, alphas[keep] + shift, run.rows[curve][keep], **look)
 
 

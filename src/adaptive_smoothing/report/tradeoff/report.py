@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.results import interval, percent, percent_with_interval
 
@@ -52,17 +51,13 @@ class Report:
 
     Args:
         main: the run whose numbers are reported.
-        live: a smaller run that was made just now, as a check of a stored `main`.
         choice: the alpha that was chosen for a wanted clean accuracy.
         facts: models, versions, seconds, and whether the run was interrupted.
-        learned: a comparison with an alpha that a mixer chooses for each image.
     """
 
     main: Tradeoff
-    live: Tradeoff | None = None
     choice: Choice | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    learned: LearnedAlphaResult | None = None
 
     @property
     def alpha(self) -> float | None:

@@ -1,11 +1,10 @@
-"""The report of a trade-off in words. Every number is computed from the rows of its runs."""
+"""The report of a trade-off in words. Every number is computed from the rows of its run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from adaptive_smoothing.evaluation.comparison import LearnedAlphaResult
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.report.tradeoff.report import (
     Choice,
@@ -13,9 +12,8 @@ from adaptive_smoothing.report.tradeoff.report import (
     accuracy_at,
     base_accuracies,
     images_word,
-    measured_accuracy,
 )
-from adaptive_smoothing.results import difference, percent
+from adaptive_smoothing.results import percent
 from adaptive_smoothing.threat import radius_text
 
 # With fewer images a 95 % interval is wider than 20 points, so the ratio of two accuracies means nothing.
@@ -25,17 +23,12 @@ FEW = 100
 def sentences(report: Report) -> Iterator[str]:
     """Yield the report in words, one paragraph at a time."""
     if report.facts.get("interrupted"):
-        name, images = "The live run" if report.live else "This run", (report.live or report.main).images
-        yield f"{name} was interrupted: its numbers are for the {images:,} images that were finished."
+        yield f"This run was interrupted: its numbers are for the {report.main.images:,} images that were finished."
     yield _base_classifiers(report.main)
     if report.choice is not None:
         yield _mixture(report.main, report.choice)
         yield _attacks(report.main, report.choice.alpha)
     yield _confidence(report.main, report.alpha)
-    if report.learned is not None and report.choice is not None:
-        yield _learned_alpha(report.learned, report.choice)
-    if report.live is not None:
-        yield _live_run(report.main, report.live, report.alpha)
 
 
 def threat_words(settings: dict[str, Any]) -> str:
@@ -117,35 +110,3 @@ def _confidence(run: Tradeoff, alpha: float | None) -> str:
         f"gap is above this limit for {percent(correct_above)} of the correct predictions of h under attack, and for "
         f"{percent(incorrect_above)} of its incorrect predictions on clean images."
     )
-
-
-def _learned_alpha(learned: LearnedAlphaResult, choice: Choice) -> str:
-    ours, fixed = learned.compare_with_fixed(choice.wanted)
-    ahead, half = difference(ours.robust_correct, fixed.robust_correct)
-    words = (
-        "A mixer can choose α for each image. One was trained for this pair, and tuned to "
-        f"{percent(ours.wanted or choice.wanted)} clean accuracy on validation images. With it, the mixture is correct "
-        f"on {percent(ours.accuracy)} of {len(ours.clean_correct):,} test images, and on {percent(ours.robust)} of "
-        f"{len(ours.robust_correct):,} images under the strongest attacks of this package. With one α for all images, "
-        f"the mixture is correct on {percent(fixed.accuracy)} and {percent(fixed.robust)} of the same images. The "
-        f"mixer gives {_more_or_less(ahead)} robust accuracy (± {100 * half:.1f})."
-    )
-    if learned.measured is None:
-        return words
-    images = len(learned.measured.clean_correct)
-    clean, robust = map(measured_accuracy, (learned.measured.clean_correct, learned.measured.robust_correct))
-    return f"{words} In the live run, on {images:,} images, this mixture has {clean} clean, and {robust} under PGD."
-
-
-def _live_run(run: Tradeoff, live: Tradeoff, alpha: float | None) -> str:
-    words = (
-        f"In the first figure, the squares are the live run on {live.images:,} images, and the lines are the stored "
-        f"run of the same models on {run.images:,} images."
-    )
-    if alpha is None or (now := accuracy_at(live, "worst", alpha)).bounds is None:
-        return words
-    stored = accuracy_at(run, "worst", alpha).value
-    outcome = f"contains the stored {percent(stored)}"
-    if not now.bounds[0] <= stored <= now.bounds[1]:
-        outcome = f"does not contain the stored {percent(stored)}, as happens for one interval in twenty"
-    return f"{words} Under all attacks the live run gave {now}. This 95 % interval {outcome}."

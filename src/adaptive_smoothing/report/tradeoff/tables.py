@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
-from adaptive_smoothing.report.comparison import frontier_table
 from adaptive_smoothing.report.tables import Table, gap_statistics_table
 from adaptive_smoothing.report.tradeoff.report import (
     PAPER_GAPS,
@@ -23,12 +22,7 @@ def tables(report: Report) -> list[Table]:
     found = [models_table(report.main, report.alpha)]
     if report.choice is not None:
         found.append(choice_table(report.main, report.choice))
-    if report.learned is not None:
-        found.append(frontier_table(report.learned.comparison))
-    found += [gap_table(report.main), alpha_table(report.main, report.alpha)]
-    if report.live is not None:
-        found.append(alpha_table(report.live, report.alpha, name="The live run"))
-    return found
+    return [*found, gap_table(report.main), alpha_table(report.main, report.alpha)]
 
 
 def models_table(run: Tradeoff, alpha: float | None = None) -> Table:

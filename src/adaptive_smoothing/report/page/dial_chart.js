@@ -1,0 +1,88 @@
+// The charts next to the slider. Each function returns a figure, its plot, and the place of every setting.
+
+function radiusChart(dial) {
+  const places = dial.grid.map((radius, at) => [radius, dial.share(dial.cleanCounts[at])]);
+  const plot = new Plot({
+    x: [0, dial.grid.at(-1)], y: [0, Math.min(1, 1.1 * places[0][1] || 1)],
+    xLabel: dial.parameterName, yLabel: "certified accuracy", yText: (share) => percent(share, 0), height: 340,
+    description: "Certified accuracy as a function of the radius",
+  });
+  plot.steps(places, "var(--clean)");
+  return { figure: chartFigure(`Certified accuracy: ${dial.name}`, plot.root), plot, places };
+}
+
+// Robust against clean accuracy: the curve of the dial, the settings that were attacked, and all other points.
+function tradeoffChart(dial) {
+  const at = (count) => (_, setting) => [dial.share(dial.cleanCounts[setting]), dial.share(count(setting))];
+  const places = dial.grid.map(at((setting) => dial.robustCount(setting)));
+  const bound = dial.grid.map(at((setting) => dial.bounds[setting])).slice(...boundRange(dial));
+  const attacked = dial.attackedSettings.map((setting) => places[setting]);
+  const { near, far } = otherPoints(dial);
+  const plot = tradeoffPlot(dial, tradeoffRange(attacked, near, places), near.length + far.length);
+  const line = { "clip-path": plot.clip("plot-area") };
+  plot.line(bound, "var(--mix)", { ...line, "stroke-dasharray": "5 4", "stroke-width": 1.6 });
+  if (attacked.length > 1) plot.line([...attacked].sort((a, b) => a[0] - b[0]), "var(--mix)", line);
+  const legend = [
+    ["var(--mix)", `${dial.name}: attacked settings`],
+    ["var(--mix)", "upper bound: transfer of stored attacks", true],
+    ...drawGroups(plot, near),
+  ];
+  for (const [clean, robust] of attacked) {
+    const title = `clean ${percent(clean, 2)}, robust ${percent(robust, 2)}`;
+    plot.point(clean, robust, "var(--mix)", { size: 4, title });
+  }
+  const outside = far.map(
+    ({ name, clean, robust }) => `${name}: ${percent(clean.value)} clean, ${percent(robust.value)} robust`,
+  );
+  const note = outside.length ? `Not in the chart: ${outside.join("; ")}.` : "";
+  return { figure: chartFigure("Robust against clean accuracy", plot.root, legend, note), plot, places };
+}
+
+// The settings whose upper bound is drawn: between those that were attacked, if there are several.
+function boundRange(dial) {
+  const at = dial.attackedSettings;
+  return at.length > 1 ? [at[0], at.at(-1) + 1] : [0];
+}
+
+// The points of other runs. Those of classifiers that are hardly robust would leave no room for the others.
+function otherPoints(dial) {
+  const own = new Set(dial.runs.map(([, run]) => DATA.runs[run].name));
+  const others = DATA.points.filter((point) => !own.has(point.name));
+  const isFar = (point) => point.robust.value < 0.02 && point.clean.value > 0.5;
+  return { near: others.filter((point) => !isFar(point)), far: others.filter(isFar) };
+}
+
+// The accuracies that the chart shows.
+function tradeoffRange(attacked, near, places) {
+  const seen = [...attacked, ...near.map(({ clean, robust }) => [clean.value, robust.value])];
+  const ends = near.flatMap(({ clean, robust }) => [[clean.value, robust.low], [clean.value, robust.high]]);
+  const shown = seen.length > 1 ? [...seen, ...ends] : places;
+  return [0, 1].map((axis) => padded(shown.map((place) => place[axis]), 0.1));
+}
+
+function tradeoffPlot(dial, [x, y], others) {
+  const text = ([low, high]) => (share) => percent(share, high - low < 0.06 ? 1 : 0);
+  return new Plot({
+    x: [x[0], Math.min(1, x[1])], y: [Math.max(0, y[0]), Math.min(1, y[1])],
+    xLabel: "clean accuracy", yLabel: "robust accuracy", xText: text(x), yText: text(y), height: 380,
+    description: `Robust against clean accuracy of ${dial.name} and of ${others} other classifiers`,
+  });
+}
+
+// Draws points of one group in one colour, and returns the entries of the legend.
+function drawGroups(plot, points) {
+  const groups = [...new Set(points.map((point) => point.group))];
+  return groups.map((group, at) => {
+    const [colour, kind] = [COLOURS[1 + (at % (COLOURS.length - 1))], SHAPES[(1 + at) % SHAPES.length]];
+    const members = points.filter((point) => point.group === group).sort((a, b) => a.clean.value - b.clean.value);
+    const places = members.map(({ clean, robust }) => [clean.value, robust.value]);
+    if (members.length > 1) plot.line(places, colour, { "stroke-width": 1.2 });
+    members.forEach(({ name, robust }, number) => {
+      const [x, y] = places[number];
+      plot.interval(x, robust.low, robust.high, colour);
+      const title = `${name}: clean ${percent(x, 2)}, robust ${percent(y, 2)}`;
+      plot.point(x, y, colour, { kind, size: 4.5, title });
+    });
+    return [colour, group];
+  });
+}
