@@ -9,14 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from adaptive_smoothing.cli import options as opt
-from adaptive_smoothing.cli.console import print_run, screen
+from adaptive_smoothing.cli.console import print_run, screen, show_page
 from adaptive_smoothing.cli.mix_options import MixOptions, Mode, read_request
 from adaptive_smoothing.cli.mix_plan import DATA, MixPlan, check_folder, load_images, make_pair, make_plan
 from adaptive_smoothing.cli.mix_steps import FEW, MadeMixture, make
 from adaptive_smoothing.cli.options import VALIDATION
 from adaptive_smoothing.mixing.pretrained import FILE
 from adaptive_smoothing.models.zoo import short_name
-from adaptive_smoothing.runs.folder import environment
+from adaptive_smoothing.report.page.page import write_page
+from adaptive_smoothing.report.page.runs import read_runs
+from adaptive_smoothing.runs.folder import PAGE, environment
 from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.tuning.curves import current_setting
 
@@ -70,6 +72,7 @@ def mix(
         _store(made, plan, hold)
     # The command to run next is not wrapped, so that it can be copied.
     console.print(f"\n{_summary(made, plan)}\n{_next_step(plan, loader)}", soft_wrap=True)
+    show_page(console, write_page(folder / PAGE, read_runs([folder])))
     print_run(folder, FILE)
 
 

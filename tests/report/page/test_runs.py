@@ -9,10 +9,14 @@ import torch
 from adaptive_smoothing.certification.certificates import with_alpha
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.radii import evaluate_radii
+from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.report import radii, run_folder, verdicts
+from adaptive_smoothing.report.page.dials import dials
+from adaptive_smoothing.report.page.page import page
 from adaptive_smoothing.report.page.runs import read_runs
-from adaptive_smoothing.results import write_json
+from adaptive_smoothing.results import read_json, write_json
 from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.tuning.curves import CleanAccuracyCurve
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +85,16 @@ def test_what_is_no_run_is_an_error(tmp_path, toys):
     write_json(tmp_path / "run" / "result.json", result | {"schema": 99})
     with pytest.raises(ValueError, match="got schema 99: it was written by a newer version"):
         read_runs([tmp_path])
+
+
+def test_a_mixture_that_mix_stored_has_its_clean_accuracy_and_no_robust_one(tmp_path, toys):
+    folder = pretrained.find("compact-mixed")
+    (run,) = read_runs([folder])
+    curve = CleanAccuracyCurve.load(folder / "validation.npz")
+    setting = read_json(folder / "mixture.json")["numbers"]["alpha_shift"]
+    (dial,) = dials([run])
+    assert (dial.parameter, dial.grid[dial.start]) == ("shift", setting) and not dial.attacked
+    counts = [int(dial.clean.at(at).sum()) for at in range(len(dial.grid))]
+    assert counts == [round(curve(each) * len(curve.low)) for each in dial.grid]
+    assert run.result.clean_correct.mean() == curve(setting)
+    assert "not attacked" in page([run])

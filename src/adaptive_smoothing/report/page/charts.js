@@ -11,6 +11,18 @@ function shape(tag, attributes = {}, ...children) {
   return made;
 }
 
+// A circle, square, triangle or diamond, so that groups differ in more than colour.
+function marker(kind, x, y, size, look) {
+  const corners = {
+    square: [[-1, -1], [1, -1], [1, 1], [-1, 1]],
+    triangle: [[0, -1.2], [1.1, 0.9], [-1.1, 0.9]],
+    diamond: [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
+  }[kind];
+  if (!corners) return shape("circle", { cx: x, cy: y, r: size, ...look });
+  const places = corners.map(([dx, dy]) => `${x + dx * size},${y + dy * size}`);
+  return shape("polygon", { points: places.join(" "), ...look });
+}
+
 // About `count` round numbers from `low` to `high`.
 function ticks(low, high, count = 6) {
   const raw = (high - low) / count || 1;
@@ -96,17 +108,8 @@ class Plot {
   }
 
   point(x, y, colour, { kind = "circle", size = 6, title = "", ...attributes } = {}) {
-    const [at, height] = [this.px(x), this.py(y)];
-    const corners = {
-      square: [[-1, -1], [1, -1], [1, 1], [-1, 1]],
-      triangle: [[0, -1.2], [1.1, 0.9], [-1.1, 0.9]],
-      diamond: [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
-    }[kind];
-    const made = corners
-      ? shape("polygon", { points: corners.map(([dx, dy]) => `${at + dx * size},${height + dy * size}`).join(" ") })
-      : shape("circle", { cx: at, cy: height, r: size });
     const look = { fill: colour, stroke: "var(--paper)", "stroke-width": 1.2, ...attributes };
-    for (const [name, value] of Object.entries(look)) made.setAttribute(name, value);
+    const made = marker(kind, this.px(x), this.py(y), size, look);
     if (title) {
       const tip = shape("title");
       tip.textContent = title;
@@ -128,13 +131,22 @@ class Plot {
   }
 }
 
+// The mark in front of an entry of a legend: a bar, a dashed bar, or the marker of a group of points.
+function legendMark(colour, look) {
+  if (SHAPES.includes(look)) {
+    const svg = shape("svg", { class: "mark", viewBox: "0 0 14 14", "aria-hidden": true });
+    svg.append(marker(look, 7, 7, 4.5, { fill: colour }));
+    return svg;
+  }
+  const mark = element("i");
+  const dashes = `repeating-linear-gradient(90deg, ${colour} 0 5px, transparent 5px 9px)`;
+  mark.style.background = look === "dashed" ? dashes : colour;
+  return mark;
+}
+
 // Returns a figure with a caption, a chart, a legend, and buttons that save the chart.
 function chartFigure(title, svg, legend = [], note = "") {
-  const items = legend.map(([colour, text, dashed]) => {
-    const mark = element("i");
-    mark.style.background = dashed ? `repeating-linear-gradient(90deg, ${colour} 0 5px, transparent 5px 9px)` : colour;
-    return element("li", {}, mark, text);
-  });
+  const items = legend.map(([colour, text, look]) => element("li", {}, legendMark(colour, look), text));
   return element(
     "figure",
     { class: "chart" },

@@ -16,7 +16,7 @@ from adaptive_smoothing.evaluation.pictures import Pictures
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
 from adaptive_smoothing.report.page.dials import RADIUS, Correct, Dial, dials
-from adaptive_smoothing.report.page.runs import PageRun, threat_of
+from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_of
 from adaptive_smoothing.report.page.sheets import array, probabilities, sheet, sheet_columns
 from adaptive_smoothing.results import difference, interval
 
@@ -47,7 +47,7 @@ def content(runs: Sequence[PageRun]) -> dict[str, Any]:
 def _run(run: PageRun, pictures: Pictures | None) -> dict[str, Any]:
     result = run.result
     found: dict[str, Any] = {"name": run.name, "kind": type(result).__name__, "threat": threat_of(run)}
-    if isinstance(result, Comparison):
+    if isinstance(result, Comparison | StoredMixture):
         return found
     found |= {"data": run.settings.get("data", ""), "images": len(_labels(result))}
     found["pictures"] = None if pictures is None else _pictures(result, pictures)

@@ -46,6 +46,11 @@ class Dial {
     return Array.from(changes.subarray(0, this.grid.length), (change) => (sum += change));
   }
 
+  // A stored mixture was not attacked: only its clean accuracy is known.
+  get hasAttacks() {
+    return this.attacked.length > 0;
+  }
+
   wasAttacked(setting) {
     return String(setting) in this.robust;
   }

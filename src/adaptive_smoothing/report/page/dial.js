@@ -39,13 +39,15 @@ class DialSection {
     const parts = [
       this.dials.length > 1 ? this.chooser() : null,
       element("label", {}, this.label, this.slider),
-      ...(this.isRadius ? [] : [this.snaps(), this.wantedField()]),
+      dial.hasAttacks ? this.snaps() : null,
+      this.isRadius ? null : this.wantedField(),
       this.numbers,
       this.note,
     ];
     this.place.className = "controls";
     this.place.replaceChildren(...parts.filter(Boolean));
-    const { figure, plot, places } = this.isRadius ? radiusChart(dial) : tradeoffChart(dial);
+    const chart = this.isRadius ? radiusChart : dial.hasAttacks ? tradeoffChart : cleanChart;
+    const { figure, plot, places } = chart(dial);
     Object.assign(this, { plot, places });
     this.chart.replaceChildren(figure);
   }
@@ -126,18 +128,28 @@ class DialSection {
 
   showMixture() {
     const { dial } = this;
-    const [clean, robust] = [dial.cleanCounts[dial.setting], dial.robustCount(dial.setting)];
+    const clean = this.figure("clean", "clean accuracy", dial.cleanCounts[dial.setting], "exact");
+    const figures = [clean, dial.hasAttacks ? this.robustFigure() : null, this.sides(dial.changes())];
+    this.numbers.replaceChildren(...figures.filter(Boolean));
+    this.note.textContent = this.remark();
+  }
+
+  robustFigure() {
+    const { dial } = this;
+    const count = dial.robustCount(dial.setting);
     const attacked = dial.wasAttacked(dial.setting);
-    this.numbers.replaceChildren(
-      this.figure("clean", "clean accuracy", clean, "exact"),
-      attacked
-        ? this.figure("robust", "robust accuracy", robust, "attacked at this setting")
-        : this.figure("bound", "upper bound of the robust accuracy", robust, "transfer of stored attacks"),
-      this.sides(dial.changes()),
-    );
-    this.note.textContent = attacked
-      ? "The mixture was attacked at this setting. Successes of attacks made at other settings count as well."
-      : "The mixture was not attacked at this setting. An attack made for it can only lower the robust accuracy.";
+    if (attacked) return this.figure("robust", "robust accuracy", count, "attacked at this setting");
+    return this.figure("bound", "upper bound of the robust accuracy", count, "transfer of stored attacks");
+  }
+
+  remark() {
+    const { dial } = this;
+    if (!dial.hasAttacks) return "Validation images: an operating point may be chosen on them. Nothing was attacked.";
+    if (!dial.wasAttacked(dial.setting)) {
+      return "The mixture was not attacked at this setting. An attack made for it can only lower the robust accuracy.";
+    }
+    const others = "Successes of attacks made at other settings count as well.";
+    return `The mixture was attacked at this setting. ${dial.attackedSettings.length > 1 ? others : ""}`;
   }
 
   figure(kind, title, count, remark) {
@@ -163,7 +175,7 @@ class DialSection {
   mark() {
     this.moving?.remove();
     const [x, y] = this.places[this.dial.setting];
-    const measured = this.isRadius || this.dial.wasAttacked(this.dial.setting);
+    const measured = !this.dial.hasAttacks || this.dial.wasAttacked(this.dial.setting);
     const stroke = measured ? "var(--ink)" : "var(--mix)";
     const look = { size: 9, id: "dial-point", "fill-opacity": measured ? 1 : 0, stroke, "stroke-width": 2.5 };
     this.moving = this.plot.point(x, y, this.isRadius ? "var(--clean)" : "var(--mix)", look);

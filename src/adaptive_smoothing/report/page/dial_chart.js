@@ -11,6 +11,19 @@ function radiusChart(dial) {
   return { figure: chartFigure(`Certified accuracy: ${dial.name}`, plot.root), plot, places };
 }
 
+// The clean accuracy of a mixture that was not attacked.
+function cleanChart(dial) {
+  const places = dial.grid.map((setting, at) => [setting, dial.share(dial.cleanCounts[at])]);
+  const text = (share) => percent(share, 0);
+  const plot = new Plot({
+    x: [dial.grid[0], dial.grid.at(-1)], y: padded(places.map(([, share]) => share)), height: 340,
+    xLabel: dial.parameterName, yLabel: "clean accuracy", yText: text,
+    description: `Clean accuracy of ${dial.name} as a function of ${dial.parameterName}`,
+  });
+  plot.line(places, "var(--mix)");
+  return { figure: chartFigure("Clean accuracy on validation images", plot.root), plot, places };
+}
+
 // Robust against clean accuracy: the curve of the dial, the settings that were attacked, and all other points.
 function tradeoffChart(dial) {
   const at = (count) => (_, setting) => [dial.share(dial.cleanCounts[setting]), dial.share(count(setting))];
@@ -24,7 +37,7 @@ function tradeoffChart(dial) {
   if (attacked.length > 1) plot.line([...attacked].sort((a, b) => a[0] - b[0]), "var(--mix)", line);
   const legend = [
     ["var(--mix)", `${dial.name}: attacked settings`],
-    ["var(--mix)", "upper bound: transfer of stored attacks", true],
+    ["var(--mix)", "upper bound: transfer of stored attacks", "dashed"],
     ...drawGroups(plot, near),
   ];
   for (const [clean, robust] of attacked) {
@@ -83,6 +96,6 @@ function drawGroups(plot, points) {
       const title = `${name}: clean ${percent(x, 2)}, robust ${percent(y, 2)}`;
       plot.point(x, y, colour, { kind, size: 4.5, title });
     });
-    return [colour, group];
+    return [colour, group, kind];
   });
 }

@@ -18,7 +18,7 @@ from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.operating_point import ALPHA, SHIFT
-from adaptive_smoothing.report.page.runs import PageRun, threat_of
+from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_of
 
 RADIUS = "radius"
 # The method that estimates radii and certifies nothing.
@@ -115,7 +115,7 @@ def _family(run: PageRun) -> str | None:
     """Return what runs of one mixture have in common if the slider can move it, otherwise None."""
     if isinstance(run.result, Certificates):
         return None if run.settings["method"] == LOCAL else f"{id(run)}"
-    if isinstance(run.result, Tradeoff):
+    if isinstance(run.result, Tradeoff | StoredMixture):
         return f"{id(run)}"
     if not isinstance(run.result, Verdict) or f"{CLEAN}_low" not in run.result.outputs:
         return None
@@ -139,6 +139,8 @@ def _dial(members: list[tuple[int, PageRun]]) -> Dial:
         return _tradeoff_dial(number, first, first.result)
     if isinstance(first.result, Certificates):
         return _certified_dial(number, first.name, first.result)
+    if isinstance(first.result, StoredMixture):
+        return _stored_dial(number, first.name, first.result)
     return _mixture_dial(members)
 
 
@@ -147,7 +149,9 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
     verdicts = {number: run.result for number, run in members if isinstance(run.result, Verdict)}
     points = {number: verdict.settings["operating point"] for number, verdict in verdicts.items()}
     parameter = next(iter(points.values()))["parameter"]
-    grid = _grid(list(verdicts.values()), parameter, [point["value"] for point in points.values()])
+    names = [f"{version}_{end}" for version in (CLEAN, ATTACKED) for end in ("low", "high")]
+    ends = [verdict.outputs[name].numpy() for verdict in verdicts.values() for name in names]
+    grid = _grid(ends, parameter, [point["value"] for point in points.values()])
     at = {number: int(np.abs(grid - point["value"]).argmin()) for number, point in points.items()}
     clean, attacked = None, {}
     attacked_at: dict[int, np.ndarray] = {}
@@ -165,15 +169,26 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
     return Dial(name, parameter, grid, clean, attacked, attacked_at, runs, start=at[members[0][0]])
 
 
-def _grid(verdicts: list[Verdict], parameter: str, values: list[float]) -> np.ndarray:
+def _stored_dial(number: int, name: str, mixture: StoredMixture) -> Dial:
+    """Return the dial of a mixture that was not attacked: its clean accuracy on validation images."""
+    curve = mixture.curve
+    grid = _grid([curve.low, curve.high], curve.parameter, [mixture.setting])
+    start = int(np.abs(grid - mixture.setting).argmin())
+    clean = Correct.between(grid, curve.low, curve.high)
+    return Dial(name, curve.parameter, grid, clean, runs=((start, number),), start=start)
+
+
+def _grid(ends: list[np.ndarray], parameter: str, values: list[float]) -> np.ndarray:
     """Return the settings of a dial, among them `values`.
 
     Alphas have equal distances. Between two shifts about equally many images change sides, and none does at a shift.
+
+    Args:
+        ends: of the intervals at which images are correct.
     """
     if parameter == ALPHA:
         return _with(values, np.linspace(0, 1, STEPS // 2 + 1))
-    names = [f"{version}_{end}" for version in (CLEAN, ATTACKED) for end in ("low", "high")]
-    found = np.concatenate([verdict.outputs[name].numpy() for verdict in verdicts for name in names]).astype(float)
+    found = np.concatenate(ends).astype(float)
     found = found[np.isfinite(found)]
     if not len(found):
         return np.unique(np.array(values))

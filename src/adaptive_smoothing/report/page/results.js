@@ -118,7 +118,7 @@ function certifiedChart(runs) {
   });
   const legend = runs.map((run, at) => {
     plot.steps(run.certified, COLOURS[at % COLOURS.length], at < COLOURS.length ? {} : { "stroke-dasharray": "6 3" });
-    return [COLOURS[at % COLOURS.length], run.name, at >= COLOURS.length];
+    return [COLOURS[at % COLOURS.length], run.name, at >= COLOURS.length ? "dashed" : ""];
   });
   const note = "Each curve is exact: an image counts up to its own certified radius.";
   return chartFigure("Certified accuracy", plot.root, legend, note);

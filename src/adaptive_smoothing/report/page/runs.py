@@ -8,16 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adaptive_smoothing.certification.certificates import Certificates, with_alpha
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.pictures import Pictures
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
+from adaptive_smoothing.mixing import pretrained
+from adaptive_smoothing.mixing.operating_point import SHIFT
+from adaptive_smoothing.mixing.stored_base import base_facts
 from adaptive_smoothing.report.certified import FRONTIER
 from adaptive_smoothing.report.load import load_run
 from adaptive_smoothing.results import read_json
 from adaptive_smoothing.runs.folder import FACTS, JOURNAL, RESULT, read_result
 from adaptive_smoothing.threat import parse_number, radius_text
+from adaptive_smoothing.tuning.curves import VALIDATION, CleanAccuracyCurve
 
 # Folders deeper than this are not searched for runs.
 DEPTH = 3
@@ -25,6 +31,23 @@ DEPTH = 3
 DEMO = "demo"
 # Folders inside a run folder that are no runs to show: finished shards, and validation images.
 NO_RUNS = (JOURNAL, "val")
+
+
+@dataclass(frozen=True)
+class StoredMixture:
+    """A mixture that `mix` has stored: its clean accuracy on validation images at every setting, and its setting."""
+
+    curve: CleanAccuracyCurve
+    setting: float
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
+    def clean_correct(self) -> np.ndarray:
+        """Which validation images are classified correctly."""
+        return (self.curve.low < self.setting) & (self.setting < self.curve.high)
 
 
 @dataclass(frozen=True)
@@ -39,7 +62,7 @@ class PageRun:
     """
 
     name: str
-    result: Verdict | Certificates | Tradeoff | Comparison
+    result: Verdict | Certificates | Tradeoff | Comparison | StoredMixture
     models: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     pictures: Pictures | None = None
@@ -64,7 +87,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[PageRun]:
 
 def _read(folder: Path) -> list[PageRun]:
     if not folder.is_dir():
-        hint = "name a folder that evaluate, certify, sweep or demo has written"
+        hint = "name a folder that evaluate, certify, sweep, mix or demo has written"
         raise FileNotFoundError(f"expected a run folder, found no folder {folder}: {hint}")
     if not (found := [run for each in _with_runs(folder) for run in _read_one(each)]):
         hint = "evaluate, certify, sweep and demo write one at their end; repeat an interrupted command to finish it"
@@ -75,7 +98,8 @@ def _read(folder: Path) -> list[PageRun]:
 def _with_runs(folder: Path, depth: int = 0) -> Iterator[Path]:
     """Yield the folder if it holds a run or a frontier, otherwise the folders inside it that do."""
     found = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
-    if (found and found.get("kind") != DEMO) or (folder / FRONTIER).is_file():
+    is_run = found and found.get("kind") != DEMO
+    if is_run or (folder / FRONTIER).is_file() or _is_mixture(folder):
         yield folder
     elif depth < DEPTH:
         for inside in sorted(folder.iterdir()):
@@ -95,10 +119,30 @@ def _read_frontier(folder: Path) -> list[PageRun]:
     return runs
 
 
+def _is_mixture(folder: Path) -> bool:
+    """Return whether a folder holds a mixture with its clean accuracy, as `mix` writes it."""
+    return (folder / pretrained.FILE).is_file() and (folder / VALIDATION).is_file()
+
+
+def _read_mixture(folder: Path) -> PageRun:
+    """Return the mixture in a folder."""
+    description, curve = pretrained.read(folder), CleanAccuracyCurve.load(folder / VALIDATION)
+    alpha, numbers = description["alpha"], description["numbers"]
+    if curve.parameter == SHIFT:
+        setting = numbers["alpha_shift"]
+    else:  # a mixer whose range has no width has one alpha as well
+        setting = numbers["alpha_range"][0] if isinstance(alpha, dict) else alpha
+    models = {role: base_facts(description[role]) for role in pretrained.ROLES} | {"alpha": alpha, "numbers": numbers}
+    mixture = StoredMixture(curve, float(setting))
+    return PageRun(folder.name, mixture, models, description.get("card", {}), folder=folder.name)
+
+
 def _read_one(folder: Path) -> list[PageRun]:
     """Return the run in a folder; of a frontier or an evaluation at several radii one run for each part."""
     if (folder / FRONTIER).is_file():
         return _read_frontier(folder)
+    if not (folder / RESULT).is_file():
+        return [_read_mixture(folder)]
     if "mixtures" in (found := read_json(folder / RESULT)):
         return [PageRun(folder.name, comparison := Comparison.read(folder), facts=comparison.facts, folder=folder.name)]
     found = read_result(folder)

@@ -13,10 +13,17 @@ from adaptive_smoothing.report import verdicts
 from adaptive_smoothing.report.certified import certified_sentences, certified_table
 from adaptive_smoothing.report.comparison import frontier_table
 from adaptive_smoothing.report.page.dials import LOCAL
-from adaptive_smoothing.report.page.runs import PageRun, threat_of
+from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_of
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.tradeoff import sentences as tradeoff_words
-from adaptive_smoothing.report.tradeoff.report import Choice, Report, accuracy_at, attack_name, base_accuracies
+from adaptive_smoothing.report.tradeoff.report import (
+    Choice,
+    Report,
+    accuracy_at,
+    attack_name,
+    base_accuracies,
+    measured_accuracy,
+)
 from adaptive_smoothing.report.tradeoff.tables import tables as tradeoff_tables
 from adaptive_smoothing.results import percent, percent_with_interval
 
@@ -33,6 +40,9 @@ def subtitle(runs: Sequence[PageRun]) -> str:
         result = run.result
         if isinstance(result, Comparison):
             found.append(f"stored comparison, {result.images:,} images under attack")
+            continue
+        if isinstance(result, StoredMixture):
+            found.append(f"a stored mixture, {len(result.curve.low):,} validation images, not attacked")
             continue
         images = len(result.labels) if isinstance(result, Verdict) else len(result.rows["label"])
         how = result.attack if isinstance(result, Verdict) else _measured(run)
@@ -55,6 +65,8 @@ def tiles(runs: Sequence[PageRun]) -> Iterator[tuple[str, Mapping[str, str]]]:
             yield run.name, {"clean": clean, "robust": percent_with_interval(result.robust, result.interval)}
         elif isinstance(result, Certificates):
             yield run.name, {"clean": percent(result.clean), "certified": percent(result.accuracy(0.0))}
+        elif isinstance(result, StoredMixture):
+            yield run.name, {"clean, validation": str(measured_accuracy(result.clean_correct))}
         elif isinstance(result, Tradeoff):
             yield from _tradeoff_tiles(run, result)
 
@@ -79,8 +91,20 @@ def words(runs: Sequence[PageRun]) -> Iterator[str]:
             yield from (f"{name}{text}" for text in verdicts.sentences(result)[first:])
         elif isinstance(result, Certificates):
             yield from (f"{name}{text}" for text in certified_sentences(result))
+        elif isinstance(result, StoredMixture):
+            yield f"{name}{stored_mixture_words(result)}"
         elif isinstance(result, Tradeoff):
             yield from (f"{name}{text}" for text in tradeoff_words.sentences(_report(run, result)))
+
+
+def stored_mixture_words(mixture: StoredMixture) -> str:
+    """Return the clean accuracy of a mixture at its setting, and what is not known."""
+    setting = f"{mixture.curve.parameter} {mixture.setting:.4g}"
+    return (
+        f"At {setting} the mixture is correct on {measured_accuracy(mixture.clean_correct)} of the "
+        f"{len(mixture.curve.low):,} validation images. It was not attacked here: adaptive-smoothing evaluate measures "
+        "its robust accuracy."
+    )
 
 
 def tables_of(run: PageRun) -> list[Table]:
@@ -93,6 +117,8 @@ def tables_of(run: PageRun) -> list[Table]:
         return [] if result.settings["method"] == LOCAL else [certified_table(result)]
     if isinstance(result, Comparison):
         return [frontier_table(result)]
+    if isinstance(result, StoredMixture):
+        return []
     return tradeoff_tables(_report(run, result))
 
 
