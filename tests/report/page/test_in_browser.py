@@ -409,7 +409,9 @@ def test_a_page_fits_every_width_and_has_names_for_its_parts(show: Callable, nam
     page = show(name)
     page.locator("#image-detail canvas").first.wait_for()
     assert page.evaluate(NAMELESS) == []
-    assert page.evaluate("[...document.querySelectorAll('svg:not([aria-hidden])')].every((svg) => svg.getAttribute('role') === 'img')")
+    assert page.evaluate(
+        "[...document.querySelectorAll('svg:not([aria-hidden])')].every((svg) => svg.getAttribute('role') === 'img')"
+    )
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((each) => each.id)")
     assert len(ids) == len(set(ids))
     for width in WIDTHS:

@@ -39,7 +39,7 @@ def content(runs: Sequence[PageRun]) -> dict[str, Any]:
     return {
         "runs": [_run(run, pictures) for run, pictures in zip(runs, shown, strict=True)],
         "dials": [_dial(dial) for dial in found],
-        "points": [point for run in runs for point in _points(run)],
+        "points": [point for number, run in enumerate(runs) for point in _points(run, _group(found, number, run))],
         "differences": differences(runs),
     }
 
@@ -163,16 +163,20 @@ def _correct(found: Correct) -> dict[str, Any]:
     return {"first": array(found.first.astype(np.int64)), "last": array(found.last.astype(np.int64))}
 
 
-def _points(run: PageRun) -> list[dict[str, Any]]:
+def _group(found: Sequence[Dial], number: int, run: PageRun) -> str:
+    """Return the name of the mixture of a run; runs of one mixture are connected by a line."""
+    names = (dial.name for dial in found for _, having in dial.runs if having == number)
+    return next(names, run.name)
+
+
+def _points(run: PageRun, group: str) -> list[dict[str, Any]]:
     """Return the points of a run in the chart of robust against clean accuracy."""
     result, threat = run.result, threat_of(run)
     if isinstance(result, Comparison):
         return [_point(point, run) for point in result.points]
     if isinstance(result, Verdict):
         clean, robust = result.clean_correct.numpy(), result.robust_correct.numpy()
-        return [
-            {"name": run.name, "group": run.name, "threat": threat, "clean": _share(clean), "robust": _share(robust)}
-        ]
+        return [{"name": run.name, "group": group, "threat": threat, "clean": _share(clean), "robust": _share(robust)}]
     if isinstance(result, Tradeoff):
         rows = result.rows
         bases = {"g": rows["clean_g"] & rows["std_g"], "h": rows["clean_h"] & rows["rob_h"]}
