@@ -119,6 +119,15 @@ def test_a_page_stays_below_five_megabytes(toys, verdicts):
     assert max(counts) - min(counts) <= 2 and 50 < counts[0] < 480
 
 
+def test_probabilities_of_many_classes_take_room_from_pictures(toys, data, verdicts):
+    verdict = verdicts[0.4]
+    wide = {name: column.repeat(1, 25) for name, column in verdict.outputs.items() if name.endswith("probabilities")}
+    run = toys.run(replace(verdict, outputs={**verdict.outputs, **wide}), data)
+    many = replace(run, pictures=run.pictures.take(np.arange(400) % 20))
+    text = page([replace(many, name=str(k)) for k in range(8)])
+    assert 3_000_000 < len(text.encode()) < 5_000_000
+
+
 def test_pictures_that_fit_are_all_there_and_lossless(toys, data, verdicts):
     run = toys.run(verdicts[0.4], data)
     found = content([run])["runs"][0]["pictures"]

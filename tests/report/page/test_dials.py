@@ -76,6 +76,19 @@ def test_runs_of_other_models_data_or_threats_have_dials_of_their_own(toys, verd
     assert len(dials(unnamed)) == 2
 
 
+def test_a_dial_has_the_name_of_its_mixture(toys, verdicts):
+    verdict = verdicts[0.4]
+    attack = {**verdict.settings["attack"], "threat": "Linf:8/255"}
+    other = replace(verdict, settings={**verdict.settings, "attack": attack})
+    names = ("g + h at 90 %, α = 0.4 (a)", "g + h, α = 0.763 (b), run 2")
+    runs = [replace(toys.run(verdict, name=name), folder=name[-2:].strip(")")) for name in names]
+    assert [dial.name for dial in dials(runs)] == ["g + h"]
+    assert [dial.name for dial in dials([*runs, toys.run(other, name="g + h, α = 0.4")])] == [
+        "g + h, Linf 0.02",
+        "g + h, Linf 8/255",
+    ]
+
+
 def test_a_plain_model_has_no_dial(toys, verdicts):
     verdict = verdicts[0.4]
     outputs = {name: column for name, column in verdict.outputs.items() if not name.endswith(("low", "high"))}

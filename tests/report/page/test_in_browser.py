@@ -84,7 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, toys: Any, data: ads.ImageDat
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield started
+        yield started.new_context()
         started.close()
 
 
@@ -93,8 +93,9 @@ def show(browser: Any, made: dict[str, Made]) -> Iterator[Callable[..., Any]]:
     """Return `show(name)`, which opens a page. At the end no page may have a message, or a request to elsewhere."""
     opened, messages, requests = [], [], []
 
-    def at(name: str, width: int = 1280) -> Any:
-        page = browser.new_page(viewport={"width": width, "height": 900})
+    def at(name: str) -> Any:
+        page = browser.new_page()
+        page.set_viewport_size({"width": 1280, "height": 900})
         page.set_default_timeout(5000)
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))

@@ -71,5 +71,12 @@ def test_files_and_lines_are_short(name):
     assert len(lines) <= 250 and not [number for number, line in enumerate(lines, 1) if len(line) > 120]
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_make_elements_from_texts_and_not_from_markup(name):
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", (HERE / name).read_text("utf-8")
+    )
+
+
 def test_every_script_is_part_of_the_page():
     assert set(SCRIPTS) == {path.name for path in HERE.glob("*.js")}

@@ -20,8 +20,8 @@ from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_o
 from adaptive_smoothing.report.page.sheets import array, probabilities, sheet, sheet_columns
 from adaptive_smoothing.results import difference, interval
 
-# Bytes of the sheets of pictures on one page, before they become text, which takes a third more.
-SHEET_BYTES = 2_700_000
+# Bytes of the pictures on one page and of their probabilities, before they become text, which takes a third more.
+PICTURE_BYTES = 2_700_000
 # Bins of a histogram.
 BINS = 40
 VERSIONS = {
@@ -35,7 +35,7 @@ VERSIONS = {
 def content(runs: Sequence[PageRun]) -> dict[str, Any]:
     """Return everything that the scripts of a page show."""
     found = dials(runs)
-    shown = _fitting([run.pictures for run in runs])
+    shown = _fitting(runs)
     return {
         "runs": [_run(run, pictures) for run, pictures in zip(runs, shown, strict=True)],
         "dials": [_dial(dial) for dial in found],
@@ -281,26 +281,25 @@ def _verdict_pictures(verdict: Verdict, rows: np.ndarray) -> dict[str, Any]:
     return {**found, "probabilities": shares, "point": point}
 
 
-def _fitting(pictures: Sequence[Pictures | None]) -> list[Pictures | None]:
+def _fitting(runs: Sequence[PageRun]) -> list[Pictures | None]:
     """Return as many of the pictures as a page has room for: the same share of those of every run."""
-    sizes = {number: _bytes_per_picture(each) for number, each in enumerate(pictures) if each is not None}
-    needed = sum(sizes[number] * len(each.rows) for number, each in enumerate(pictures) if each is not None)
-    if needed <= SHEET_BYTES:
-        return list(pictures)
-    share = SHEET_BYTES / needed
-    found: list[Pictures | None] = []
-    for each in pictures:
-        count = 0 if each is None else max(1, int(share * len(each.rows)))
-        found.append(None if each is None else each.take(_spread(len(each.rows), count)))
-    return found
+    sizes = [0.0 if run.pictures is None else _bytes_per_picture(run, run.pictures) for run in runs]
+    needed = sum(size * len(run.pictures.rows) for size, run in zip(sizes, runs, strict=True) if run.pictures)
+    share = min(1.0, PICTURE_BYTES / max(needed, 1.0))
+    return [None if run.pictures is None else _some(run.pictures, share) for run in runs]
 
 
-def _spread(length: int, count: int) -> np.ndarray:
-    """Return positions at equal distances."""
-    return np.linspace(0, length - 1, count).round().astype(int)
+def _some(pictures: Pictures, share: float) -> Pictures:
+    """Return a share of the pictures at equal distances."""
+    count = len(pictures.rows)
+    return pictures.take(np.linspace(0, count - 1, max(1, int(share * count))).round().astype(int))
 
 
-def _bytes_per_picture(pictures: Pictures) -> float:
-    """Return the size of all versions of a picture in a sheet, estimated from a few."""
+def _bytes_per_picture(run: PageRun, pictures: Pictures) -> float:
+    """Return the size of all versions of a picture in a sheet, estimated from a few, and of its probabilities."""
     few = pictures.take(slice(16))
-    return sum(len(sheet(each)) * 3 / 4 for each in few.versions.values()) / len(few.rows)
+    images = sum(len(sheet(each)) * 3 / 4 for each in few.versions.values()) / len(few.rows)
+    outputs = run.result.outputs if isinstance(run.result, Verdict) else {}
+    classes = sum(column.shape[1] for name, column in outputs.items() if name.endswith("probabilities"))
+    classes += sum(each.shape[1] for each in pictures.probabilities.values())
+    return images + 2 * classes

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -108,7 +109,13 @@ def dials(runs: Sequence[PageRun]) -> list[Dial]:
     for number, run in enumerate(runs):
         if (key := _family(run)) is not None:
             families.setdefault(key, []).append(number)
-    return [_dial([(number, runs[number]) for number in members]) for members in families.values()]
+    found = [_dial([(number, runs[number]) for number in members]) for members in families.values()]
+    names = Counter(dial.name for dial in found)
+    threats = [threat_of(runs[dial.runs[0][1]]) for dial in found]
+    return [
+        replace(dial, name=f"{dial.name}, {threat}") if names[dial.name] > 1 and threat else dial
+        for dial, threat in zip(found, threats, strict=True)
+    ]
 
 
 def _family(run: PageRun) -> str | None:
@@ -164,9 +171,17 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
         robust = verdict.robust_correct.numpy()
         attacked_at[at[number]] = attacked_at.get(at[number], robust) & robust
     assert clean is not None
-    name = re.sub(r" at [\d.]+ %|, α = [\d.]+", "", members[0][1].name)
     runs = tuple((at[number], number) for number in verdicts)
-    return Dial(name, parameter, grid, clean, attacked, attacked_at, runs, start=at[members[0][0]])
+    start = at[members[0][0]]
+    return Dial(_name([run for _, run in members]), parameter, grid, clean, attacked, attacked_at, runs, start)
+
+
+def _name(runs: list[PageRun]) -> str:
+    """Return the name of a mixture: that of its first run without an operating point and, of several, a folder."""
+    name = runs[0].name
+    if len(runs) > 1:
+        name = re.sub(rf" \({re.escape(runs[0].folder)}\)(, run \d+)?$", "", name)
+    return re.sub(r" at [\d.]+ %|, α = [\d.]+", "", name)
 
 
 def _stored_dial(number: int, name: str, mixture: StoredMixture) -> Dial:

@@ -18,10 +18,9 @@ def array(values: np.ndarray) -> dict[str, Any]:
     """Return an array for `readArray` of data.js: its type, and its bytes in little-endian order."""
     if values.dtype == bool:
         return {"type": "bits", "length": len(values), "bytes": text(np.packbits(values, bitorder="little").tobytes())}
-    kinds = {"f": "<f4", "u": "<u2", "i": "<i2"}
-    if values.dtype.kind in "iu" and (np.abs(values) >= 2**15).any():
-        kinds |= {"u": "<u4", "i": "<i4"}
-    found = np.ascontiguousarray(values).astype(kinds[values.dtype.kind])
+    kinds = {"f": ("<f4",), "u": ("<u2", "<u4"), "i": ("<i2", "<i4")}[values.dtype.kind]
+    short = values.dtype.kind == "f" or values.max(initial=0) <= np.iinfo(kinds[0]).max
+    found = np.ascontiguousarray(values).astype(kinds[0] if short else kinds[1])
     return {"type": found.dtype.str[1:], "length": found.size, "bytes": text(found.tobytes())}
 
 
