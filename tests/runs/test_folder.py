@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
 
 def test_a_folder_of_runs_names_the_runs_inside(tmp_path):
-    with pytest.raises(FileNotFoundError, match="`adaptive-smoothing evaluate`, `certify` and `sweep` write one$"):
+    with pytest.raises(FileNotFoundError, match=r"`adaptive-smoothing evaluate`, `certify` and `sweep` write one$"):
         read_result(tmp_path)
     for name in ("alpha-0.8", "alpha-0.9"):
         (tmp_path / name).mkdir()

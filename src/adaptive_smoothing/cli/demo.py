@@ -1,4 +1,4 @@
-"""`adaptive-smoothing demo`: attack two mixtures, h and g now, and show the stored results of the package beside."""
+"""`adaptive-smoothing demo`: attack two mixtures, h and g now, and show stored results next to the new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of the demo: what was attacked now beside the stored runs, as a table, in words and as plain data."""
+"""The result of the demo: what was attacked now next to the stored runs, as a table, in words and as plain data."""
 
 from __future__ import annotations
 
