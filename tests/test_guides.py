@@ -88,7 +88,7 @@ TINY = {
         "compact-standard compact-robust": "compact-standard compact-robust --threat Linf:128/255",
         "--eps 8/255,16/255": "--eps 64/255,128/255",
     },
-    "page.md": {"--images 8": "--threat Linf:128/255 --set alarms=false --images 2"},
+    "page.md": {"--images 8": "--images 4 --threat Linf:255/255 --set alarms=false"},
     "certifying.md": {"--images 4": "--images 1", "--images 20": "--images 1", "take(4)": "take(1)"},
 }
 
