@@ -3,7 +3,7 @@
 import pytest
 
 from adaptive_smoothing.results import write_json
-from adaptive_smoothing.runs.folder import JOURNAL, RESULT, ROWS, make_folder, resumable_folder
+from adaptive_smoothing.runs.folder import JOURNAL, RESULT, ROWS, make_folder, read_result, resumable_folder
 from adaptive_smoothing.runs.journal import Journal
 
 
@@ -51,3 +51,13 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"expected a folder that can be written to, got .*file"):
         make_folder(tmp_path / "file", overwrite=False)
+
+
+def test_a_folder_of_runs_names_the_runs_inside(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`adaptive-smoothing evaluate`, `certify` and `sweep` write one$"):
+        read_result(tmp_path)
+    for name in ("alpha-0.8", "alpha-0.9"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RESULT).write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"found no .*: load one of the runs inside: alpha-0\.8, alpha-0\.9$"):
+        read_result(tmp_path)

@@ -1,4 +1,4 @@
-"""`adaptive-smoothing demo`: attack two mixtures, h and g now, and show the stored results of the package beside."""
+"""`adaptive-smoothing demo`: attack two mixtures, h and g now, and show stored results next to the new ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Workload:
 
     @classmethod
     def of_device(cls, device: str) -> Workload:
-        """Return the workload of a GPU, for less than a minute; or that of a CPU, for two minutes on two cores."""
+        """Return the workload of a GPU, for less than a minute; or that of a CPU, for a minute on two idle cores."""
         fast = preset("fast", THREAT)
         return cls(1000, fast) if torch.device(device).type == "cuda" else cls(128, first_stages(fast))
 
@@ -105,7 +105,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/demo"),
     open_page: opt.OpenPage = False,
 ) -> None:
-    """Attack two mixtures of the package, g and h, in under three minutes on a CPU; writes an HTML page."""
+    """Attack two mixtures of the package, g and h, in a minute or two on a CPU; writes an HTML page."""
     target, where, console, start = as_share(wanted), opt.pick_device(device), screen(), time.perf_counter()
     work = Workload.of_device(where)
     data = _test_images(images or work.images)

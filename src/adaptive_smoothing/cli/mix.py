@@ -28,7 +28,9 @@ def mix(
     robust: opt.Robust,
     mode: Annotated[
         Mode | None,
-        typer.Option(help="One alpha, an alpha per image (trained), or MixedNUTS; by default fixed on a CPU."),
+        typer.Option(
+            help="One alpha, an alpha per image (trained), or MixedNUTS; default: fixed on a CPU, else adaptive."
+        ),
     ] = None,
     clean: opt.CleanAccuracy = None,
     robust_accuracy: Annotated[

@@ -1,4 +1,4 @@
-"""The result of the demo: what was attacked now beside the stored runs, as a table, in words and as plain data."""
+"""The result of the demo: what was attacked now next to the stored runs, as a table, in words and as plain data."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _difference(found: tuple[float, float]) -> str:
 def _agreement(result: DemoResult) -> str:
     """Return whether the intervals of the accuracies that were measured now contain the stored accuracies."""
     outside, compared = [], 0
-    for role in result.verdicts.keys() & result.stored.keys():
+    for role in (role for role in result.verdicts if role in result.stored):
         verdict, stored = result.verdicts[role], result.stored[role]
         bounds = {"clean": verdict.clean_interval, "robust": verdict.interval}
         for kind, rows in (("clean", stored.clean), ("robust", stored.robust)):

@@ -12,7 +12,7 @@ from adaptive_smoothing.evaluation.stored import load_radii, load_verdict
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff, load_tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.report.certified import read_certificates
-from adaptive_smoothing.runs.folder import read_result
+from adaptive_smoothing.runs.folder import read_result, runs_inside
 from adaptive_smoothing.settings.checks import check_path
 
 Run = Verdict | RadiusCurve | Certificates | Tradeoff
@@ -40,6 +40,6 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     folder = Path(folder)
     kind = read_result(folder)["kind"]
     if kind not in READERS:
-        hint = "docs/files.md names the readers of other files"
+        hint = runs_inside(folder) or "docs/files.md names the readers of other files"
         raise ValueError(f"expected a run of kind {', '.join(READERS)} in {folder}, got {kind}: {hint}")
     return READERS[kind](folder)

@@ -58,7 +58,7 @@ def read_result(folder: str | Path, kind: str | None = None) -> dict[str, Any]:
     """Return the content of `result.json`, or raise an error for a newer schema or another kind than the given one."""
     path = Path(folder) / RESULT
     if not path.is_file():
-        hint = "`adaptive-smoothing evaluate`, `certify` and `sweep` write one"
+        hint = runs_inside(path.parent) or "`adaptive-smoothing evaluate`, `certify` and `sweep` write one"
         raise FileNotFoundError(f"expected a run folder with {RESULT} and {ROWS}, found no {path}: {hint}")
     result = read_json(path)
     if (schema := result.setdefault("schema", 0)) not in range(SCHEMA + 1):
@@ -68,6 +68,12 @@ def read_result(folder: str | Path, kind: str | None = None) -> dict[str, Any]:
     if kind is not None and found != kind:
         raise ValueError(f"expected the {kind} of a model in {folder}, got a run of kind {found}: name another folder")
     return result
+
+
+def runs_inside(folder: Path) -> str:
+    """Return which run folders are inside of this one, as a hint; empty if there are none."""
+    names = sorted(path.parent.name for path in folder.glob(f"*/{RESULT}"))
+    return f"load one of the runs inside: {', '.join(names)}" if names else ""
 
 
 def make_folder(folder: Path, *, overwrite: bool) -> Path:
