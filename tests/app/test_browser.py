@@ -14,7 +14,7 @@ import pytest
 from adaptive_smoothing.app.session import AttackOptions, Shown, answers, attack, show
 from adaptive_smoothing.app.subject import Subject
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 MISSING = [name for name in ("gradio", "playwright") if importlib.util.find_spec(name) is None]
 MISSING += [] if CHROMIUM else ["chromium"]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")

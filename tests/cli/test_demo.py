@@ -179,6 +179,7 @@ def test_wrong_inputs_are_noticed_before_the_work(
     assert run_main("demo", "--images", "3", *arguments) == 1
     assert message in " ".join(capsys.readouterr().err.split())
     assert read_json("other/result.json") == read_json("inside/learned/result.json") == {"kind": "evaluation"}
+    assert not Path("runs").exists()
 
 
 def test_no_images_are_refused() -> None:

@@ -34,7 +34,7 @@ def test_an_installation_without_problems(run_main: Callable[..., int], capsys: 
     assert found["ok"] and all(check["name"] in printed.err for check in found["checks"])
     facts = {check["name"]: check["found"] for check in found["checks"]}
     assert VERSION in facts["package"] and torch.__version__ in facts["torch"] and "cpu" in facts["devices"]
-    assert facts["package models"] == "compact-robust, compact-standard"
+    assert facts["package models"] == "compact-robust, compact-standard, compact-mixed"
     assert facts["no-such-package"] == "not installed"
 
 

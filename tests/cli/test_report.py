@@ -1,6 +1,7 @@
 """The verb `report`: one page of several runs."""
 
 import json
+import shutil
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
@@ -38,12 +39,19 @@ def test_several_runs_are_on_one_page() -> None:
     assert "<title>a &amp; b</title>" in Path("runs/page.html").read_text(encoding="utf-8")
 
 
-def test_the_page_of_one_folder_is_inside_it(tmp_path: Path) -> None:
+def test_the_page_of_one_run_is_in_its_folder(tmp_path: Path) -> None:
+    shutil.copytree(ONE, tmp_path / "run")
+    report("run")
+    assert len(content("run/page.html")["runs"]) == 1
+
+
+def test_the_page_of_several_runs_does_not_replace_one_in_their_folder(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
     for each in (ONE, OTHER):
         (tmp_path / "all" / each.name).symlink_to(each)
+    (tmp_path / "all" / "page.html").write_text("the page of a demo")
     report("all")
-    assert len(content("all/page.html")["runs"]) == 2
+    assert len(content("runs/page.html")["runs"]) == 2 and Path("all/page.html").read_text() == "the page of a demo"
     report("all", "--out", "elsewhere/mine.html")
     report("all", "--out", "elsewhere/mine.html")  # a page can be written again
     assert len(content("elsewhere/mine.html")["runs"]) == 2

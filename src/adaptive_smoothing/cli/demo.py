@@ -40,7 +40,7 @@ from adaptive_smoothing.report.demo import (
 from adaptive_smoothing.report.page.page import write_page
 from adaptive_smoothing.report.page.runs import read_runs
 from adaptive_smoothing.report.run_folder import write_result
-from adaptive_smoothing.results import percent, read_json, write_json
+from adaptive_smoothing.results import check_writable, percent, read_json, write_json
 from adaptive_smoothing.runs.folder import (
     JOURNAL,
     PAGE,
@@ -109,8 +109,10 @@ def demo(
     target, where, console, start = as_share(wanted), opt.pick_device(device), screen(), time.perf_counter()
     work = Workload.of_device(where)
     data = _test_images(images or work.images)
-    _make_folders(out)
+    folders = _free_folders(out)
     models = load_models(target, where, console)
+    for folder in folders:
+        make_folder(folder, overwrite=True)  # removes an earlier result, and keeps the journal of an interrupted demo
     console.print(_introduction(target, len(data)), markup=False)
     verdicts = _attack_all(models, data, work.cascade, out, console)
     result = DemoResult(verdicts, models[FIXED].facts["alpha"], target, stored_runs(target))
@@ -128,19 +130,16 @@ def _test_images(count: int) -> ImageData:
     return data.take(slice(count))
 
 
-def _make_folders(out: Path) -> None:
-    """Make the output folders, and remove the results of an earlier demo. The journals of an interrupted one are kept.
-
-    A folder that holds another run is an error.
-    """
+def _free_folders(out: Path) -> list[Path]:
+    """Return the output folders, which need not exist. They may hold an earlier demo; any other run is an error."""
+    check_writable(out, "choose another --out")
     folders = [out, *(out / role for role in ROLES)]
     is_demo = (out / RESULT).is_file() and read_json(out / RESULT).get("kind") == KIND
     for folder in folders:
         if not is_demo and is_finished(folder):
             hint = "choose another --out, or remove this folder"
             raise FileExistsError(f"expected a folder without another run, got {folder}, which holds one: {hint}")
-    for folder in folders:
-        make_folder(folder, overwrite=True)
+    return folders
 
 
 def _introduction(wanted: float, images: int) -> str:

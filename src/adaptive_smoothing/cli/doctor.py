@@ -21,6 +21,7 @@ from adaptive_smoothing.cli.console import screen
 from adaptive_smoothing.cli.options import devices, pick_device
 from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data.datasets import data_folder
+from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.models import download, zoo
 from adaptive_smoothing.models.cards import read_manifest
 from adaptive_smoothing.version import CACHE_VARIABLE, VERSION, cache_folder
@@ -125,14 +126,17 @@ def _arithmetic() -> Check:
 
 
 def _models() -> Check:
-    """Load the models of the package, which compares their sha256 with the manifest."""
-    names = sorted(read_manifest(zoo.BUILTIN))
+    """Load the models and mixtures of the package, which compares their sha256 with the manifest."""
+    bases = sorted(read_manifest(zoo.BUILTIN))
+    mixtures = sorted(path.parent.name for path in zoo.BUILTIN.glob(f"*/{zoo.MIXTURE}"))
     try:
-        for name in names:
+        for name in bases:
             zoo.load(name)
+        for name in mixtures:
+            MixedClassifier.from_pretrained(name)
     except (ValueError, OSError, RuntimeError) as error:
         return Check("package models", str(error), "problem", "the package is damaged; install it again")
-    return Check("package models", ", ".join(names))
+    return Check("package models", ", ".join(bases + mixtures))
 
 
 def _zoo() -> Check:

@@ -20,16 +20,16 @@ from adaptive_smoothing.runs.folder import PAGE
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs inside.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page; by default page.html in RUN, for several runs runs/page.html.")
+        Path | None, typer.Option(help="The page; by default page.html in RUN; for several runs, runs/page.html.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     open_page: opt.OpenPage = False,
 ) -> None:
     """Write one page that compares runs: slider, images, charts, tables; it opens offline."""
-    path = out or (Path(runs[0]) / PAGE if len(runs) == 1 else Path("runs") / PAGE)
-    if path.suffix != ".html":
-        raise ValueError(f"expected --out as the name of an HTML file, got {path}: for example --out {path}/{PAGE}")
+    if out is not None and out.suffix != ".html":
+        raise ValueError(f"expected --out as the name of an HTML file, got {out}: for example --out {out}/{PAGE}")
     found = read_runs(runs)
+    path = out or (Path(runs[0]) if len(found) == 1 else Path("runs")) / PAGE
     check_new_file(path, overwrite=True)
     console = screen()
     console.print(f"Runs on the page: {'; '.join(run.name for run in found)}.", markup=False)

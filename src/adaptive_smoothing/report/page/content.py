@@ -155,6 +155,7 @@ def _dial(dial: Dial) -> dict[str, Any]:
         "bounds": bounds,
         "robust": {str(at): int(dial.robust(at).sum()) for at in sorted(dial.attacked_at)},
         "start": dial.start,
+        "measured": dial.measured,
         "runs": dial.runs,
     }
 

@@ -33,7 +33,7 @@ class DialSection {
       onchange: () => (this.dragging = false),
     });
     this.label = element("span", { id: "dial-label" });
-    this.numbers = element("dl", { class: "numbers", "aria-live": "polite" });
+    this.numbers = element("dl", { class: "numbers" });
     this.note = element("p", { class: "note" });
     this.wanted = null;
     const parts = [
@@ -101,16 +101,25 @@ class DialSection {
     const { dial } = this;
     dial.setting = Math.max(0, Math.min(dial.grid.length - 1, setting));
     this.slider.value = dial.setting;
-    this.slider.setAttribute("aria-valuetext", dial.words());
-    this.label.textContent = dial.words();
+        this.label.textContent = dial.words();
     this.showWanted(byAccuracy);
     for (const button of this.place.querySelectorAll(".snap")) {
       button.setAttribute("aria-pressed", Number(button.dataset.setting) === dial.setting);
     }
     if (this.isRadius) this.showCertified();
     else this.showMixture();
+    this.slider.setAttribute("aria-valuetext", this.spoken());
     this.mark();
     this.images?.moved(dial);
+  }
+
+  // What a screen reader says when the slider moves: the setting and its accuracies.
+  spoken() {
+    const accuracies = [...this.numbers.querySelectorAll(".clean, .robust, .bound")].map((each) => {
+      const [title, value] = [each.querySelector("dt").textContent, each.querySelector("dd").firstChild.textContent];
+      return `${title} ${value}`;
+    });
+    return [this.dial.words(), ...accuracies].join(", ");
   }
 
   showWanted(byAccuracy) {
@@ -138,15 +147,15 @@ class DialSection {
     const { dial } = this;
     const count = dial.robustCount(dial.setting);
     const attacked = dial.wasAttacked(dial.setting);
-    if (attacked) return this.figure("robust", "robust accuracy", count, "attacked at this setting");
-    return this.figure("bound", "upper bound of the robust accuracy", count, "transfer of stored attacks");
+    if (attacked) return this.figure("robust", dial.measured, count, "attacked at this setting");
+    return this.figure("bound", `upper bound of the ${dial.measured}`, count, "transfer of stored attacks");
   }
 
   remark() {
     const { dial } = this;
     if (!dial.hasAttacks) return "Validation images: an operating point may be chosen on them. Nothing was attacked.";
     if (!dial.wasAttacked(dial.setting)) {
-      return "The mixture was not attacked at this setting. An attack made for it can only lower the robust accuracy.";
+      return "The mixture was not attacked at this setting. An attack made for it can only lower this bound.";
     }
     const others = "Successes of attacks made at other settings count as well.";
     return `The mixture was attacked at this setting. ${dial.attackedSettings.length > 1 ? others : ""}`;

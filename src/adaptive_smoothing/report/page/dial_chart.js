@@ -31,7 +31,7 @@ function tradeoffChart(dial) {
   const bound = dial.grid.map(at((setting) => dial.bounds[setting])).slice(...boundRange(dial));
   const attacked = dial.attackedSettings.map((setting) => places[setting]);
   const { near, far } = otherPoints(dial);
-  const plot = tradeoffPlot(dial, tradeoffRange(attacked, near, places), near.length + far.length);
+  const plot = tradeoffPlot(dial, tradeoffRange(attacked, near, places), near.length, near.length + far.length);
   const line = { "clip-path": plot.clip("plot-area") };
   plot.line(bound, "var(--mix)", { ...line, "stroke-dasharray": "5 4", "stroke-width": 1.6 });
   if (attacked.length > 1) plot.line([...attacked].sort((a, b) => a[0] - b[0]), "var(--mix)", line);
@@ -73,11 +73,12 @@ function tradeoffRange(attacked, near, places) {
   return [0, 1].map((axis) => padded(shown.map((place) => place[axis]), 0.1));
 }
 
-function tradeoffPlot(dial, [x, y], others) {
+function tradeoffPlot(dial, [x, y], near, others) {
   const text = ([low, high]) => (share) => percent(share, high - low < 0.06 ? 1 : 0);
   return new Plot({
     x: [x[0], Math.min(1, x[1])], y: [Math.max(0, y[0]), Math.min(1, y[1])],
-    xLabel: "clean accuracy", yLabel: "robust accuracy", xText: text(x), yText: text(y), height: 380,
+    xLabel: "clean accuracy", yLabel: near ? "accuracy under attack" : dial.measured,
+    xText: text(x), yText: text(y), height: 380,
     description: `Robust against clean accuracy of ${dial.name} and of ${others} other classifiers`,
   });
 }

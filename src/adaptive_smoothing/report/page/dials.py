@@ -20,6 +20,7 @@ from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.operating_point import ALPHA, SHIFT
 from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_of
+from adaptive_smoothing.report.tradeoff.report import attack_name
 
 RADIUS = "radius"
 # The method that estimates radii and certifies nothing.
@@ -77,6 +78,7 @@ class Dial:
         attacked_at: by setting, which images survived every attack that was made there.
         runs: pairs of a setting and the number of a run that was made there.
         start: the setting that the page shows first.
+        measured: what the attacks at a setting measure.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Dial:
     attacked_at: dict[int, np.ndarray] = field(default_factory=dict)
     runs: tuple[tuple[int, int], ...] = ()
     start: int = 0
+    measured: str = "robust accuracy"
 
     def transferred(self, setting: int) -> np.ndarray:
         """Return which images are correct on their clean version and on all stored attacked ones.
@@ -227,7 +230,8 @@ def _tradeoff_dial(number: int, run: PageRun, found: Tradeoff) -> Dial:
     runs = tuple((setting, number) for setting in attacked_at)
     alpha = dict(run.facts.get("choice", {})).get("alpha", 0.5)
     start = min(attacked_at, key=lambda at: abs(found.alphas[at] - alpha), default=0)
-    return Dial(run.name, ALPHA, found.alphas, Correct.where(found.rows[CLEAN]), attacked, attacked_at, runs, start)
+    clean, measured = Correct.where(found.rows[CLEAN]), f"accuracy under {attack_name(found)}"
+    return Dial(run.name, ALPHA, found.alphas, clean, attacked, attacked_at, runs, start, measured)
 
 
 def _certified_dial(number: int, name: str, found: Certificates) -> Dial:
