@@ -388,5 +388,5 @@ def test_options_with_wrong_values_are_explained(tmp_path, mixtures, place, valu
     *keys, last = place.split(".")
     functools.reduce(dict.get, keys, content)[last] = value
     (tmp_path / pretrained.FILE).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"{words}.*damaged or written by hand"):
+    with pytest.raises(ValueError, match=f"(?s){words}.*damaged or written by hand"):
         MixedClassifier.from_pretrained(tmp_path)
