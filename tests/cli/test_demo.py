@@ -39,7 +39,7 @@ def tail(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def mixture(package: object, tail: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The tiny mixture in the place of that of the package, and attacks of two steps."""
-    monkeypatch.setattr(demo, "STEPS", 2)
+    monkeypatch.setattr(demo, "STEPS", dict.fromkeys(demo.STEPS, 2))
     monkeypatch.setattr(demo_models, "MIXED", str(tail))
     if not (tail / VALIDATION).exists():
         mixed = MixedClassifier.from_pretrained(tail)
@@ -198,4 +198,4 @@ def test_missing_models_are_named(
 def test_a_gpu_runs_the_whole_preset_on_all_images() -> None:
     gpu, cpu = demo.Workload.of_device("cuda:1"), demo.Workload.of_device("cpu")
     assert gpu.images == 1000 and gpu.cascade == preset("fast", demo.THREAT)
-    assert cpu.images == 128 and cpu.cascade.stage_keys == demo.FIRST_STAGES and not cpu.cascade.audit
+    assert cpu.images == 128 and cpu.cascade.stage_keys == tuple(demo.STEPS) and not cpu.cascade.audit
