@@ -96,6 +96,11 @@ class Dial {
   }
 }
 
+// Returns a text that begins with a capital letter.
+function sentence(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}`;
+}
+
 function percent(share, digits = 1) {
   return `${(100 * share).toFixed(digits)} %`;
 }

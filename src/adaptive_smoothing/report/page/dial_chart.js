@@ -1,5 +1,7 @@
 // The charts next to the slider. Each function returns a figure, its plot, and the place of every setting.
 
+const ROBUST = "robust accuracy";
+
 function radiusChart(dial) {
   const places = dial.grid.map((radius, at) => [radius, dial.share(dial.cleanCounts[at])]);
   const plot = new Plot({
@@ -31,24 +33,27 @@ function tradeoffChart(dial) {
   const bound = dial.grid.map(at((setting) => dial.bounds[setting])).slice(...boundRange(dial));
   const attacked = dial.attackedSettings.map((setting) => places[setting]);
   const { near, far } = otherPoints(dial);
-  const plot = tradeoffPlot(dial, tradeoffRange(attacked, near, places), near.length, near.length + far.length);
+  // Other classifiers may have been attacked in another way than a sweep.
+  const measured = dial.measured === ROBUST || !near.length ? dial.measured : "accuracy under attack";
+  const title = `${sentence(measured.replace(ROBUST, "robust"))} against clean accuracy`;
+  const description = `${title} of ${dial.name} and of ${near.length + far.length} other classifiers`;
+  const plot = tradeoffPlot(tradeoffRange(attacked, near, places), measured, description);
   const line = { "clip-path": plot.clip("plot-area") };
   plot.line(bound, "var(--mix)", { ...line, "stroke-dasharray": "5 4", "stroke-width": 1.6 });
-  if (attacked.length > 1) plot.line([...attacked].sort((a, b) => a[0] - b[0]), "var(--mix)", line);
+  if (attacked.length > 1) plot.line(attacked, "var(--mix)", line);
   const legend = [
     ["var(--mix)", `${dial.name}: attacked settings`],
     ["var(--mix)", "upper bound: transfer of stored attacks", "dashed"],
     ...drawGroups(plot, near),
   ];
   for (const [clean, robust] of attacked) {
-    const title = `clean ${percent(clean, 2)}, robust ${percent(robust, 2)}`;
-    plot.point(clean, robust, "var(--mix)", { size: 4, title });
+    plot.point(clean, robust, "var(--mix)", { size: 4, title: accuracies(clean, robust) });
   }
   const outside = far.map(
     ({ name, clean, robust }) => `${name}: ${percent(clean.value)} clean, ${percent(robust.value)} robust`,
   );
   const note = outside.length ? `Not in the chart: ${outside.join("; ")}.` : "";
-  return { figure: chartFigure("Robust against clean accuracy", plot.root, legend, note), plot, places };
+  return { figure: chartFigure(title, plot.root, legend, note), plot, places };
 }
 
 // The settings whose upper bound is drawn: between those that were attacked, if there are several.
@@ -73,13 +78,16 @@ function tradeoffRange(attacked, near, places) {
   return [0, 1].map((axis) => padded(shown.map((place) => place[axis]), 0.1));
 }
 
-function tradeoffPlot(dial, [x, y], near, others) {
+function accuracies(clean, robust) {
+  return `clean ${percent(clean, 2)}, robust ${percent(robust, 2)}`;
+}
+
+function tradeoffPlot([x, y], measured, description) {
   const text = ([low, high]) => (share) => percent(share, high - low < 0.06 ? 1 : 0);
   return new Plot({
     x: [x[0], Math.min(1, x[1])], y: [Math.max(0, y[0]), Math.min(1, y[1])],
-    xLabel: "clean accuracy", yLabel: near ? "accuracy under attack" : dial.measured,
-    xText: text(x), yText: text(y), height: 380,
-    description: `Robust against clean accuracy of ${dial.name} and of ${others} other classifiers`,
+    xLabel: "clean accuracy", yLabel: measured,
+    xText: text(x), yText: text(y), height: 380, description,
   });
 }
 
@@ -94,8 +102,7 @@ function drawGroups(plot, points) {
     members.forEach(({ name, robust }, number) => {
       const [x, y] = places[number];
       plot.interval(x, robust.low, robust.high, colour);
-      const title = `${name}: clean ${percent(x, 2)}, robust ${percent(y, 2)}`;
-      plot.point(x, y, colour, { kind, size: 4.5, title });
+      plot.point(x, y, colour, { kind, size: 4.5, title: `${name}: ${accuracies(x, y)}` });
     });
     return [colour, group, kind];
   });

@@ -61,7 +61,7 @@ class ImageDetail {
 function saysOf(set, image) {
   const lines = set.versions.map((version) => {
     const title = set.titleOf(version);
-    const line = element("li", {}, `${title[0].toUpperCase()}${title.slice(1)}: `);
+    const line = element("li", {}, `${sentence(title)}: `);
     set.parts.forEach((part, number) => line.append(number ? "; " : "", ...saying(set, image, version, part)));
     const alpha = set.isMixture ? set.alpha(image, version) : undefined;
     line.append(alpha === undefined || Number.isNaN(alpha) ? "." : `. α = ${alpha.toFixed(3)}.`);
