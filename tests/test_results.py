@@ -79,8 +79,23 @@ def test_the_difference_is_over_the_same_images():
     mine, theirs = np.array([1, 1, 1, 0] * 100, bool), np.array([1, 0, 1, 0] * 100, bool)
     mean, half = difference(mine, theirs)
     # A quarter of the images differ: variance 1/4 * 3/4 over 400 images.
-    assert mean == 0.25 and half == pytest.approx(1.96 * (3 / 16 / 400) ** 0.5)
-    assert difference(mine, mine) == (0, 0)
+    assert mean == 0.25 and half == pytest.approx(1.96 * (3 / 16 / 400) ** 0.5, rel=0.04)
+
+
+def test_the_interval_of_a_difference_has_a_width_where_all_images_agree():
+    # Half an image is added to each case, so one of n + 2 differs.
+    for images in (1, 6, 1000):
+        same = np.ones(images, bool)
+        mean, half = difference(same, same)
+        assert mean == 0 and half == pytest.approx(1.96 * (1 / (images + 2)))
+
+
+def test_the_interval_of_a_difference_contains_the_truth_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    for both, one, other in ((0.5, 0.1, 0.04), (0.7, 0.02, 0.02), (0.3, 0.3, 0.05)):
+        cases = random.choice(4, (4000, 100), p=(both, one, other, 1 - both - one - other))
+        found = [difference(row <= 1, (row == 0) | (row == 2)) for row in cases]
+        assert np.mean([abs(mean - (one - other)) <= half for mean, half in found]) > 0.94
 
 
 def test_nan_is_refused_and_the_old_file_stays(tmp_path):

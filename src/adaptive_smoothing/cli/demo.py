@@ -112,7 +112,8 @@ def demo(
     models = load_models(target, where, console)
     for folder in folders:
         make_folder(folder, overwrite=True)  # removes an earlier result, and keeps the journal of an interrupted demo
-    console.print(_introduction(target, len(data)), markup=False)
+    scale = models[FIXED].facts["standard_scale"]
+    console.print(_introduction(target, len(data), scale), markup=False)
     verdicts = _attack_all(models, data, work.cascade, out, console)
     result = DemoResult(verdicts, models[FIXED].facts["alpha"], target, stored_runs(target))
     facts = {"seconds": round(time.perf_counter() - start, 1), "interrupted": result.interrupted}
@@ -141,11 +142,12 @@ def _free_folders(out: Path) -> list[Path]:
     return folders
 
 
-def _introduction(wanted: float, images: int) -> str:
+def _introduction(wanted: float, images: int, scale: float) -> str:
     return (
-        f"Four classifiers are attacked on the same {images:,} test images of CIFAR-10: g ({STANDARD}), which is "
-        f"accurate, h ({ROBUST}), which resists attacks, and two mixtures (1 − α) g + α h at {percent(wanted)} clean "
-        "accuracy on validation images. One learned to choose α for each image, the other has one α for all.\n"
+        f"Four classifiers are attacked on the same test images of CIFAR-10 ({images:,}): g ({STANDARD}), which is "
+        f"accurate, h ({ROBUST}), which resists attacks, and two mixtures (1 − α) g + α h with at least "
+        f"{percent(wanted)} clean accuracy on validation images. One learned α for each image, with a fine-tuned copy "
+        f"of the end of h; the other has one α for all. Both use the logits of g times {scale:g}.\n"
     )
 
 
@@ -206,9 +208,13 @@ def _part_of(overall: RunProgress, role: str, images: int) -> RunProgress:
 def _write_page(folder: Path, result: DemoResult) -> Path:
     """Write the page of the models that were attacked and of the stored runs, and return its path."""
     live = [replace(run, name=result.titles[role]) for role in result.verdicts for run in read_runs([folder / role])]
-    places = (demo_models.STORED, demo_models.COMPARED, demo_models.STORED_ROBUST)
-    stored = read_runs([place for place in places if has_result(place)])
-    return write_page(folder / PAGE, [*live, *stored], TITLE, demo_sentences(result))
+    stored = [
+        replace(run, name=f"stored: {name}", is_reference=True)
+        for place, name in demo_models.STORED_RUNS.items()
+        if has_result(place)
+        for run in read_runs([place])
+    ]
+    return write_page(folder / PAGE, [*live, *stored], TITLE, demo_sentences(result), [demo_table(result)])
 
 
 def _finish(console: Console, result: DemoResult, out: Path, shown: Path, open_page: bool) -> None:

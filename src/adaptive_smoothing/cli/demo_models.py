@@ -30,6 +30,12 @@ STORED = Path(__file__).parents[1] / "report" / "stored" / "compact"
 COMPARED = STORED.with_name(MIXED)
 # The run of `evaluate --attack standard` on h.
 STORED_ROBUST = STORED.with_name(ROBUST)
+# What the page calls them.
+STORED_RUNS = {
+    STORED: "g + h without scales, PGD-20, 10,000 images",
+    COMPARED: "mixtures, adaptive",
+    STORED_ROBUST: "h, AutoAttack, 1,000 images",
+}
 
 
 @dataclass(frozen=True)

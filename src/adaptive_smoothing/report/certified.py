@@ -74,11 +74,11 @@ def certified_sentences(certificates: Certificates) -> list[str]:
     return [
         clean,
         f"{certified:,} images are certified, {correct:,} of them are correct. The mean {settings['norm']} radius is "
-        f"{radius.mean():.3f}, where incorrect predictions count as 0. {_guarantee(settings)}",
+        f"{radius.mean():.3f}, where incorrect predictions count as 0. {guarantee(settings)}",
     ]
 
 
-def _guarantee(settings: Mapping[str, Any]) -> str:
+def guarantee(settings: Mapping[str, Any]) -> str:
     if settings["method"] == "lipschitz":
         return f"The certificates are deterministic: the logits have the Lipschitz constant {settings['constant']:.4g}."
     return (

@@ -62,7 +62,7 @@ class DemoResult:
     @property
     def titles(self) -> dict[str, str]:
         """The name of each model in the table."""
-        mixtures = {LEARNED: "mixture, learned α", FIXED: f"mixture, α = {self.alpha:.3f}"}
+        mixtures = {LEARNED: "mixture, learned α", FIXED: f"mixture, fixed α = {self.alpha:.3f}"}
         return {**mixtures, ROBUST_ALONE: "h, robust", STANDARD_ALONE: "g, standard"}
 
     @property
@@ -108,7 +108,7 @@ def demo_table(result: DemoResult) -> Table:
     columns = ("", "clean now, %", "robust now, %", "clean,\nstored", "robust,\nstored")
     shown = len(columns) if result.stored else -2
     rows = tuple(_row(result, role)[:shown] for role in result.verdicts)
-    return Table("", columns[:shown], rows, _note(result))
+    return Table("Accuracy of each model", columns[:shown], rows, _note(result))
 
 
 def _row(result: DemoResult, role: str) -> tuple[str, ...]:

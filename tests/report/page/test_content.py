@@ -206,7 +206,8 @@ def test_runs_are_compared_on_the_images_of_both(toys, data, verdicts):
     part = toys.attacked(toys.mixture(0.9), data.take(torch.arange(10, 40)))
     runs = [toys.run(each, name=name) for each, name in ((first, "first"), (second, "second"), (part, "part"))]
     other = replace(first, settings={**first.settings, "data": "others"})
-    found = differences([*runs, toys.run(other, name="other")])
+    reference = replace(toys.run(first, name="reference"), is_reference=True)
+    found = differences([*runs, toys.run(other, name="other"), reference])
     assert [(row["name"], row["from"], row["images"]) for row in found] == [
         ("second", "first", 48),
         ("part", "first", 30),
@@ -215,6 +216,14 @@ def test_runs_are_compared_on_the_images_of_both(toys, data, verdicts):
         for what in ("clean", "robust"):
             ours, theirs = (getattr(each, f"{what}_correct").numpy() for each in (mine, first))
             assert row[what] == difference(ours, theirs[rows])
+
+
+def test_a_run_for_comparison_is_a_point_without_a_tile(toys, verdicts):
+    mine, stored = (toys.run(each, name=name) for each, name in zip(verdicts.values(), ("mine", "stored"), strict=True))
+    text = page([mine, replace(stored, is_reference=True)])
+    _, shown = read(text)
+    assert [point["name"] for point in shown["points"]] == ["mine", "stored"]
+    assert text.count('class="tile"') == 1 and "<h3>mine</h3><dl>" in text
 
 
 def test_how_well_alpha_tells_attacked_images_from_clean_ones(toys, learned):

@@ -16,7 +16,7 @@ from adaptive_smoothing.evaluation.pictures import Pictures
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST, Verdict
 from adaptive_smoothing.report.page.dials import RADIUS, Correct, Dial, dials
-from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_of
+from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, own, threat_of
 from adaptive_smoothing.report.page.sheets import array, probabilities, sheet, sheet_columns
 from adaptive_smoothing.results import difference, interval
 
@@ -156,6 +156,7 @@ def _dial(dial: Dial) -> dict[str, Any]:
         "robust": {str(at): int(dial.robust(at).sum()) for at in sorted(dial.attacked_at)},
         "start": dial.start,
         "measured": dial.measured,
+        "remark": dial.remark,
         "runs": dial.runs,
     }
 
@@ -165,9 +166,9 @@ def _correct(found: Correct) -> dict[str, Any]:
 
 
 def _group(found: Sequence[Dial], number: int, run: PageRun) -> str:
-    """Return the name of the mixture of a run; runs of one mixture are connected by a line."""
-    names = (dial.name for dial in found for _, having in dial.runs if having == number)
-    return next(names, run.name)
+    """Return the name of the mixture of several runs, which a line connects; of any other run, its own name."""
+    families = ((dial.name, {having for _, having in dial.runs}) for dial in found)
+    return next((name for name, members in families if number in members and len(members) > 1), run.name)
 
 
 def _points(run: PageRun, group: str) -> list[dict[str, Any]]:
@@ -202,18 +203,19 @@ def _point(point: Point, run: PageRun) -> dict[str, Any]:
 
 
 def differences(runs: Sequence[PageRun]) -> list[dict[str, Any]]:
-    """Return the difference of every evaluation from the first one, on the images that both have."""
-    evaluations = [run for run in runs if isinstance(run.result, Verdict)]
+    """Return the differences from the first evaluation, of those with its data and threat, on the images of both."""
+    evaluations = [run for run in own(runs) if isinstance(run.result, Verdict)]
     found = []
     for run in evaluations[1:]:
         first = evaluations[0]
-        if run.settings["data"] != first.settings["data"] or not isinstance(first.result, Verdict):
+        assert isinstance(run.result, Verdict) and isinstance(first.result, Verdict)
+        if run.settings["data"] != first.settings["data"] or threat_of(run) != threat_of(first):
             continue
-        assert isinstance(run.result, Verdict)
         _, mine, theirs = np.intersect1d(run.result.index, first.result.index, return_indices=True)
         if not len(mine):
             continue
         row: dict[str, Any] = {"name": run.name, "from": first.name, "images": len(mine)}
+        row["attack"] = run.result.attack
         for what in ("clean", "robust"):
             ours, others = (getattr(each, f"{what}_correct").numpy() for each in (run.result, first.result))
             row[what] = difference(ours[mine], others[theirs])

@@ -132,7 +132,8 @@ class DialSection {
   showCertified() {
     const count = this.dial.cleanCounts[this.dial.setting];
     this.numbers.replaceChildren(this.figure("clean", "certified accuracy", count, "exact, for every radius"));
-    this.note.textContent = "Certified: the prediction is correct and cannot change within this radius.";
+    const certified = "Certified: the prediction is correct and cannot change within this radius.";
+    this.note.textContent = `${certified} ${this.dial.remark}`;
   }
 
   showMixture() {
@@ -140,7 +141,7 @@ class DialSection {
     const clean = this.figure("clean", "clean accuracy", dial.cleanCounts[dial.setting], "exact");
     const figures = [clean, dial.hasAttacks ? this.robustFigure() : null, this.sides(dial.changes())];
     this.numbers.replaceChildren(...figures.filter(Boolean));
-    this.note.textContent = this.remark();
+    this.note.textContent = `${this.remark()} ${this.dial.remark}`;
   }
 
   robustFigure() {

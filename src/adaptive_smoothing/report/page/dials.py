@@ -19,12 +19,14 @@ from adaptive_smoothing.evaluation.outputs import ATTACKED, CLEAN
 from adaptive_smoothing.evaluation.tradeoff import Tradeoff
 from adaptive_smoothing.evaluation.verdict import Verdict
 from adaptive_smoothing.mixing.operating_point import ALPHA, SHIFT
+from adaptive_smoothing.report.certified import guarantee
 from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_of
 from adaptive_smoothing.report.tradeoff.report import attack_name
 
 RADIUS = "radius"
 # The method that estimates radii and certifies nothing.
 LOCAL = "local"
+REMARKS = {ALPHA: "", SHIFT: "A larger shift gives h more weight."}
 # Settings of a dial, apart from those at which the mixture was attacked.
 STEPS = 400
 
@@ -79,6 +81,7 @@ class Dial:
         runs: pairs of a setting and the number of a run that was made there.
         start: the setting that the page shows first.
         measured: what the attacks at a setting measure.
+        remark: what the page says about every setting.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Dial:
     runs: tuple[tuple[int, int], ...] = ()
     start: int = 0
     measured: str = "robust accuracy"
+    remark: str = ""
 
     def transferred(self, setting: int) -> np.ndarray:
         """Return which images are correct on their clean version and on all stored attacked ones.
@@ -176,7 +180,8 @@ def _mixture_dial(members: list[tuple[int, PageRun]]) -> Dial:
     assert clean is not None
     runs = tuple((at[number], number) for number in verdicts)
     start = at[members[0][0]]
-    return Dial(_name([run for _, run in members]), parameter, grid, clean, attacked, attacked_at, runs, start)
+    name, remark = _name([run for _, run in members]), REMARKS[parameter]
+    return Dial(name, parameter, grid, clean, attacked, attacked_at, runs, start, remark=remark)
 
 
 def _name(runs: list[PageRun]) -> str:
@@ -184,7 +189,7 @@ def _name(runs: list[PageRun]) -> str:
     name = runs[0].name
     if len(runs) > 1:
         name = re.sub(rf" \({re.escape(runs[0].folder)}\)(, run \d+)?$", "", name)
-    return re.sub(r" at [\d.]+ %|, α = [\d.]+", "", name)
+    return re.sub(r" at [\d.]+ %|, α = [\d.]+|(?<= α) = [\d.]+", "", name)
 
 
 def _stored_dial(number: int, name: str, mixture: StoredMixture) -> Dial:
@@ -193,7 +198,8 @@ def _stored_dial(number: int, name: str, mixture: StoredMixture) -> Dial:
     grid = _grid([curve.low, curve.high], curve.parameter, [mixture.setting])
     start = int(np.abs(grid - mixture.setting).argmin())
     clean = Correct.between(grid, curve.low, curve.high)
-    return Dial(name, curve.parameter, grid, clean, runs=((start, number),), start=start)
+    remark = REMARKS[curve.parameter]
+    return Dial(name, curve.parameter, grid, clean, runs=((start, number),), start=start, remark=remark)
 
 
 def _grid(ends: list[np.ndarray], parameter: str, values: list[float]) -> np.ndarray:
@@ -240,7 +246,8 @@ def _certified_dial(number: int, name: str, found: Certificates) -> Dial:
     finite = radius[correct & np.isfinite(radius)]
     grid = np.linspace(0, float(finite.max(initial=0.0)) * 1.02 or 1.0, STEPS + 1)
     last = np.where(correct, np.searchsorted(grid, radius, "right") - 1, -1)
-    return Dial(name, RADIUS, grid, Correct(np.zeros_like(last), last), runs=((0, number),))
+    correct, remark = Correct(np.zeros_like(last), last), guarantee(found.settings)
+    return Dial(name, RADIUS, grid, correct, runs=((0, number),), remark=remark)
 
 
 __all__ = ["ALPHA", "RADIUS", "SHIFT", "Correct", "Dial", "dials"]

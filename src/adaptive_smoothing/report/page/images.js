@@ -42,9 +42,15 @@ class ImageSection {
       return element("button", look, title, element("small"));
     });
     const chips = element("div", { class: "chips", role: "group", "aria-label": "Filters" }, ...this.chips);
-    this.filters.replaceChildren(...this.menus(), chips);
+    this.filters.replaceChildren(...this.menus(), chips, ...this.notes());
     const run = this.filters.querySelector("#image-run");
     if (run) run.value = this.sets.indexOf(this.set);
+  }
+
+  notes() {
+    if (!this.set.isMixture) return [];
+    const mixed = "g and h are shown as they are mixed: with the scales of the mixture";
+    return [element("p", { class: "note" }, `${mixed}, and with the mixer's own logits of h if it has them.`)];
   }
 
   menus() {

@@ -14,6 +14,7 @@ from adaptive_smoothing.report.page.content import content
 from adaptive_smoothing.report.page.markup import html_text, table_markup
 from adaptive_smoothing.report.page.runs import PageRun
 from adaptive_smoothing.report.page.words import alarm_words, subtitle, tables_of, tiles, title_of, words
+from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.results import write_text
 
 HERE = Path(__file__).parent
@@ -34,18 +35,25 @@ STYLE = "page.css"
 
 
 def write_page(
-    path: str | Path, runs: Sequence[PageRun], title: str | None = None, summary: Iterable[str] = ()
+    path: str | Path,
+    runs: Sequence[PageRun],
+    title: str | None = None,
+    summary: Iterable[str] = (),
+    tables: Iterable[Table] = (),
 ) -> Path:
     """Write the page of these runs to a file, and return its path.
 
     Args:
         summary: sentences that come before those about each run.
+        tables: tables that come before those of each run.
     """
-    write_text(path, page(runs, title, summary))
+    write_text(path, page(runs, title, summary, tables))
     return Path(path)
 
 
-def page(runs: Sequence[PageRun], title: str | None = None, summary: Iterable[str] = ()) -> str:
+def page(
+    runs: Sequence[PageRun], title: str | None = None, summary: Iterable[str] = (), tables: Iterable[Table] = ()
+) -> str:
     """Return the page as HTML text."""
     if not runs:
         raise ValueError("expected one or more runs for a page, got none: pass what read_runs returns")
@@ -57,7 +65,7 @@ def page(runs: Sequence[PageRun], title: str | None = None, summary: Iterable[st
         tiles="\n".join(_tile(*tile) for tile in tiles(runs)),
         words="\n".join(f"<p>{html_text(text)}</p>" for text in (*summary, *words(runs))),
         alarms="\n".join(_alarms(runs)),
-        tables="\n".join(_tables(runs)),
+        tables="\n".join((*map(table_markup, tables), *_tables(runs))),
         facts="\n".join(_facts(runs)),
         data=_json(content(runs)),
         script="\n".join(read[name] for name in SCRIPTS),

@@ -127,8 +127,8 @@ function certifiedChart(runs) {
 // Paired differences of every evaluation from the first one.
 function differenceTable(rows) {
   const cell = ([change, half]) => `${points(change, 2)} ± ${(100 * half).toFixed(2)}`;
-  const head = ["compared with " + rows[0].from, "clean, points", "robust, points", "images"];
-  const body = rows.map((row) => [row.name, cell(row.clean), cell(row.robust), whole(row.images)]);
+  const head = ["compared with " + rows[0].from, "clean, points", "robust, points", "images", "attack"];
+  const body = rows.map((row) => [row.name, cell(row.clean), cell(row.robust), whole(row.images), row.attack]);
   const cells = (tag, scope) => (text, at) => element(at ? tag : "th", { scope: at ? scope : scope || "row" }, text);
   return element(
     "figure",

@@ -59,6 +59,7 @@ class PageRun:
         folder: name of its folder.
         models: the facts about its models in result.json.
         facts: what differs between equal runs: the date, seconds, versions, the machine, the command.
+        is_reference: it is shown for comparison, without a tile and sentences of its own.
     """
 
     name: str
@@ -67,10 +68,16 @@ class PageRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
     pictures: Pictures | None = None
     folder: str = ""
+    is_reference: bool = False
 
     @property
     def settings(self) -> Mapping[str, Any]:
         return self.result.facts if isinstance(self.result, Comparison) else self.result.settings
+
+
+def own(runs: Sequence[PageRun]) -> list[PageRun]:
+    """Return the runs that are not there for comparison only."""
+    return [run for run in runs if not run.is_reference]
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[PageRun]:

@@ -13,7 +13,7 @@ from adaptive_smoothing.report import verdicts
 from adaptive_smoothing.report.certified import certified_sentences, certified_table
 from adaptive_smoothing.report.comparison import frontier_table
 from adaptive_smoothing.report.page.dials import LOCAL
-from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, threat_of
+from adaptive_smoothing.report.page.runs import PageRun, StoredMixture, own, threat_of
 from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.tradeoff import sentences as tradeoff_words
 from adaptive_smoothing.report.tradeoff.report import (
@@ -25,7 +25,7 @@ from adaptive_smoothing.report.tradeoff.report import (
     measured_accuracy,
 )
 from adaptive_smoothing.report.tradeoff.tables import tables as tradeoff_tables
-from adaptive_smoothing.results import percent, percent_with_interval
+from adaptive_smoothing.results import percent_with_interval
 
 
 def title_of(runs: Sequence[PageRun]) -> str:
@@ -58,17 +58,25 @@ def _measured(run: PageRun) -> str:
 
 def tiles(runs: Sequence[PageRun]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield a name and its figures for each classifier that was measured."""
-    for run in runs:
+    for run in own(runs):
         result = run.result
         if isinstance(result, Verdict):
             clean = percent_with_interval(result.clean, result.clean_interval)
             yield run.name, {"clean": clean, "robust": percent_with_interval(result.robust, result.interval)}
         elif isinstance(result, Certificates):
-            yield run.name, {"clean": percent(result.clean), "certified": percent(result.accuracy(0.0))}
+            yield run.name, _certified_tile(result)
         elif isinstance(result, StoredMixture):
             yield run.name, {"clean, validation": str(measured_accuracy(result.clean_correct))}
         elif isinstance(result, Tradeoff):
             yield from _tradeoff_tiles(run, result)
+
+
+def _certified_tile(found: Certificates) -> Mapping[str, str]:
+    clean = {"clean": str(measured_accuracy(found.correct))}
+    if found.settings["method"] == LOCAL:
+        return clean
+    certified, mean = measured_accuracy(found.correct & found.certified), found.summary()["radius"]["mean"]
+    return clean | {"certified, radius > 0": str(certified), f"mean {found.settings['norm']} radius": f"{mean:.3f}"}
 
 
 def _tradeoff_tiles(run: PageRun, found: Tradeoff) -> Iterator[tuple[str, Mapping[str, str]]]:
@@ -84,7 +92,7 @@ def _tradeoff_tiles(run: PageRun, found: Tradeoff) -> Iterator[tuple[str, Mappin
 
 def words(runs: Sequence[PageRun]) -> Iterator[str]:
     """Yield the results in words. Of several evaluations the accuracies are left out, because the tiles have them."""
-    for run in runs:
+    for run in own(runs):
         result, name = run.result, f"{run.name}: " if len(runs) > 1 else ""
         if isinstance(result, Verdict):
             first = 1 if len(runs) > 1 else 0
