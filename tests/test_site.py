@@ -1,10 +1,13 @@
 """The site of the documentation: it is complete, and it builds without a warning."""
 
+import html
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from adaptive_smoothing.cli.main import VERBS, load
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CLI = DOCS / "reference" / "cli.md"
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NEEDED = ("material", "mkdocstrings_handlers", "latex2mathml")
 
 
@@ -24,7 +28,8 @@ def test_the_navigation_has_every_page():
     named = re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE)
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert len(named) == len(set(named))
-    assert set(named) == pages | {"changelog.md", "contributing.md"}  # these two are not in docs/
+    notebooks = {f"notebooks/{path.stem}.md" for path in NOTEBOOKS}  # docs/site/notebooks.py makes these
+    assert set(named) == pages | notebooks | {"changelog.md", "contributing.md"}  # the last two are not in docs/
 
 
 def test_the_reference_has_every_public_name_once():
@@ -96,3 +101,31 @@ def test_the_reference_of_names_has_docstrings_and_examples(site: Path):
     text = (site / "reference" / "api" / "mixing.html").read_text(encoding="utf-8")
     assert "save_pretrained" in text and "with_alpha" in text  # own methods, and those of a base class
     assert text.count("&gt;&gt;&gt;") > 10
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_a_page_with_its_code_its_text_and_its_pictures(path: Path, site: Path):
+    page = (site / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")
+    shown = html.unescape(re.sub(r"<[^>]+>", "", page))
+    code = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert not [cell for cell in code if "".join(cell["source"]) not in shown]
+    assert not [output for output in outputs if "".join(output.get("text", "")).rstrip() not in shown]
+    stored = [b64decode("".join(output["data"]["image/png"])) for output in outputs if "data" in output]
+    found = re.findall(rf'<img alt="Picture: [^"]+" src="({path.stem}/\d+\.png)"', page)
+    assert len(stored) > 1 and [(site / "notebooks" / name).read_bytes() for name in found] == stored
+
+
+def test_links_to_notebooks_lead_to_their_pages(site: Path):
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    links = {(page.name, link) for page, text in pages.items() for link in re.findall(r'href="([^"#]+)', text)}
+    assert not [link for link in links if link[1].endswith((".ipynb", ".ipynb.txt"))]
+    assert {("index.html", "notebooks/tour.html"), ("quick-start.html", "notebooks/own-models.html")} <= links
+    assert "../guides/own-data.html" in pages[site / "notebooks" / "tour.html"]
+
+
+def test_a_search_ranks_the_reference_of_names_lower(site: Path):
+    text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    entries = json.loads(text.removeprefix("var __index = "))["docs"]
+    lower = {entry["location"] for entry in entries if entry.get("boost", 1) < 1}
+    assert lower == {entry["location"] for entry in entries if entry["location"].startswith("reference/api/")} != set()

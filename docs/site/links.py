@@ -1,7 +1,8 @@
 """Hook of the site: pages that are not in docs/, and links to other files of the repository.
 
 Links are written as paths in the repository, so that they work on a code host. In the site, README.md is the home page,
-CONTRIBUTING.md and CHANGELOG.md are pages, and any other file that is linked to is copied to `repository/`.
+CONTRIBUTING.md, CHANGELOG.md and the notebooks are pages, and any other file that is linked to is copied to
+`repository/`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES |= {
+    f"notebooks/{path.name}": f"notebooks/{path.stem}.md" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+}
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)")
 # A browser shows these; it would offer others for download.
 SHOWN = {".png", ".svg", ".jpg", ".html", ".json"}
@@ -49,10 +53,10 @@ def on_page_markdown(text: str, page: Any, **more: Any) -> str:
 
 
 def _linked(page: Path) -> Iterator[Path]:
-    """Yield the paths outside of docs/ that a page links to and that are no pages of the site."""
+    """Yield the paths outside of docs/ that a page links to."""
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         path = _resolved(page, link)
-        if path.is_relative_to(ROOT) and not path.is_relative_to(DOCS) and path.name not in PAGES:
+        if path.is_relative_to(ROOT) and not path.is_relative_to(DOCS):
             yield path
 
 
