@@ -159,7 +159,7 @@ class Page:
             chosen.then(lambda: None, None, self.file, **quiet)
         dropped = self.file.upload(None, **stops).then(self.drop, [self.file, *state], image, **quiet)
         if self.gallery is not None:
-            dropped.then(lambda: gr.update(selected_index=None), None, self.gallery, **quiet)
+            dropped.then(_unselected, self.shown, self.gallery, **quiet)
         self.label.input(None, **stops).then(self.relabel, [self.label, *state], [self.shown, *views], **quiet)
         last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
         self.dial.input(self.move, state, [self.accuracy, self.wanted, *self.views], **last)
@@ -248,6 +248,11 @@ class Page:
         for found in attack(self.subject, replace(shown, attack=None), options, self._setting(setting)):
             running = found.attack is not None and not found.attack.finished
             yield [found, *self.everything(found, setting, running)]
+
+
+def _unselected(shown: Shown | None) -> Any:
+    """Mark no image of the gallery if a file is shown, which has notices. Gradio ignores None for the selection."""
+    return gr.update(selected_index=-1) if shown is not None and shown.notices else gr.skip()
 
 
 def _position(chosen: gr.SelectData) -> int:

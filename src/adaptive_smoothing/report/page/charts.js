@@ -77,7 +77,7 @@ class Plot {
       this.root.append(shape("line", { class: "grid", x1: this.left, x2: this.width - this.right, y1: at, y2: at }));
       this.text(yText(value), this.left - 7, at + 4, { "text-anchor": "end", class: "faint" }, this.root);
     }
-    for (const value of ticks(...this.x, NARROW.matches ? 4 : 6)) {
+    for (const value of ticks(...this.x, NARROW.matches ? 5 : 6)) {
       const at = this.px(value);
       this.root.append(shape("line", { class: "grid", x1: at, x2: at, y1: this.top, y2: bottom }));
       this.text(xText(value), at, bottom + 17, { "text-anchor": "middle", class: "faint" }, this.root);
