@@ -100,6 +100,12 @@ def test_an_image_is_chosen_attacked_and_mixed_again(url: str, browser: Any, sub
 
     page.locator("#ads-file input[type=file]").set_input_files(__file__)
     page.get_by_role("alert").get_by_text("test_browser.py, which is not one or is damaged").wait_for()
+    selected = page.locator("#ads-gallery button.thumbnail-lg.selected")
+    assert selected.count() == 1
+    picture = Path(__file__).parents[2] / "docs" / "pictures" / "app.png"
+    page.locator("#ads-gallery button.thumbnail-lg").nth(0).click()  # removes the file
+    page.locator("#ads-file input[type=file]").set_input_files(picture)
+    selected.wait_for(state="detached")
     assert not messages
     addresses = {urlsplit(request).hostname for request in requests if request.startswith(("http", "ws"))}
     assert addresses == {"127.0.0.1"}

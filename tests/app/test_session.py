@@ -5,7 +5,7 @@ import torch
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.app import html
-from adaptive_smoothing.app.session import AttackOptions, Shown, answers, attack, run, show
+from adaptive_smoothing.app.session import AttackOptions, Shown, answers, attack, first_image, run, show
 from adaptive_smoothing.app.subject import ALONE, GALLERY, Subject, select
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels
@@ -23,6 +23,12 @@ def test_the_gallery_has_two_images_of_each_class(subject: Subject):
     labels = subject.gallery.labels.tolist()
     assert labels == sorted(2 * [*range(10)]) and len(labels) == GALLERY
     assert subject.classes[0] == "airplane"
+
+
+def test_every_classifier_is_right_about_the_first_image(subject: Subject):
+    shown = shown_image(subject, first_image(subject, subject.dial.start))
+    found = answers(subject, shown.clean, shown.outputs, subject.dial.start)
+    assert {found.predicted(role) for role in subject.roles} == {shown.label}
 
 
 def test_a_gallery_of_many_classes_has_as_many_of_them_as_possible():

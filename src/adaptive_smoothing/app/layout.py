@@ -13,7 +13,7 @@ from PIL import Image
 
 from adaptive_smoothing.app import html
 from adaptive_smoothing.app.pictures import read_image
-from adaptive_smoothing.app.session import AttackOptions, Shown, attack, show
+from adaptive_smoothing.app.session import AttackOptions, Shown, attack, first_image, show
 from adaptive_smoothing.app.subject import Dial, Subject
 
 STYLE = Path(__file__).with_name("style.css")
@@ -45,7 +45,8 @@ class Page:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.start = None if subject.dial is None else subject.dial.start
-        first = self._from_gallery(0, self.start) if subject.gallery is not None else None
+        self.position = None if subject.gallery is None else first_image(subject, self.start)
+        first = None if self.position is None else self._from_gallery(self.position, self.start)
         self.shown = gr.State(first)
         gr.HTML(
             f"<h1>Attack an image, and see which classifier is fooled</h1>{html.about(subject)}", elem_id="ads-about"
@@ -80,7 +81,7 @@ class Page:
                 columns=4,
                 height="auto",
                 allow_preview=False,
-                selected_index=0,
+                selected_index=self.position,
                 object_fit="contain",
                 format="png",
                 buttons=[],
@@ -151,12 +152,14 @@ class Page:
         self.stop.click(None, **stops).then(self.halt, state, views, **quiet)
         image = [self.shown, self.label, *views]
         if self.gallery is not None:
-            position = gr.State(0)
+            position = gr.State(self.position)
             self.gallery.select(None, **stops)
             picked = self.gallery.select(_position, None, position, **quiet)
             chosen = picked.then(self.choose, [position, self.dial], image, **quiet)
             chosen.then(lambda: None, None, self.file, **quiet)
-        self.file.upload(None, **stops).then(self.drop, [self.file, *state], image, **quiet)
+        dropped = self.file.upload(None, **stops).then(self.drop, [self.file, *state], image, **quiet)
+        if self.gallery is not None:
+            dropped.then(_unselected, self.shown, self.gallery, **quiet)
         self.label.input(None, **stops).then(self.relabel, [self.label, *state], [self.shown, *views], **quiet)
         last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
         self.dial.input(self.move, state, [self.accuracy, self.wanted, *self.views], **last)
@@ -245,6 +248,11 @@ class Page:
         for found in attack(self.subject, replace(shown, attack=None), options, self._setting(setting)):
             running = found.attack is not None and not found.attack.finished
             yield [found, *self.everything(found, setting, running)]
+
+
+def _unselected(shown: Shown | None) -> Any:
+    """Mark no image of the gallery if a file is shown, which has notices. Gradio ignores None for the selection."""
+    return gr.update(selected_index=-1) if shown is not None and shown.notices else gr.skip()
 
 
 def _position(chosen: gr.SelectData) -> int:

@@ -114,6 +114,26 @@ def run(subject: Subject, images: Tensor) -> Outputs:
 
 
 @torch.no_grad()
+def first_image(subject: Subject, setting: float | None) -> int:
+    """Return the image of the gallery that is shown first, for which it is open what an attack does.
+
+    Of the images that the model, g and h classify correctly, the lead of the correct class is neither large nor small.
+    """
+    assert subject.gallery is not None
+    images, labels = subject.gallery.floats(), subject.gallery.labels
+    outputs, model = run(subject, images), subject.at(setting)
+    if isinstance(outputs, Tensor):
+        each = [outputs]
+    else:
+        assert isinstance(model, MixedClassifier)
+        each = [outputs.g, outputs.h, model.combine(outputs, images).logits]
+    margins = torch.stack([logit_margin(logits, labels) for logits in each])
+    correct = (margins < 0).all(0)
+    by_lead = [position for position in margins[-1].argsort().tolist() if correct[position]]
+    return by_lead[len(by_lead) // 2] if by_lead else 0
+
+
+@torch.no_grad()
 def answers(subject: Subject, images: Tensor, outputs: Outputs, setting: float | None) -> Answers:
     """Return the probabilities of an image for g, h and the mixture at this setting, or for the model alone."""
     if isinstance(outputs, Tensor):

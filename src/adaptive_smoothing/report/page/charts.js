@@ -2,6 +2,10 @@
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const COLOURS = ["var(--mix)", "var(--clean)", "var(--h)", "var(--g)", "var(--gold)", "var(--faint)"];
+// The height of a line of text.
+const LINE = 15;
+// On a phone charts are drawn narrow, so that the size of their text hardly changes when they are fitted to the screen.
+const NARROW = window.matchMedia("(max-width: 540px)");
 const SHAPES = ["circle", "square", "triangle", "diamond"];
 
 function shape(tag, attributes = {}, ...children) {
@@ -33,15 +37,26 @@ function ticks(low, high, count = 6) {
   return found.map((value) => Number(value.toPrecision(10)));
 }
 
+// A long label of an axis becomes two lines.
+function folded(text, room) {
+  if (text.length * 6.3 <= room) return [text];
+  const spaces = [...text.matchAll(/ /g)].map(({ index }) => index);
+  const middle = text.length / 2;
+  const at = spaces.reduce((best, each) => (Math.abs(each - middle) < Math.abs(best - middle) ? each : best), 0);
+  return at ? [text.slice(0, at), text.slice(at + 1)] : [text];
+}
+
 function number(value) {
   return String(Number(value.toPrecision(4))).replace("-", "−");
 }
 
 class Plot {
   constructor({ x, y, xLabel, yLabel, xText = number, yText = number, height = 300, left = 56, description }) {
-    Object.assign(this, { x, y, width: 560, height, left, right: 14, top: 12, bottom: 46 });
-    this.root = shape("svg", { viewBox: `0 0 ${this.width} ${height}`, role: "img", "aria-label": description });
-    this.axes(xLabel, yLabel, xText, yText);
+    const width = NARROW.matches ? 350 : 560;
+    const lines = folded(xLabel, width - left);
+    Object.assign(this, { x, y, width, height, left, right: 14, top: 12, bottom: 31 + LINE * lines.length });
+    this.root = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": description });
+    this.axes(lines, yLabel, xText, yText);
     this.marks = this.root.appendChild(shape("g"));
   }
 
@@ -55,21 +70,24 @@ class Plot {
     return this.height - this.bottom - ((value - low) / (high - low || 1)) * (this.height - this.top - this.bottom);
   }
 
-  axes(xLabel, yLabel, xText, yText) {
+  axes(xLabels, yLabel, xText, yText) {
     const bottom = this.height - this.bottom;
     for (const value of ticks(...this.y)) {
       const at = this.py(value);
       this.root.append(shape("line", { class: "grid", x1: this.left, x2: this.width - this.right, y1: at, y2: at }));
       this.text(yText(value), this.left - 7, at + 4, { "text-anchor": "end", class: "faint" }, this.root);
     }
-    for (const value of ticks(...this.x)) {
+    for (const value of ticks(...this.x, NARROW.matches ? 5 : 6)) {
       const at = this.px(value);
       this.root.append(shape("line", { class: "grid", x1: at, x2: at, y1: this.top, y2: bottom }));
       this.text(xText(value), at, bottom + 17, { "text-anchor": "middle", class: "faint" }, this.root);
     }
     const [right, middle] = [this.width - this.right, (this.top + bottom) / 2];
     this.root.append(shape("line", { class: "axis", x1: this.left, x2: right, y1: bottom, y2: bottom }));
-    this.text(xLabel, (this.left + right) / 2, this.height - 8, { "text-anchor": "middle" }, this.root);
+    xLabels.forEach((label, at) => {
+      const y = this.height - 8 - LINE * (xLabels.length - 1 - at);
+      this.text(label, (this.left + right) / 2, y, { "text-anchor": "middle" }, this.root);
+    });
     const turned = { "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` };
     this.text(yLabel, 14, middle, turned, this.root);
   }

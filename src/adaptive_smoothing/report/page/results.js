@@ -10,6 +10,9 @@ function runCharts(run) {
   ].filter(Boolean);
 }
 
+// The most letters of the title of an attack.
+const MOST = 42;
+
 // One bar for each attack; those that fooled no image are folded.
 function waterfallChart(run) {
   const title = "Accuracy after each attack";
@@ -31,21 +34,23 @@ function waterfallChart(run) {
 }
 
 function waterfallSvg(rows, title) {
-  const [line, left, width] = [26, 270, 690];
+  // On a phone the title of an attack is above its bar.
+  const [line, left, width] = NARROW.matches ? [44, 0, 350] : [26, 250, 620];
   const height = rows.length * line + 8;
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   const scale = (share) => share * (width - left - 120);
   rows.forEach((row, at) => {
-    const [y, before] = [at * line + 4, at ? rows[at - 1].left : 1];
+    const [y, before] = [(at + 1) * line - 22, at ? rows[at - 1].left : 1];
     const write = (text, x, attributes) => {
       const made = shape("text", { x, y: y + 14, ...attributes });
       made.textContent = text;
       svg.append(made);
     };
     const box = (x, share, fill) => {
-      svg.append(shape("rect", { x, y, width: scale(Math.max(0, share)), height: line - 7, fill }));
+      svg.append(shape("rect", { x, y, width: scale(Math.max(0, share)), height: 19, fill }));
     };
-    write(row.title.length > 44 ? `${row.title.slice(0, 43)}…` : row.title, left - 8, { "text-anchor": "end" });
+    const name = row.title.length > MOST ? `${row.title.slice(0, MOST - 1)}…` : row.title;
+    write(name, ...(left ? [left - 8, { "text-anchor": "end" }] : [0, { y: y - 6 }]));
     box(left, row.left, "var(--clean)");
     box(left + scale(row.left), before - row.left, "var(--mix)");
     write(`${percent(row.left, 2)}${row.fooled ? ` (−${whole(row.fooled)})` : ""}`, left + scale(before) + 6, {});
