@@ -251,7 +251,7 @@ class Page:
 
 
 def _unselected(shown: Shown | None) -> Any:
-    """Mark no image of the gallery if a file is shown, which has notices. Gradio ignores None for the selection."""
+    """Mark no image of the gallery if a file is shown: only files have notices. Gradio ignores None as a selection."""
     return gr.update(selected_index=-1) if shown is not None and shown.notices else gr.skip()
 
 

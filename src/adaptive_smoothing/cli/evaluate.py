@@ -28,7 +28,7 @@ from adaptive_smoothing.cli.console import (
     show_alarms,
     show_page,
 )
-from adaptive_smoothing.cli.operating_points import at_alpha, at_clean_accuracies, without_alpha
+from adaptive_smoothing.cli.operating_points import first_alpha, operating_points, without_alpha
 from adaptive_smoothing.cli.shared import print_result
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
@@ -112,17 +112,11 @@ def evaluate(
         raise ValueError(f"expected --check {BINARIZATION}, got {unknown!r}: there is no other check")
     devices = opt.pick_devices(device)
     alphas, targets = parse_alphas(alpha), parse_targets(wanted)
-    if alphas and targets:
-        raise ValueError("expected --alpha or --clean-accuracy, got both: --clean-accuracy chooses alpha")
-    first = alphas[0] if alphas else 0.5 if targets and robust else None
+    first = first_alpha(alphas, targets, is_pair=robust is not None)
     loaded = LoadedModel.load(model, robust, first, devices[0], opt.own_models(loader, mean, std, size))
     chosen = datasets.load(data, split, root=data_root, download=download, images=images)
     check_classes(loaded.parts, chosen)
-    if targets:
-        val = datasets.load(data, "val", root=data_root)
-        points = at_clean_accuracies(loaded, targets, val)
-    else:
-        points = [at_alpha(loaded, each) for each in alphas] if len(alphas) > 1 else [loaded]
+    points = operating_points(loaded, alphas, targets, lambda: datasets.load(data, "val", root=data_root))
     runs = [Run(point, chosen, cascades, devices, options, check=BINARIZATION in check) for point in points]
     several, name = len(runs) > 1, without_alpha(loaded) if len(runs) > 1 else points[0].short
     folder = out or Path("runs") / f"evaluate-{name}-{attack.replace(':', '.')}"

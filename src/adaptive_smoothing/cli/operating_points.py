@@ -1,8 +1,8 @@
-"""A loaded mixture at other operating points, for `evaluate --alpha` and `--clean-accuracy`."""
+"""A loaded mixture at one or several operating points, for `evaluate --alpha` and `--clean-accuracy`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,22 @@ from adaptive_smoothing.mixing import pretrained
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.loading import LoadedModel
 from adaptive_smoothing.tuning.curves import CleanAccuracyCurve, accuracy_curve, at_setting
+
+
+def first_alpha(alphas: Sequence[float], targets: Sequence[float], is_pair: bool) -> float | None:
+    """Return the alpha to load a mixture with; any, if it will be moved to clean accuracies."""
+    if alphas and targets:
+        raise ValueError("expected --alpha or --clean-accuracy, got both: --clean-accuracy chooses alpha")
+    return alphas[0] if alphas else 0.5 if targets and is_pair else None
+
+
+def operating_points(
+    loaded: LoadedModel, alphas: Sequence[float], targets: Sequence[float], load_val: Callable[[], ImageData]
+) -> list[LoadedModel]:
+    """Return the model at each operating point that is wanted, or as it was loaded."""
+    if targets:
+        return at_clean_accuracies(loaded, targets, load_val())
+    return [at_alpha(loaded, each) for each in alphas] if len(alphas) > 1 else [loaded]
 
 
 def at_alpha(loaded: LoadedModel, alpha: float) -> LoadedModel:

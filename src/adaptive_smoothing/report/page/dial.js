@@ -101,7 +101,7 @@ class DialSection {
     const { dial } = this;
     dial.setting = Math.max(0, Math.min(dial.grid.length - 1, setting));
     this.slider.value = dial.setting;
-        this.label.textContent = dial.words();
+    this.label.textContent = dial.words();
     this.showWanted(byAccuracy);
     for (const button of this.place.querySelectorAll(".snap")) {
       button.setAttribute("aria-pressed", Number(button.dataset.setting) === dial.setting);
