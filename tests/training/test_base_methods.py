@@ -8,16 +8,18 @@ from adaptive_smoothing.attacks.objectives import kl_divergence
 from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.training.base_methods import TrainingBatch, make_base_method
 from adaptive_smoothing.training.recipe import MethodSettings
+from adaptive_smoothing.training.streams import StreamFunctions
 
 EPS = 8 / 255
 
 
-def batch(linear, epoch=9, correct=True):
+def batch(linear, epoch=9, correct=True, progress=1.0):
     images = 0.2 + 0.6 * torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = linear(images).argmax(1)
     if not correct:
         labels = (labels + 1) % 4
-    return TrainingBatch(images, labels, torch.arange(16), epoch, torch.Generator().manual_seed(1))
+    noise = torch.Generator().manual_seed(1)
+    return TrainingBatch(images, labels, torch.arange(16), epoch, noise, progress, second=images.flip(2))
 
 
 def method(name, **settings):
@@ -64,6 +66,71 @@ def test_trades_attacks_the_divergence(linear):
     moved = [kl_divergence(linear(at.images), linear(examples)).mean() for examples in (ours, plain)]
     assert moved[0] > moved[1]
     assert (ours - at.images).abs().max() <= EPS + 1e-6
+
+
+@pytest.mark.parametrize("name", ["at", "trades"])
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.2, 0.25), (0.8, 1.0), (1.0, 1.0)])
+def test_the_radius_grows(linear, name, progress, share):
+    at = batch(linear, progress=progress)
+    settings = {"radius_growth": 0.8, "steps": 5, "step_size": EPS}
+    distance = (method(name, **settings).examples(linear, at) - at.images).abs().max().item()
+    assert distance == pytest.approx(share * EPS, abs=1e-6)
+
+
+def half(images):
+    return images.mean((2, 3))[:, :2] * 30
+
+
+def test_the_loss_of_two_streams_by_hand():
+    """DAJAT: the mean of two TRADES losses, and the Jensen-Shannon divergence of the clean predictions."""
+
+    def second(images):
+        return half(images) * 0.5 + 1.0
+
+    at = batch(half)
+    first_attacked, second_attacked = at.images.flip(3) * 0.9, at.second * 0.7
+    loss, logits = method("dajat", beta=3.0, consistency=2.0).loss(
+        StreamFunctions(half, second), at, torch.cat([first_attacked, second_attacked])
+    )
+    p, p_attacked = half(at.images).softmax(1), half(first_attacked).softmax(1)
+    q, q_attacked = second(at.second).softmax(1), second(second_attacked).softmax(1)
+
+    def divergence(one, other):
+        return (one * (one.log() - other.log())).sum(1).mean()
+
+    natural = -(p.gather(1, at.labels[:, None]).log() + q.gather(1, at.labels[:, None]).log()).mean() / 2
+    robust = 3.0 * (divergence(p, p_attacked) + divergence(q, q_attacked)) / 2
+    average = (p + q) / 2
+    joint = 2.0 * (divergence(p, average) + divergence(q, average)) / 2
+    assert loss.item() == pytest.approx((natural + robust + joint).item(), rel=1e-4)
+    assert torch.equal(logits, half(first_attacked))
+
+
+def test_each_stream_is_attacked_with_its_own_network():
+    """Each stream uses another channel, so an attack moves the pixels of that channel only."""
+
+    def only(channel):
+        return lambda images: images[:, channel].flatten(1)[:, :4] * 20
+
+    at = batch(only(0))
+    streams = StreamFunctions(only(0), only(2))
+    settings = method("dajat", steps=1, step_size=EPS)
+    first, second = settings.examples(streams, at).chunk(2)
+    for channel, images, examples in ((0, at.images, first), (2, at.second, second)):
+        moved = (examples - images).abs()[:, :, 0, :4].mean((0, 2))
+        # The start is random, so the other channels move by half of eps on average.
+        assert moved[channel] > 0.6 * EPS > moved[1]
+    assert torch.equal(settings.inputs(at, torch.cat([first, second])), torch.cat([at.images, first]))
+    perturbing = settings.perturbation_loss(streams, at, torch.cat([first, second]))
+    assert perturbing.item() == pytest.approx(method("trades").loss(streams.first, at, first)[0].item(), rel=1e-5)
+
+
+def test_two_streams_need_a_second_network_and_second_images(linear):
+    at = batch(linear)
+    with pytest.raises(TypeError, match="expected a network with two streams, got LinearClassifier"):
+        method("dajat").examples(linear, at)
+    with pytest.raises(ValueError, match=r"set data\.second_policy"):
+        method("dajat").examples(StreamFunctions(linear, linear), at._replace(second=None))
 
 
 class Answers(torch.nn.Module):

@@ -28,10 +28,11 @@ def tiny_data(images=96, size=8):
 
 
 def recipe(method="standard", epochs=4, **changes):
+    second = {"second_policy": "autoaugment"} if method == "dajat" else {}
     table = {
         "name": "tiny",
         "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25, "activation": "silu"}},
-        "data": {"pad": 1},
+        "data": {"pad": 1, **second},
         "method": {"name": method, "steps": 2, "radius_warmup": 1},
         "optimizer": {"epochs": epochs, "batch_size": 32, "lr": 0.05, "ema": 0.9, **changes},
         "evaluate_every": 2,
@@ -50,7 +51,7 @@ def weights(model):
     return torch.cat([tensor.flatten().double() for tensor in model.state_dict().values()])
 
 
-@pytest.mark.parametrize("method", ["standard", "at", "trades", "iaat", "gaussian"])
+@pytest.mark.parametrize("method", ["standard", "at", "trades", "dajat", "iaat", "gaussian"])
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method, stop_after):
     whole = trainer(tmp_path / "whole", recipe(method)).run()
 
@@ -63,14 +64,14 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, method, stop_after):
     assert torch.equal(weights(second.run()), weights(whole))
 
 
-@pytest.mark.parametrize("method", ["standard", "at"])
+@pytest.mark.parametrize("method", ["standard", "at", "dajat"])
 def test_the_loss_falls_and_the_classes_are_learned(tmp_path, method):
     run = trainer(tmp_path, recipe(method, epochs=6))
     run.run()
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[-1]["accuracy"] > 0.95 and rows[-1]["loss"] < rows[0]["loss"]
-    assert rows[1]["val_clean"] > 0.5 and ("val_pgd10" in rows[1]) == (method == "at")
+    assert rows[1]["val_clean"] > 0.5 and ("val_pgd10" in rows[1]) == (method != "standard")
 
 
 def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):

@@ -71,3 +71,12 @@ def test_the_default_attack_step_follows_the_threat():
     assert method.attack_step == pytest.approx(2 / 255)
     wide = from_table(Recipe, MINIMAL | {"method": {"name": "at", "norm": "L2", "eps": 0.5, "steps": 5}}).method
     assert wide.attack_step == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("method", "policy"), [("dajat", ""), ("trades", "autoaugment")])
+def test_a_second_stream_needs_its_method_and_its_policy(method, policy):
+    table = {**MINIMAL, "method": {"name": method}, "data": {"second_policy": policy}}
+    with pytest.raises(SettingsError, match=r"expected data\.second_policy with the method dajat and only with it"):
+        from_table(Recipe, table)
+    with pytest.raises(SettingsError, match="expected no second stream for a mixer"):
+        from_table(MixingRecipe, {"name": "x", "data": {"second_policy": "autoaugment"}})

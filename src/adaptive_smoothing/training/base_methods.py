@@ -18,6 +18,7 @@ from adaptive_smoothing.attacks.objectives import KLDivergence, kl_divergence
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.recipe import MethodSettings
+from adaptive_smoothing.training.streams import StreamFunctions
 
 # The weight of the entropy of averaged probabilities in the loss of `Gaussian`.
 SHARPNESS = 0.5
@@ -33,6 +34,7 @@ def make_base_method(settings: MethodSettings, images: int, device: torch.device
         "trades": Trades,
         "iaat": InstanceAdaptive,
         "gaussian": Gaussian,
+        "dajat": JointTraining,
     }
     return methods[settings.name](settings, images, device)
 
@@ -51,6 +53,10 @@ class Standard:
         """Return the loss and the logits of the examples."""
         logits = network(examples).float()
         return self.risk(logits, batch.labels), logits
+
+    def perturbation_loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> Tensor:
+        """Return the loss along whose gradient weight perturbation (AWP) moves the weights."""
+        return self.loss(network, batch, examples)[0]
 
     def risk(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy with the label smoothing and the logit margin of the settings."""
@@ -98,25 +104,92 @@ class AdversarialTraining(Standard):
         self.attack = PGD(settings.threat, steps=settings.steps, step_size=settings.attack_step, random_start=True)
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
-        return self.attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
+        return self.attack_at(batch.progress).last_iterate(frozen, batch.images, batch.labels, batch.noise)
+
+    def attack_at(self, progress: float) -> PGD:
+        """Return the attack at this share of the training: radius and step size grow until `radius_growth`."""
+        growth = self.settings.radius_growth
+        if progress >= growth:
+            return self.attack
+        threat = self.attack.threat.with_eps(self.settings.eps * progress / growth)
+        return replace(self.attack, threat=threat, step_size=self.settings.attack_step * progress / growth)
 
 
 class Trades(AdversarialTraining):
-    """Cross-entropy on clean images plus beta times the KL divergence to the attacked ones (Zhang et al. 2019)."""
+    """Cross-entropy on clean images plus beta times the KL divergence to the attacked ones (Zhang et al. 2019).
+
+    With a growing radius, few steps and weight perturbation, this is ACAT (Addepalli et al. 2022).
+    """
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        return self._attacked(frozen, batch.images, batch)
+
+    def _attacked(self, frozen: Network, images: Tensor, batch: TrainingBatch) -> Tensor:
+        """Return images whose logits diverge from those of the clean images."""
         with torch.no_grad():
-            clean = frozen(batch.images).clone()
-        attack = replace(self.attack, objective=KLDivergence(clean))
-        return attack.last_iterate(frozen, batch.images, batch.labels, batch.noise)
+            clean = frozen(images).clone()
+        attack = replace(self.attack_at(batch.progress), objective=KLDivergence(clean))
+        return attack.last_iterate(frozen, images, batch.labels, batch.noise)
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
-        clean, attacked = network(self.inputs(batch, examples)).float().chunk(2)
-        clean_risk = self.risk(clean, batch.labels)
-        return clean_risk + self.settings.beta * kl_divergence(clean, attacked).mean(), attacked
+        loss, _, attacked = self._terms(network, self.inputs(batch, examples), batch.labels)
+        return loss, attacked
+
+    def _terms(self, network: Network, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss for clean images followed by attacked ones, and the logits of both."""
+        clean, attacked = network(inputs).float().chunk(2)
+        return self.risk(clean, labels) + self.settings.beta * kl_divergence(clean, attacked).mean(), clean, attacked
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
         return torch.cat([batch.images, examples])
+
+
+class JointTraining(Trades):
+    """The mean TRADES loss of two streams plus a divergence between them (DAJAT, Addepalli et al. 2022).
+
+    The second stream has images with strong augmentation, and batch norms of its own. The divergence is the
+    Jensen-Shannon divergence of the predictions on clean images, times `consistency`. Weight perturbation uses the
+    first stream only. Examples are the attacked images of the first stream followed by those of the second.
+    """
+
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        streams = two_streams(frozen)
+        first = self._attacked(streams.first, batch.images, batch)
+        return torch.cat([first, self._attacked(streams.second, second_images(batch), batch)])
+
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        streams, (_, attacked) = two_streams(network), examples.chunk(2)
+        loss, clean, logits = self._terms(streams.first, self.inputs(batch, examples), batch.labels)
+        augmented = torch.cat([second_images(batch), attacked])
+        second_loss, second_clean, _ = self._terms(streams.second, augmented, batch.labels)
+        divergence = jensen_shannon(torch.stack([clean, second_clean])).mean()
+        return (loss + second_loss) / 2 + self.settings.consistency * divergence, logits
+
+    def perturbation_loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> Tensor:
+        return self._terms(network, self.inputs(batch, examples), batch.labels)[0]
+
+    def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
+        return torch.cat([batch.images, examples.chunk(2)[0]])
+
+
+def two_streams(network: Network) -> StreamFunctions:
+    """Return a network that has two streams, or raise an error."""
+    if not isinstance(network, StreamFunctions):
+        raise TypeError(f"expected a network with two streams, got {type(network).__name__}: pass StreamFunctions")
+    return network
+
+
+def second_images(batch: TrainingBatch) -> Tensor:
+    """Return the images of the second stream, or raise an error if the batch has none."""
+    if batch.second is None:
+        raise ValueError("expected images for the second stream, got none: set data.second_policy in the recipe")
+    return batch.second
+
+
+def jensen_shannon(logits: Tensor) -> Tensor:
+    """Return the mean KL divergence of each prediction from their average, for logits [prediction, image, class]."""
+    average = logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
+    return torch.stack([kl_divergence(each, average) for each in logits]).mean(0)
 
 
 class InstanceAdaptive(AdversarialTraining):

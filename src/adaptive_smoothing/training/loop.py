@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 
 from adaptive_smoothing.data.batches import augment, cutout, shuffled, steps_per_epoch
 from adaptive_smoothing.data.datasets import ImageData, to_floats
-from adaptive_smoothing.noise import generator
+from adaptive_smoothing.data.policies import apply_policy
+from adaptive_smoothing.noise import generator, keyed_seed
 from adaptive_smoothing.runs.progress import CountCallback
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.monitor import TrainingMonitor
@@ -29,13 +31,20 @@ from adaptive_smoothing.training.weights import MovingAverage, WeightPerturbatio
 
 
 class TrainingBatch(NamedTuple):
-    """Images in [0, 1], their labels, their positions in the training set, and the generator of this step."""
+    """Images in [0, 1], their labels, their positions in the training set, and the generator of this step.
+
+    Args:
+        progress: the share of the training that is done.
+        second: the same images with the augmentation of the second stream, if the recipe has one.
+    """
 
     images: Tensor
     labels: Tensor
     positions: Tensor
     epoch: int
     noise: torch.Generator
+    progress: float = 1.0
+    second: Tensor | None = None
 
 
 class DivergedError(RuntimeError):
@@ -165,9 +174,20 @@ class Loop(ABC):
         if self.finished or time.perf_counter() - self.saved_at >= self.save_every:
             self.save()
 
-    def descend(self, loss: Callable[[], tuple[Tensor, Tensor]], *, perturb: bool = True) -> tuple[Tensor, Tensor]:
-        """Take a step along the gradient at the perturbed weights, and update the average; return loss and logits."""
-        with self.weight_perturbation.applied(lambda: loss()[0], active=perturb):
+    def descend(
+        self,
+        loss: Callable[[], tuple[Tensor, Tensor]],
+        *,
+        perturb: bool = True,
+        perturbation_loss: Callable[[], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Take a step along the gradient at the perturbed weights, and update the average; return loss and logits.
+
+        Args:
+            perturb: whether to perturb the weights in this step.
+            perturbation_loss: the loss that the perturbation increases; by default `loss`.
+        """
+        with self.weight_perturbation.applied(perturbation_loss or (lambda: loss()[0]), active=perturb):
             value, logits = loss()
             self.optimizer.zero_grad(set_to_none=True)
             value.backward()
@@ -183,12 +203,28 @@ class Loop(ABC):
     def batches(self, epoch: int, first: int = 0) -> Iterator[TrainingBatch]:
         """Yield the augmented batches of an epoch, from the step `first` on."""
         recipe, size = self.recipe, self.recipe.optimizer.batch_size
+        policies = {recipe.seed: recipe.data.policy}
+        if recipe.data.second_policy:
+            policies[keyed_seed(recipe.seed, "second stream")] = recipe.data.second_policy
+        sources = {seed: self._after_policy(policy, seed, epoch) for seed, policy in policies.items()}
         order = shuffled(self.train_data, size, seed=recipe.seed, epoch=epoch, start=first)
-        for step, (raw, labels, positions) in enumerate(order, start=first):
-            shifted = augment(raw, pad=recipe.data.pad, flip=recipe.data.flip, seed=recipe.seed, epoch=epoch, step=step)
-            images = cutout(to_floats(shifted), recipe.data.cutout, seed=recipe.seed, epoch=epoch, step=step)
+        for step, (_, labels, positions) in enumerate(order, start=first):
+            images, *second = (self._augmented(all_[positions], seed, epoch, step) for seed, all_ in sources.items())
             noise = generator(recipe.seed, "training", epoch, step, device=self.device)
-            yield TrainingBatch(images.contiguous(memory_format=self.layout), labels, positions, epoch, noise)
+            progress = (epoch * self.steps_per_epoch + step) / self.total_steps
+            yield TrainingBatch(images, labels, positions, epoch, noise, progress, *second)
+
+    def _after_policy(self, policy: str, seed: int, epoch: int) -> Tensor:
+        """Return all training images, changed by an augmentation policy if there is one."""
+        images = self.train_data.images
+        return apply_policy(images, policy, seed=seed, epoch=epoch) if policy else images
+
+    def _augmented(self, raw: Tensor, seed: int, epoch: int, step: int) -> Tensor:
+        """Return images in [0, 1], shifted, mirrored and with a square removed."""
+        data = self.recipe.data
+        shifted = augment(raw, pad=data.pad, flip=data.flip, seed=seed, epoch=epoch, step=step)
+        images = cutout(to_floats(shifted), data.cutout, seed=seed, epoch=epoch, step=step)
+        return images.contiguous(memory_format=self.layout)
 
     @contextmanager
     def averaged_weights(self, batches: int) -> Iterator[None]:
@@ -215,7 +251,7 @@ class Loop(ABC):
 
     def save(self) -> None:
         """Write a checkpoint."""
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors = {f"model.{name}": tensor for name, tensor in self._weights().items()}
         tensors |= {f"average.{number}": tensor for number, tensor in enumerate(self.average.values)}
         tensors |= {f"state.{name}": tensor for name, tensor in self.state().items()}
         for number, parameter in enumerate(self.model.parameters()):
@@ -225,6 +261,11 @@ class Loop(ABC):
         facts = {"step": self.step, "seconds": self.seconds, **self._identity()}
         checkpoints.save(self.options.checkpoint, tensors, facts)
         self.saved_at = time.perf_counter()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the parameters and the stored buffers of the model; one that two streams share has one name."""
+        named = dict(chain(self.model.named_parameters(), self.model.named_buffers()))
+        return {name: named[name] for name in self.model.state_dict() if name in named}
 
     def _identity(self) -> dict[str, Any]:
         """Return the facts, as JSON, in which a checkpoint must agree with this run."""
@@ -250,7 +291,9 @@ class Loop(ABC):
         for name, tensor in tensors.items():
             part, _, key = name.partition(".")
             parts[part][key] = tensor.to(self.device)
-        self.model.load_state_dict(parts["model"])
+        with torch.no_grad():
+            for name, tensor in self._weights().items():
+                tensor.copy_(parts["model"][name])
         for number, tensor in enumerate(self.average.values):
             tensor.copy_(parts["average"][str(number)])
         for key, tensor in self.state().items():

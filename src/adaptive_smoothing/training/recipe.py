@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from adaptive_smoothing.data.policies import POLICIES
 from adaptive_smoothing.settings.checks import check_at_least, check_below_one, check_choice, check_count
 from adaptive_smoothing.threat import NORMS, Threat
 
-METHODS = ("standard", "at", "trades", "iaat", "gaussian")
+METHODS = ("standard", "at", "trades", "dajat", "iaat", "gaussian")
 SCHEDULES = ("linear", "cosine")
 OPTIMIZERS = ("sgd", "adamw")
 
@@ -27,12 +28,21 @@ class DataSettings:
         pad: pixels around an image, out of which a random part of the old size is cut.
         flip: flip half of the images from left to right.
         cutout: side of a square that is removed from each image; 0: none.
+        policy: an augmentation policy of torchvision (autoaugment, trivialaugment, randaugment), applied before the
+            rest; empty: none.
+        second_policy: the policy of the second stream, for the method `dajat`.
     """
 
     name: str = "cifar10"
     pad: int = 4
     flip: bool = True
     cutout: int = 0
+    policy: str = ""
+    second_policy: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("data.policy", self.policy, ("", *POLICIES))
+        check_choice("data.second_policy", self.second_policy, ("", *POLICIES))
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,8 @@ class MethodSettings(ThreatSettings):
       Lipschitz networks.
     - `at` trains on PGD examples. The default step size is 2.5 * eps / steps.
     - `trades` adds beta * KL(clean || attacked).
+    - `dajat` is `trades` in two streams, the second with `data.second_policy` and batch norms of its own. `consistency`
+      is the weight of the divergence between their predictions on clean images.
     - `iaat` has one radius per training image, which changes by `radius_step` and is smoothed by `radius_smoothing`.
     - `gaussian` trains on noisy `copies` of each image for randomized smoothing, with a `consistency` term.
 
@@ -162,10 +174,12 @@ class MethodSettings(ThreatSettings):
         name: one of these methods.
         steps: steps of PGD.
         step_size: size of a step; by default that of the method.
-        beta: weight of the term of `trades`.
+        radius_growth: the share of the training in which the radius and the step size grow from 0, for `at`, `trades`
+            and `dajat`; 0: they are constant.
+        beta: weight of the term of `trades` and `dajat`.
         sigma: standard deviation of the noise of `gaussian`.
         copies: noisy copies of each image, for `gaussian`.
-        consistency: weight of the term that makes the copies agree, for `gaussian`.
+        consistency: weight of the term that makes copies or streams agree, for `gaussian` and `dajat`.
         radius_step: how far the radius of an image moves in an epoch, for `iaat`.
         radius_smoothing: the share of the way that the radius takes towards its target, for `iaat`.
         radius_warmup: epochs before radii move, for `iaat`.
@@ -178,6 +192,7 @@ class MethodSettings(ThreatSettings):
     name: str = "standard"
     steps: int = 10
     step_size: float | None = None
+    radius_growth: float = 0.0
     beta: float = 6.0
     sigma: float = 0.25
     copies: int = 1
@@ -196,7 +211,10 @@ class MethodSettings(ThreatSettings):
         check_count(steps=self.steps, copies=self.copies)
         check_at_least(0, beta=self.beta, sigma=self.sigma, consistency=self.consistency)
         check_at_least(0, logit_margin=self.logit_margin, weight_perturbation=self.weight_perturbation)
-        if self.consistency and self.copies < 2:
+        check_below_one("perturbation_warmup as a share of the steps", self.perturbation_warmup)
+        if not 0 <= self.radius_growth <= 1:
+            raise ValueError(f"expected radius_growth from 0 to 1, a share of the training, got {self.radius_growth}")
+        if self.name == "gaussian" and self.consistency and self.copies < 2:
             raise ValueError(f"expected at least 2 copies with consistency, got {self.copies}: set method.copies")
 
     @property
@@ -211,3 +229,10 @@ class Recipe(CommonRecipe):
 
     model: ModelSettings
     method: MethodSettings = MethodSettings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.method.name == "dajat") != bool(self.data.second_policy):
+            expected = "data.second_policy with the method dajat and only with it"
+            found = f"the method {self.method.name} and the second policy {self.data.second_policy!r}"
+            raise ValueError(f'expected {expected}, got {found}: set data.second_policy = "autoaugment", or remove it')

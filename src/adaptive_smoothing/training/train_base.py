@@ -27,6 +27,7 @@ from adaptive_smoothing.training.base_methods import Network, make_base_method
 from adaptive_smoothing.training.loop import Loop, TrainingBatch
 from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
+from adaptive_smoothing.training.streams import StreamFunctions, TwoStreams
 from adaptive_smoothing.training.weights import measure_statistics
 from adaptive_smoothing.version import code_version
 
@@ -88,7 +89,9 @@ class Trainer(Loop):
     def __init__(self, recipe: Recipe, train: ImageData, val: ImageData, options: TrainingOptions) -> None:
         torch.manual_seed(recipe.seed)
         model = architectures.build(recipe.model.arch, **recipe.model.options_for(train.num_classes))
-        super().__init__(recipe, model, train, val, options, weight_perturbation=recipe.method.weight_perturbation)
+        self.classifier = model  # `self.model` also has the second stream, if there is one
+        trained = TwoStreams(model) if recipe.data.second_policy else model
+        super().__init__(recipe, trained, train, val, options, weight_perturbation=recipe.method.weight_perturbation)
         self.network = self._network()
         self.method = make_base_method(recipe.method, len(train), self.device)
 
@@ -96,7 +99,11 @@ class Trainer(Loop):
         examples = self.examples(batch)
         self.model.train()
         warm = self.step >= self.recipe.method.perturbation_warmup * self.total_steps
-        loss, logits = self.descend(lambda: self.method.loss(self.network, batch, examples), perturb=warm)
+        loss, logits = self.descend(
+            lambda: self.method.loss(self.network, batch, examples),
+            perturb=warm,
+            perturbation_loss=lambda: self.method.perturbation_loss(self.network, batch, examples),
+        )
         return loss, (logits.argmax(1) == batch.labels).float().mean()
 
     def examples(self, batch: TrainingBatch) -> Tensor:
@@ -105,16 +112,26 @@ class Trainer(Loop):
         with frozen(self.model):
             return self.method.examples(self.network, batch)
 
+    def finish(self) -> nn.Module:
+        super().finish()
+        return self.classifier
+
     def _network(self) -> Network:
-        """Return the model for training steps: in bfloat16 on CUDA, and compiled if `compiled` is set.
+        """Return the model for training steps, with both of its streams if it has two."""
+        if isinstance(self.model, TwoStreams):
+            return StreamFunctions(self._for_training(self.model.first), self._for_training(self.model.second))
+        return self._for_training(self.model)
+
+    def _for_training(self, model: nn.Module) -> Network:
+        """Return a model for training steps: in bfloat16 on CUDA, and compiled if `compiled` is set.
 
         CUDA graphs ("reduce-overhead") save the launches of a batch of 512 small images: 4.46 s instead of 5.8 s per
         epoch of adversarial training of a ResNet-18 (docs/log.md). The next call overwrites their output, so a method
         clones the outputs that it keeps.
         """
-        inner: Network = self.model
+        inner: Network = model
         if self.compiled:
-            inner = torch.compile(self.model, dynamic=False, mode="reduce-overhead")
+            inner = torch.compile(model, dynamic=False, mode="reduce-overhead")
         if not self.cuda:
             return inner
 
@@ -131,22 +148,22 @@ class Trainer(Loop):
         """Return accuracies of the averaged weights on validation images: clean, and under PGD-10 or noise."""
         data, method = self.val_data.take(slice(VALIDATION_IMAGES)), self.recipe.method
         with self.averaged_weights(VALIDATION_BATCHES):
-            found = {"val_clean": evaluate(self.model, self.val_data).clean}
+            found = {"val_clean": evaluate(self.classifier, self.val_data).clean}
             if method.name == "gaussian":
-                smooth = SmoothedClassifier(self.model, method.sigma, samples=VALIDATION_SAMPLES, batch=4096)
+                smooth = SmoothedClassifier(self.classifier, method.sigma, samples=VALIDATION_SAMPLES, batch=4096)
                 found["val_smoothed"] = evaluate(smooth, data).clean
             elif method.name != "standard":
                 attack = PGD(method.threat, steps=10, stop_when_fooled=True)
-                found["val_pgd10"] = evaluate(self.model, data, attack).robust
+                found["val_pgd10"] = evaluate(self.classifier, data, attack).robust
         return found
 
     def measure_batch_norm(self, batches: int) -> None:
         epoch = self.recipe.optimizer.epochs  # whose order of images no training epoch has
         # The attack on the first batch needs statistics that are roughly correct.
-        measure_statistics(self.model, (batch.images for batch in islice(self.batches(epoch), 4)))
+        measure_statistics(self.classifier, (batch.images for batch in islice(self.batches(epoch), 4)))
         state = {key: value.clone() for key, value in self.method.state().items()}
         chosen = islice(self.batches(epoch), batches)
-        measure_statistics(self.model, (self.method.inputs(b, self.examples(b)) for b in chosen))
+        measure_statistics(self.classifier, (self.method.inputs(b, self.examples(b)) for b in chosen))
         for key, value in self.method.state().items():
             value.copy_(state[key])  # which making examples has changed
 

@@ -202,6 +202,9 @@ class MixingRecipe(CommonRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.data.second_policy:
+            hint = "set data.policy, or remove it"
+            raise ValueError(f"expected no second stream for a mixer, got {self.data.second_policy!r}: {hint}")
         if self.loss.balanced and not self.operating_point.has_target:
             wanted = "operating_point.recover or operating_point.clean_accuracy > 0 with loss.balanced"
             raise ValueError(f"expected {wanted}, got 0: the shift would have no target")
