@@ -2,7 +2,7 @@
 
     python benchmarks/mixtures.py G H --data-root DATA --clean 0.9 --out results/mixtures/candidates \\
         fixed "best fixed: fixed search" nonlinear "less attacked: default loss.attacked=0.25" \\
-        "smaller scale: resnet18-network-c scale=1"
+        "smaller scale: resnet18-mixed scale=1"
 
 A mixture is `fixed`, `nonlinear`, a recipe to train (a file, or `default`), or a folder that `mix` wrote, followed by
 changes and preceded by an optional name with a colon. `search` also searches for the best scales. Each mixture is tuned

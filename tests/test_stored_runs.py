@@ -165,9 +165,6 @@ def test_the_stored_comparison_is_of_the_mixture_in_the_package():
     [
         ("compact-mixed", resources.files("adaptive_smoothing") / "report/stored/compact-mixed", "ours"),
         ("resnet18-mixed", RESULTS / "mixtures" / "resnet18-frontier", "ours"),
-        ("resnet18-network-a", RESULTS / "mixtures" / "resnet18-settings-adaptive", "network, setting A"),
-        ("resnet18-network-b", RESULTS / "mixtures" / "resnet18-settings-adaptive", "network, setting B"),
-        ("resnet18-network-c", RESULTS / "mixtures" / "resnet18-frontier", "network, setting C"),
     ],
 )
 def test_the_card_of_a_mixture_has_the_figures_of_its_stored_run(name, run, row):

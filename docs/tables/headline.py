@@ -1,4 +1,4 @@
-"""The headline: clean and robust accuracy of g, h and four mixtures under the strongest attacks (table and figure)."""
+"""The headline: clean and robust accuracy of g, h and three mixtures under the strongest attacks (table and figure)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ ALONE = {"g": "verdicts/g-margin", "h": "verdicts/h-standard"}
 # The mixtures of the stored comparison, in the order of the table, with the names that readers see.
 MIXTURES = {
     "best fixed alpha": "best fixed α",
-    "network, setting C": "the paper's mixing network",
     "MixedNUTS": "MixedNUTS",
     "ours": "ours (fine-tuned tail)",
 }
@@ -76,7 +75,7 @@ def _overview(style: Style) -> Panel:
 
 
 def _mixtures(style: Style, *, bars: bool) -> Panel:
-    looks = ((style.faint, "o"), (style.rob, "^"), (style.clean, "D"), (style.mix, "s"))
+    looks = ((style.faint, "o"), (style.clean, "D"), (style.mix, "s"))
 
     def draw(axes: Axes) -> None:
         found = comparison("resnet18-frontier")

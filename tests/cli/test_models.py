@@ -72,4 +72,4 @@ def test_a_narrow_screen_has_the_names_and_accuracies_on_one_line(monkeypatch: p
     monkeypatch.setattr(zoo, "zoo_folder", lambda: None)
     assert max(len(line.rstrip()) for line in printed(60).splitlines()) <= 60
     assert row(demo.STANDARD, columns=60)[-2:] == ["93.12 %", "0.00 %"]
-    assert row("resnet18-network-a", columns=60) == ["resnet18-network-a", "not here", "90.01 %", "0.00 %"]
+    assert row("resnet18-mixed", columns=60) == ["resnet18-mixed", "not here", "90.26 %", "43.00 %"]
