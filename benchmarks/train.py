@@ -62,8 +62,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--set", dest="change", action="append", default=[])
     parser.add_argument("--only", choices=["eager", "compiled"])
+    parser.add_argument("--autotune", action="store_true", help="let cuDNN choose its kernels by measuring them")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    torch.backends.cudnn.benchmark = arguments.autotune
     data = random_data(arguments.images)
     rows = []
     for name in arguments.recipes:

@@ -7,6 +7,7 @@ Each variant is a name and the keys of the recipe that it changes. It is trained
 and continued there if the command runs again. A line of --out has the recipe, the accuracies on all validation images
 (clean and PGD-20), the robust accuracy under `fast` on the first --images of them, and the last epoch of the log.
 --seconds starts no training that would take longer than the time left, judged by the one before. No test image is used.
+`idea=NAME idea.OPTION=VALUE` among the keys trains with a method of `ideas.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import ideas
 import torch
 
 from adaptive_smoothing.data import datasets
@@ -60,12 +63,16 @@ def main() -> None:
         if started - begin + last > arguments.seconds:
             print(f"no time for {name}", flush=True)
             continue
-        recipe = replace(read_toml(arguments.recipe, Recipe, changes.split()), name=name.replace(" ", "-"))
+        keys = [change for change in changes.split() if not change.startswith("idea")]
+        idea = dict(change.split("=") for change in changes.split() if change.startswith("idea"))
+        recipe = replace(read_toml(arguments.recipe, Recipe, keys), name=name.replace(" ", "-"))
         val = datasets.load(recipe.data.name, "val", root=arguments.data_root).take(slice(arguments.images))
         folder = arguments.runs / recipe.name
         options = TrainingOptions(folder, device=arguments.device, quiet=True, tensorboard=False, resume=True)
         torch._dynamo.reset()
-        row = measure(recipe, options, arguments.data_root, val)
+        choices = {key.removeprefix("idea."): float(value) for key, value in idea.items() if key != "idea"}
+        with ideas.used(idea["idea"], choices) if idea else nullcontext():
+            row = measure(recipe, options, arguments.data_root, val) | {"idea": idea}
         last = time.perf_counter() - started
         print(json.dumps({"name": name, **row["figures"], "changes": changes, "seconds": round(last)}), flush=True)
         if arguments.out:
