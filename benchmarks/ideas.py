@@ -89,7 +89,7 @@ class Half(Idea):
 
 
 class ImprovedKL(Idea):
-    """The improved KL divergence (Cui et al. 2024): `soft` * cross-entropy + `square` * weighted squared differences."""
+    """The improved KL divergence (Cui et al. 2024): `soft` * cross-entropy + `square` * squared differences."""
 
     soft, square, temperature = 4.0, 20.0, 4.0
 
