@@ -123,7 +123,7 @@ class SoftLabels(Idea):
     g, h, average, temperature, decay, robust = 0.0, 0.0, 0.0, 1.0, 0.995, 0.0
 
     def prepare(self, trainer: train_base.Trainer) -> None:
-        self.teachers: list[tuple[float, Network]] = []
+        self.classes, self.teachers = trainer.train_data.num_classes, []
         for share, name in ((self.g, "resnet18-standard"), (self.h, "resnet18-robust")):
             if share:
                 teacher = zoo.load(name, device=str(trainer.device)).to(memory_format=trainer.layout)
@@ -139,7 +139,7 @@ class SoftLabels(Idea):
             tensors = [list(chain(m.parameters(), m.buffers())) for m in (self.mean, self.trained)]
             floats = [(old, new) for old, new in zip(*tensors, strict=True) if old.is_floating_point()]
             torch._foreach_lerp_([old for old, _ in floats], [new for _, new in floats], 1 - self.decay)
-        target = F.one_hot(batch.labels, 10).float() * (1 - sum(share for share, _ in self.teachers))
+        target = F.one_hot(batch.labels, self.classes).float() * (1 - sum(share for share, _ in self.teachers))
         for share, teacher in self.teachers:
             target += share * (teacher(batch.images).float() / self.temperature).softmax(1)
         self.target = target
@@ -202,9 +202,8 @@ IDEAS: dict[str, type[Idea]] = {
 }
 
 
-@contextmanager
-def used(name: str, options: dict[str, float]) -> Iterator[None]:
-    """Train with an idea in place of the method of the recipe, inside of the context."""
+def trainer(name: str, options: dict[str, float]) -> type[train_base.Trainer]:
+    """Return a trainer with an idea in place of the method of the recipe."""
 
     class IdeaTrainer(train_base.Trainer):
         def __init__(self, recipe: Recipe, train: ImageData, val: ImageData, settings: TrainingOptions) -> None:
@@ -217,7 +216,13 @@ def used(name: str, options: dict[str, float]) -> Iterator[None]:
             self.method: Any = IDEAS[name](recipe.method, len(train), self.device, **options)
             self.method.prepare(self)
 
-    before, train_base.Trainer = train_base.Trainer, IdeaTrainer  # type: ignore[misc]
+    return IdeaTrainer
+
+
+@contextmanager
+def used(name: str, options: dict[str, float]) -> Iterator[None]:
+    """Let `train_base` train with an idea, inside of the context."""
+    before, train_base.Trainer = train_base.Trainer, trainer(name, options)  # type: ignore[misc]
     try:
         yield
     finally:
