@@ -184,8 +184,7 @@ def test_identities_are_compared_with_those_of_another_machine(tmp_path, monkeyp
     assert not rows["other", "CPU and the other machine"]["same weights"]
 
 
-IDEAS = {"partial": {}, "half": {}, "ikl": {}}
-IDEAS |= {"trades": {"separate": 1}, "soft": {"average": 0.3}, "peer": {"clean": 1}}
+IDEAS = {"partial": {}, "ikl": {}, "soft": {"average": 0.3}}
 
 
 @pytest.mark.parametrize("name", IDEAS)

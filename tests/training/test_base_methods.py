@@ -68,6 +68,38 @@ def test_trades_attacks_the_divergence(linear):
     assert (ours - at.images).abs().max() <= EPS + 1e-6
 
 
+def half(images):
+    return images.mean((2, 3))[:, :2] * 30
+
+
+def test_the_loss_with_a_helper_by_hand():
+    """HAT: the TRADES loss, and cross-entropy at a multiple of the perturbation, with the labels of the helper."""
+
+    def helper(images):
+        return images[:, :2, 0, 0]
+
+    at = batch(half)
+    settings = from_table(MethodSettings, {"name": "hat", "helper": "g", "beta": 3.0, "helper_length": 1.5})
+    hat = make_base_method(settings, 16, torch.device("cpu"), helper)
+    examples = at.images.flip(3) * 0.9
+    loss, logits = hat.loss(half, at, examples)
+    trades, attacked = method("trades", beta=3.0).loss(half, at, examples)
+    further = at.images + 1.5 * (examples - at.images)
+    labels = helper(examples).argmax(1)
+    assert 0 < labels.sum() < 16
+    expected = trades - 0.5 * half(further).log_softmax(1)[torch.arange(16), labels].mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(logits, attacked)
+    assert hat.perturbation_loss(half, at, examples).item() == pytest.approx(trades.item(), rel=1e-5)
+
+
+def test_hat_needs_a_helper():
+    with pytest.raises(ValueError, match=r"expected method\.helper with the method hat and only with it"):
+        method("hat")
+    with pytest.raises(ValueError, match="expected a helper for the method hat"):
+        method("hat", helper="g")
+
+
 @pytest.mark.parametrize("name", ["at", "trades"])
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.2, 0.25), (0.8, 1.0), (1.0, 1.0)])
 def test_the_radius_grows(linear, name, progress, share):
@@ -75,10 +107,6 @@ def test_the_radius_grows(linear, name, progress, share):
     settings = {"radius_growth": 0.8, "steps": 5, "step_size": EPS}
     distance = (method(name, **settings).examples(linear, at) - at.images).abs().max().item()
     assert distance == pytest.approx(share * EPS, abs=1e-6)
-
-
-def half(images):
-    return images.mean((2, 3))[:, :2] * 30
 
 
 def test_the_loss_of_two_streams_by_hand():

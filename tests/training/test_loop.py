@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from adaptive_smoothing.data.datasets import ImageData
+from adaptive_smoothing.models import zoo
+from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.checkpoints import delayed_interrupts
@@ -27,13 +29,13 @@ def tiny_data(images=96, size=8):
     return ImageData(images=pixels, labels=labels, classes=("dark", "light"), name="tiny", index=torch.arange(images))
 
 
-def recipe(method="standard", epochs=4, **changes):
+def recipe(method="standard", epochs=4, helper="", **changes):
     second = {"second_policy": "autoaugment"} if method == "dajat" else {}
     table = {
         "name": "tiny",
         "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25, "activation": "silu"}},
         "data": {"pad": 1, **second},
-        "method": {"name": method, "steps": 2, "radius_warmup": 1},
+        "method": {"name": method, "steps": 2, "radius_warmup": 1, "helper": str(helper)},
         "optimizer": {"epochs": epochs, "batch_size": 32, "lr": 0.05, "ema": 0.9, **changes},
         "evaluate_every": 2,
     }
@@ -72,6 +74,18 @@ def test_the_loss_falls_and_the_classes_are_learned(tmp_path, method):
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert rows[-1]["accuracy"] > 0.95 and rows[-1]["loss"] < rows[0]["loss"]
     assert rows[1]["val_clean"] > 0.5 and ("val_pgd10" in rows[1]) == (method != "standard")
+
+
+def test_a_helper_of_another_model_file(tmp_path):
+    """The helper is frozen, is named on the card, and must have the classes of the data."""
+    run = trainer(tmp_path / "g", recipe())
+    zoo.save(run.run(), tmp_path, "g", run.card())
+    settings = recipe("hat", helper=tmp_path / "g.safetensors")
+    run = trainer(tmp_path / "h", settings)
+    run.run()
+    assert run.card()["helper"]["sha256"] == read_card(tmp_path / "g.safetensors").sha256
+    with pytest.raises(ValueError, match="expected a model for the 3 classes of tiny"):
+        trainer(tmp_path / "other", settings, replace(tiny_data(), classes=("dark", "light", "grey")))
 
 
 def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):

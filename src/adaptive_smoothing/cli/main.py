@@ -24,7 +24,7 @@ from adaptive_smoothing.version import VERSION
 # The first line of the help of each verb. With this list, `--help` imports none of them.
 VERBS = {
     "demo": "Attack two mixtures of the package, g and h, in a minute or two on a CPU; writes an HTML page.",
-    "train": "Train a base classifier: standard, at, trades, dajat, iaat or gaussian.",
+    "train": "Train a base classifier: standard, at, trades, hat, dajat, iaat or gaussian.",
     "mix": "Mix two models into one, with a wanted clean or robust accuracy.",
     "sweep": "Measure the mixture of two models at every alpha, clean and under three attacks.",
     "evaluate": "Measure clean and robust accuracy under a preset of attacks; an interrupted run can be continued.",

@@ -38,7 +38,7 @@ def train(
         int | None, typer.Option(min=0, help="Test images to measure on; by default all, 0 for none.")
     ] = None,
 ) -> None:
-    """Train a base classifier: standard, at, trades, dajat, iaat or gaussian."""
+    """Train a base classifier: standard, at, trades, hat, dajat, iaat or gaussian."""
     settings = read_toml(recipe, Recipe, changes)
     options = TrainingOptions(
         out or Path("runs") / settings.name,

@@ -11,7 +11,8 @@ from torch import Tensor
 from adaptive_smoothing.noise import generator, keyed_seed, to_device
 
 # The names of the policies, and the classes of torchvision.transforms.v2. AutoAugment has the policy of CIFAR-10.
-POLICIES = {"autoaugment": "AutoAugment", "trivialaugment": "TrivialAugmentWide", "randaugment": "RandAugment"}
+LIBRARY = {"autoaugment": "AutoAugment", "trivialaugment": "TrivialAugmentWide", "randaugment": "RandAugment"}
+POLICIES = (*LIBRARY, "mild")
 # Images that a policy changes in the same way. A training batch has images of many such groups.
 GROUP = 100
 
@@ -41,6 +42,26 @@ def _transform(policy: str) -> Callable[[Tensor], Tensor]:
     except (ImportError, RuntimeError) as error:  # a package that was built for another torch is a RuntimeError
         hint = 'pip install "adaptive-smoothing[torchvision]", or leave data.policy and data.second_policy out'
         raise ImportError(f"expected torchvision for the policy {policy!r}, got none ({error}): {hint}") from error
+    if policy == "mild":
+        return mild()
     options: dict[str, Any] = {"policy": v2.AutoAugmentPolicy.CIFAR10} if policy == "autoaugment" else {}
-    transform: Callable[[Tensor], Tensor] = getattr(v2, POLICIES[policy])(**options)
+    transform: Callable[[Tensor], Tensor] = getattr(v2, LIBRARY[policy])(**options)
     return transform
+
+
+def mild() -> Callable[[Tensor], Tensor]:
+    """Return one random small change of colour or shape: those of IDBH for CIFAR-10 (Li and Spratling 2023)."""
+    from torchvision.transforms import v2
+
+    changes: list[Callable[[Tensor], Tensor]] = [
+        v2.ColorJitter(saturation=(0.1, 1.9)),
+        v2.ColorJitter(brightness=(0.5, 1.9)),
+        v2.ColorJitter(contrast=(0.5, 1.9)),
+        v2.RandomChoice([v2.RandomAdjustSharpness(factor / 10, p=1) for factor in range(1, 20)]),
+        v2.RandomAutocontrast(p=1),
+        v2.RandomEqualize(p=1),
+        v2.RandomChoice([v2.RandomAffine(0, shear=(-9, 9)), v2.RandomAffine(0, shear=(0, 0, -9, 9))]),
+        v2.RandomRotation(10),
+    ]
+    choice: Callable[[Tensor], Tensor] = v2.RandomChoice(changes)
+    return choice

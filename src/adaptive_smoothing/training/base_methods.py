@@ -26,8 +26,14 @@ SHARPNESS = 0.5
 Network = Callable[[Tensor], Tensor]
 
 
-def make_base_method(settings: MethodSettings, images: int, device: torch.device) -> Standard:
-    """Return the method of a recipe for a training set with this number of images."""
+def make_base_method(
+    settings: MethodSettings, images: int, device: torch.device, helper: Network | None = None
+) -> Standard:
+    """Return the method of a recipe for a training set with this number of images; `hat` has a helper."""
+    if settings.name == "hat":
+        if helper is None:
+            raise ValueError("expected a helper for the method hat, got none: pass a standard classifier")
+        return HelperTraining(settings, images, device, helper)
     methods: dict[str, type[Standard]] = {
         "standard": Standard,
         "at": AdversarialTraining,
@@ -132,16 +138,39 @@ class Trades(AdversarialTraining):
         return attack.last_iterate(frozen, images, batch.labels, batch.noise)
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
-        loss, _, attacked = self._terms(network, self.inputs(batch, examples), batch.labels)
-        return loss, attacked
+        clean, attacked = network(self.inputs(batch, examples)).float().chunk(2)
+        return self._terms(clean, attacked, batch.labels), attacked
 
-    def _terms(self, network: Network, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss for clean images followed by attacked ones, and the logits of both."""
-        clean, attacked = network(inputs).float().chunk(2)
-        return self.risk(clean, labels) + self.settings.beta * kl_divergence(clean, attacked).mean(), clean, attacked
+    def _terms(self, clean: Tensor, attacked: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss for the logits of clean and attacked images."""
+        return self.risk(clean, labels) + self.settings.beta * kl_divergence(clean, attacked).mean()
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
         return torch.cat([batch.images, examples])
+
+
+class HelperTraining(Trades):
+    """The TRADES loss plus a cross-entropy on helper images (HAT, Rade and Moosavi-Dezfooli 2022).
+
+    A helper image has `helper_length` times the perturbation of the attacked image. Its label is the class that a
+    standard classifier, the helper, predicts for the attacked image. So the margin beyond eps, which costs clean
+    accuracy, does not grow. Weight perturbation uses the TRADES loss only.
+    """
+
+    def __init__(self, settings: MethodSettings, images: int, device: torch.device, helper: Network) -> None:
+        super().__init__(settings, images, device)
+        self.helper = helper
+
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            labels = self.helper(examples).argmax(1)
+        further = torch.lerp(batch.images, examples, self.settings.helper_length)
+        clean, attacked, logits = network(torch.cat([batch.images, examples, further])).float().chunk(3)
+        loss = self._terms(clean, attacked, batch.labels)
+        return loss + self.settings.helper_weight * self.risk(logits, labels), attacked
+
+    def perturbation_loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> Tensor:
+        return super().loss(network, batch, examples)[0]
 
 
 class JointTraining(Trades):
@@ -158,15 +187,16 @@ class JointTraining(Trades):
         return torch.cat([first, self._attacked(streams.second, second_images(batch), batch)])
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
-        streams, (_, attacked) = two_streams(network), examples.chunk(2)
-        loss, clean, logits = self._terms(streams.first, self.inputs(batch, examples), batch.labels)
-        augmented = torch.cat([second_images(batch), attacked])
-        second_loss, second_clean, _ = self._terms(streams.second, augmented, batch.labels)
+        streams, (attacked, second_attacked) = two_streams(network), examples.chunk(2)
+        inputs = [torch.cat([batch.images, attacked]), torch.cat([second_images(batch), second_attacked])]
+        passes = (streams.first(inputs[0]), streams.second(inputs[1]))
+        (clean, logits), (second_clean, second_logits) = (each.float().chunk(2) for each in passes)
+        loss = self._terms(clean, logits, batch.labels) + self._terms(second_clean, second_logits, batch.labels)
         divergence = jensen_shannon(torch.stack([clean, second_clean])).mean()
-        return (loss + second_loss) / 2 + self.settings.consistency * divergence, logits
+        return loss / 2 + self.settings.consistency * divergence, logits
 
     def perturbation_loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> Tensor:
-        return self._terms(network, self.inputs(batch, examples), batch.labels)[0]
+        return Trades.loss(self, network, batch, examples)[0]
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
         return torch.cat([batch.images, examples.chunk(2)[0]])

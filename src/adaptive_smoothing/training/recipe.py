@@ -14,7 +14,7 @@ from adaptive_smoothing.data.policies import POLICIES
 from adaptive_smoothing.settings.checks import check_at_least, check_below_one, check_choice, check_count
 from adaptive_smoothing.threat import NORMS, Threat
 
-METHODS = ("standard", "at", "trades", "dajat", "iaat", "gaussian")
+METHODS = ("standard", "at", "trades", "hat", "dajat", "iaat", "gaussian")
 SCHEDULES = ("linear", "cosine")
 OPTIMIZERS = ("sgd", "adamw")
 
@@ -28,8 +28,8 @@ class DataSettings:
         pad: pixels around an image, out of which a random part of the old size is cut.
         flip: flip half of the images from left to right.
         cutout: side of a square that is removed from each image; 0: none.
-        policy: an augmentation policy of torchvision (autoaugment, trivialaugment, randaugment), applied before the
-            rest; empty: none.
+        policy: an augmentation policy of torchvision (autoaugment, trivialaugment, randaugment), or `mild`, one random
+            small change of colour or shape. It is applied before the rest; empty: none.
         second_policy: the policy of the second stream, for the method `dajat`.
     """
 
@@ -165,6 +165,8 @@ class MethodSettings(ThreatSettings):
       Lipschitz networks.
     - `at` trains on PGD examples. The default step size is 2.5 * eps / steps.
     - `trades` adds beta * KL(clean || attacked).
+    - `hat` is `trades` with further images, each with `helper_length` times the perturbation of the attacked image and
+      with the class that the standard classifier `helper` predicts there.
     - `dajat` is `trades` in two streams, the second with `data.second_policy` and batch norms of its own. `consistency`
       is the weight of the divergence between their predictions on clean images.
     - `iaat` has one radius per training image, which changes by `radius_step` and is smoothed by `radius_smoothing`.
@@ -174,9 +176,12 @@ class MethodSettings(ThreatSettings):
         name: one of these methods.
         steps: steps of PGD.
         step_size: size of a step; by default that of the method.
-        radius_growth: the share of the training in which the radius and the step size grow from 0, for `at`, `trades`
-            and `dajat`; 0: they are constant.
-        beta: weight of the term of `trades` and `dajat`.
+        radius_growth: the share of the training in which the radius and the step size grow from 0, for `at`, `trades`,
+            `hat` and `dajat`; 0: they are constant.
+        beta: weight of the term of `trades`, `hat` and `dajat`.
+        helper: the name or path of a standard classifier, for `hat`.
+        helper_length: length of the perturbation of a further image, as a multiple of that of the attacked image.
+        helper_weight: weight of the further images.
         sigma: standard deviation of the noise of `gaussian`.
         copies: noisy copies of each image, for `gaussian`.
         consistency: weight of the term that makes copies or streams agree, for `gaussian` and `dajat`.
@@ -194,6 +199,9 @@ class MethodSettings(ThreatSettings):
     step_size: float | None = None
     radius_growth: float = 0.0
     beta: float = 6.0
+    helper: str = ""
+    helper_length: float = 2.0
+    helper_weight: float = 0.5
     sigma: float = 0.25
     copies: int = 1
     consistency: float = 0.0
@@ -209,11 +217,16 @@ class MethodSettings(ThreatSettings):
         super().__post_init__()
         check_choice("method", self.name, METHODS)
         check_count(steps=self.steps, copies=self.copies)
+        check_at_least(0, helper_length=self.helper_length, helper_weight=self.helper_weight)
         check_at_least(0, beta=self.beta, sigma=self.sigma, consistency=self.consistency)
         check_at_least(0, logit_margin=self.logit_margin, weight_perturbation=self.weight_perturbation)
         check_below_one("perturbation_warmup as a share of the steps", self.perturbation_warmup)
         if not 0 <= self.radius_growth <= 1:
             raise ValueError(f"expected radius_growth from 0 to 1, a share of the training, got {self.radius_growth}")
+        if (self.name == "hat") != bool(self.helper):
+            found = f"the method {self.name} and the helper {self.helper!r}"
+            hint = 'set method.helper = "resnet18-standard", or remove it'
+            raise ValueError(f"expected method.helper with the method hat and only with it, got {found}: {hint}")
         if self.name == "gaussian" and self.consistency and self.copies < 2:
             raise ValueError(f"expected at least 2 copies with consistency, got {self.copies}: set method.copies")
 

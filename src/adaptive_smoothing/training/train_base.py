@@ -15,6 +15,7 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.mixing.loading import check_classes
 from adaptive_smoothing.models import architectures, zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.models.contract import frozen
@@ -93,7 +94,7 @@ class Trainer(Loop):
         trained = TwoStreams(model) if recipe.data.second_policy else model
         super().__init__(recipe, trained, train, val, options, weight_perturbation=recipe.method.weight_perturbation)
         self.network = self._network()
-        self.method = make_base_method(recipe.method, len(train), self.device)
+        self.method = make_base_method(recipe.method, len(train), self.device, self._helper())
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         examples = self.examples(batch)
@@ -115,6 +116,15 @@ class Trainer(Loop):
     def finish(self) -> nn.Module:
         super().finish()
         return self.classifier
+
+    def _helper(self) -> Network | None:
+        """Return the helper of the method, if it has one."""
+        name = self.recipe.method.helper
+        if not name:
+            return None
+        model = zoo.load(name, device=self.device)
+        check_classes({name: model}, self.train_data)
+        return self._for_training(model)
 
     def _network(self) -> Network:
         """Return the model for training steps, with both of its streams if it has two."""
@@ -169,10 +179,12 @@ class Trainer(Loop):
 
     def card(self) -> dict[str, Any]:
         """Return the facts about the training that are stored with the weights."""
+        helper = self.recipe.method.helper
         return {
             "arch": self.recipe.model.arch,
             "options": self.recipe.model.options_for(self.train_data.num_classes),
             "recipe": asdict(self.recipe),
+            **({"helper": zoo.model_facts(helper)} if helper else {}),
             "train_images": len(self.train_data),
             "data": self.train_data.fingerprint(),
             "seconds": round(self.seconds, 1),
