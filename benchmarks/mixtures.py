@@ -10,7 +10,7 @@ to the clean accuracies on validation images and attacked with presets on the fi
 to choose, test images to report. `--preset A:10000 C:1000` sets the number of images of each preset; robustness to all
 presets is counted on the images that all of them attack.
 Without `--clean` the setting of a folder is not changed. `result.json` and `rows.npz` in the folder `--out` are updated
-after each mixture; `--keep FOLDER` stores the mixtures that were trained.
+after each mixture, and what they have is not measured again. `--keep FOLDER` stores the mixtures that were trained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from adaptive_smoothing.mixing.classifier import NUMBERS, MixedClassifier
 from adaptive_smoothing.mixing.transforms import LogitTransform
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.origin import origin
-from adaptive_smoothing.results import write_json, write_rows
+from adaptive_smoothing.results import read_json, read_rows, write_json, write_rows
 from adaptive_smoothing.runs.folder import RESULT, ROWS, environment
 from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.threat import parse_threat
@@ -69,9 +69,10 @@ class Bench:
         # An audit would double the time and is not needed to compare mixtures.
         return replace(preset(name, self.threat), name=name, audit=()), int(images or self.options.images)
 
-    def mixtures(self, what: str, changes: list[str], folder: Path) -> Iterator[tuple[dict[str, Any], MixedClassifier]]:
-        """Yield the mixture at each requested clean accuracy, with facts about it."""
-        targets = self.options.clean
+    def mixtures(
+        self, what: str, changes: list[str], targets: list[float | None], folder: Path
+    ) -> Iterator[tuple[dict[str, Any], MixedClassifier]]:
+        """Yield the mixture at each clean accuracy (None: as it is), with facts about it."""
         if what == "nonlinear":
             for target in targets:
                 mixed = fit_nonlinear(
@@ -82,9 +83,8 @@ class Bench:
         mixed = self._made(what, [change for change in changes if change != SEARCH], folder)
         searched = {"threat": self.threat, "attacked": self.attacked, "log": print} if SEARCH in changes else {}
         for target in targets:
-            yield {"wanted": target}, tune(mixed, self.val, clean_accuracy=target, **searched)
-        if not targets:
-            yield {}, mixed
+            tuned = tune(mixed, self.val, clean_accuracy=target, **searched) if target else mixed
+            yield ({"wanted": target} if target else {}), tuned
 
     def _made(self, what: str, changes: list[str], folder: Path) -> MixedClassifier:
         if what == "fixed":
@@ -129,6 +129,16 @@ class Bench:
         columns["clean"] = evaluate(mixed, self.measured).clean_correct.numpy()
         whole = {"clean": columns["clean"].mean().item(), "stands_all": robust.float().mean().item(), "of": shared}
         return found | whole, columns
+
+
+def earlier(folder: Path, facts: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Return the points and the rows that an earlier run with the same models and settings left in the folder."""
+    if not (folder / RESULT).exists():
+        return [], {}
+    found = read_json(folder / RESULT)
+    if any(found[key] != facts[key] for key in ("models", "settings", "images")):
+        raise SystemExit(f"expected the models and settings of {folder / RESULT}, got others: pass another --out")
+    return found["mixtures"], read_rows(folder / ROWS)
 
 
 def numbers(changes: list[str]) -> dict[str, float]:
@@ -179,15 +189,19 @@ def main() -> None:
     }
     # Stored with each mixture, so that runs can be merged.
     when = {name: facts[name] for name in ("date", "adaptive-smoothing")}
-    results: list[dict[str, Any]] = []
     rows = {"index": bench.measured.index.cpu().numpy(), "label": bench.measured.labels.cpu().numpy()}
+    results, stored = earlier(options.out, facts)
+    rows |= stored
     for number, mixture in enumerate(options.mixtures):
+        name, what, changes = named(mixture)
+        measured = [result.get("wanted") for result in results if result["mixture"] == name]
+        if not (targets := [target for target in options.clean or [None] if target not in measured]):
+            continue
         if time.perf_counter() - began > options.until:
             print(f"no time for {mixture}", flush=True)
             continue
-        name, what, changes = named(mixture)
         start = time.perf_counter()
-        for known, mixed in bench.mixtures(what, changes, options.runs / f"{options.out.name}-{number}"):
+        for known, mixed in bench.mixtures(what, changes, targets, options.runs / f"{options.out.name}-{number}"):
             made = time.perf_counter()
             known |= bench.facts(mixed)
             found, columns = bench.measure(mixed)

@@ -17,7 +17,7 @@ Data = Annotated[
 ]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data set.")]
 Download = Annotated[bool, typer.Option("--download", help="Download the data set if it is missing.")]
-Split = Annotated[str, typer.Option(help="Part of the data set: test, val, or all for data without splits.")]
+Split = Annotated[str, typer.Option(help="Part of the data set: test, val, train, or all for data without splits.")]
 Images = Annotated[
     int | None, typer.Option(min=1, help="Use N images only: the first, or evenly spaced ones of image files.")
 ]

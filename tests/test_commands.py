@@ -1,0 +1,79 @@
+"""The commands of the documents, and the stored results that they made."""
+
+import importlib.util
+import re
+import shlex
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from adaptive_smoothing.cli.main import load
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def module(path: Path):
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}.{path.stem}", path)
+    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+runner = module(ROOT / "docs" / "commands.py")
+COMMANDS = [command for page in runner.PAGES for command in runner.commands(page)]
+
+
+def output(command: str) -> Path:
+    words = shlex.split(command)
+    return ROOT / words[words.index("--out") + 1]
+
+
+class Parsed(Exception):
+    """The words of a benchmark were accepted."""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: output(command).name)
+def test_a_command_of_the_documents_is_accepted(command: str, monkeypatch):
+    program, *words = [word for word in shlex.split(command) if not runner.VARIABLE.fullmatch(word)]
+    if program == "adaptive-smoothing":
+        load(words[0]).make_context(words[0], words[1:])
+        return
+
+    def parse(parser: ArgumentParser, *_):
+        _, unknown = parser.parse_known_args(words[1:])
+        raise Parsed(*unknown)
+
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(ArgumentParser, "parse_args", parse)
+    with pytest.raises(Parsed, match=r"^$"):
+        module(ROOT / words[0]).main()
+
+
+def test_every_stored_result_is_that_of_a_command_or_in_the_log():
+    made = {output(command).relative_to(ROOT).as_posix() for command in COMMANDS}
+    log = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+    files = [*(ROOT / "benchmarks" / "results").glob("*.json"), *(ROOT / "results").rglob("result.json")]
+    stored = {path.relative_to(ROOT).as_posix().removesuffix("/result.json") for path in files}
+    missing = {path for path in stored if not any(path.startswith(f"{out}/") or path == out for out in made)}
+    assert len(stored) > 30
+    assert not {path for path in missing if path not in log}
+
+
+def test_a_command_is_one_line_without_its_comment(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text('Text.\n\n    python a.py "b c" \\\n        --out d  # e\n    python f.py\n', encoding="utf-8")
+    assert runner.commands(page) == ["python a.py 'b c' --out d"]
+
+
+def test_commands_are_run_with_the_folder_of_the_data(tmp_path: Path, monkeypatch, capfd):
+    code = "import os, sys; print(sys.argv[1:], os.environ['X'], os.environ['ADAPTIVE_SMOOTHING_DATA'])"
+    monkeypatch.setattr(runner, "PAGES", (tmp_path / "page.md",))
+    (tmp_path / "a.py").write_text(code, encoding="utf-8")
+    (tmp_path / "page.md").write_text(f"    X=1 python {tmp_path / 'a.py'} DATA --out b\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["commands.py", "a.py", "--run", "--data", "place"])
+    assert runner.main() == 0
+    printed = capfd.readouterr().out
+    assert "['place', '--out', 'b'] 1 place" in printed and re.search(r"exit code 0, \d+ s", printed)
