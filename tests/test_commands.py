@@ -31,7 +31,7 @@ def output(command: str) -> Path:
     return ROOT / words[words.index("--out") + 1]
 
 
-class Parsed(Exception):
+class ParsedError(Exception):
     """The words of a benchmark were accepted."""
 
 
@@ -44,11 +44,11 @@ def test_a_command_of_the_documents_is_accepted(command: str, monkeypatch):
 
     def parse(parser: ArgumentParser, *_):
         _, unknown = parser.parse_known_args(words[1:])
-        raise Parsed(*unknown)
+        raise ParsedError(*unknown)
 
     monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(ArgumentParser, "parse_args", parse)
-    with pytest.raises(Parsed, match=r"^$"):
+    with pytest.raises(ParsedError, match=r"^$"):
         module(ROOT / words[0]).main()
 
 
