@@ -4,9 +4,10 @@
         --runs runs/crossfit --out results/training/crossfit.json --set optimizer.epochs=100
 
 The training images are divided into two halves. g and h are trained on the first half. A mixer is then trained on the
-first half, which g and h have seen, another one on the second half, which they have not. Both are set to the same clean
-accuracy on validation images, and attacked with `fast` on the first --images of them. `gap` has the accuracies of h on
-the first images of each half. An interrupted command continues in the folder --runs.
+first half, which g and h have seen, another one on the second half, which they have not. Both are attacked with `fast`
+on the first --images validation images, after they were set to the same clean accuracy on the others. `gap` has the
+accuracies of g and h on the first images of each half. If the recipe of h has a helper, that is g. The interval covers
+the choice of images, not another training. An interrupted command continues in the folder --runs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from adaptive_smoothing.attacks.presets import preset
 from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.evaluate import evaluate
+from adaptive_smoothing.mixing.loading import facts_of
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.results import difference, write_json
 from adaptive_smoothing.runs.folder import environment
@@ -50,12 +52,12 @@ def halves(data: ImageData) -> tuple[ImageData, ImageData]:
 def trained(recipe: Recipe, train: ImageData, val: ImageData, options: TrainingOptions) -> nn.Module:
     """Train a base classifier, or load it if that was done before."""
     path = options.folder / f"{recipe.name}.safetensors"
-    if not path.exists():
-        trainer = Trainer(recipe, train, val, options)
-        trainer.resume()
+    trainer = Trainer(recipe, train, val, options)
+    trainer.resume()  # an error if the folder has a training with another recipe
+    if not (trainer.finished and path.exists()):
         zoo.save(trainer.run(), options.folder, recipe.name, trainer.card())
         torch._dynamo.reset()
-    return zoo.load(path, device=options.device)
+    return zoo.load(str(path), device=options.device)
 
 
 def accuracies(model: nn.Module, data: ImageData, attack: Cascade) -> dict[str, float]:
@@ -85,11 +87,19 @@ def main() -> None:
     train, val = (datasets.load("cifar10", split, root=arguments.data_root) for split in ("train", "val"))
     first, second = halves(train)
     g = trained(read_toml(arguments.standard, Recipe, []), first, val, options("g"))
-    h = trained(read_toml(arguments.robust, Recipe, arguments.change), first, val, options("h"))
+    recipe = read_toml(arguments.robust, Recipe, arguments.change)
+    if recipe.method.helper:
+        recipe = replace(recipe, method=replace(recipe.method, helper=facts_of(g)["name"]))
+    h = trained(recipe, first, val, options("h"))
     attack = replace(preset("fast", THREAT), audit=())
-    attacked, few = val.take(slice(arguments.images)), slice(arguments.gap_images)
+    attacked, others = val.take(slice(arguments.images)), val.take(slice(arguments.images, None))
+    few = {"seen": first.take(slice(arguments.gap_images)), "unseen": second.take(slice(arguments.gap_images))}
+    bases = {"g": g, "h": h}
     found: dict[str, Any] = {
-        "gap": {name: accuracies(h, data.take(few), attack) for name, data in (("seen", first), ("unseen", second))},
+        "models": {name: facts_of(model) for name, model in bases.items()},
+        "gap": {
+            name: {half: accuracies(model, data, attack) for half, data in few.items()} for name, model in bases.items()
+        },
         "h": accuracies(h, attacked, attack),
         "mixtures": {},
     }
@@ -97,9 +107,9 @@ def main() -> None:
     correct = {}
     for name, data in (("seen", first), ("unseen", second)):
         start = time.perf_counter()
-        recipe = changed(default_recipe(THREAT, name, clean_accuracy=arguments.clean_accuracy), arguments.mixer)
-        mixed = fit_adaptive(g, h, data, val, recipe, options(name))
-        result = evaluate(tune(mixed, val, clean_accuracy=arguments.clean_accuracy), attacked, attack)
+        mixing = changed(default_recipe(THREAT, name, clean_accuracy=arguments.clean_accuracy), arguments.mixer)
+        mixed = fit_adaptive(g, h, data, others, mixing, options(name))
+        result = evaluate(tune(mixed, others, clean_accuracy=arguments.clean_accuracy), attacked, attack)
         correct[name] = result.robust_correct.numpy()
         row = {"clean": result.clean, "robust": result.robust, "seconds": round(time.perf_counter() - start)}
         found["mixtures"][name] = row
@@ -108,6 +118,7 @@ def main() -> None:
     print(json.dumps({key: found[key] for key in ("unseen ahead", "give or take")}), flush=True)
     if arguments.out:
         facts = {"images": len(attacked), "clean accuracy": arguments.clean_accuracy, "training": len(first)}
+        facts |= {"set": arguments.change, "set mixer": arguments.mixer}
         write_json(arguments.out, {**facts, **found, **environment(arguments.device)})
 
 

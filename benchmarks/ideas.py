@@ -1,7 +1,8 @@
 """Variations of a training method for h that are tried and not in the library. `variants.py` uses them by name.
 
-`idea=partial idea.share=0.5` among the keys of a variant, for example. Each idea varies the method `hat`; with the
-method `trades` there are no helper images. Sources are in docs/log.md.
+Example: `idea=partial idea.share=0.5` among the keys of a variant. Each idea varies the method `hat`; with the method
+`trades` there are no helper images. What an idea remembers is not in checkpoints: a training that is continued forgets
+it. Sources are in docs/log.md.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class PartialPerturbation(Idea):
     share = 0.25
 
     def perturbation_loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> Tensor:
-        count = round(len(examples) * self.share)
+        count = max(1, round(len(examples) * self.share))
         part = batch._replace(images=batch.images[:count], labels=batch.labels[:count])
         return super().perturbation_loss(network, part, examples[:count])
 
@@ -67,11 +68,11 @@ class ImprovedKL(Idea):
         classes = trainer.train_data.num_classes
         self.epoch, self.sums = -1, torch.full((classes, classes), 1 / classes, device=trainer.device)
 
-    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
         if batch.epoch != self.epoch:
             self.weights = self.sums / self.sums.sum(1, keepdim=True)
             self.epoch, self.sums = batch.epoch, torch.zeros_like(self.sums)
-        return super().examples(frozen, batch)
+        return super().loss(network, batch, examples)
 
     def _terms(self, clean: Tensor, attacked: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
@@ -102,15 +103,18 @@ class SoftLabels(Idea):
 
     @torch.no_grad()
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
-        if self.mean is not None:
-            tensors = [list(chain(m.parameters(), m.buffers())) for m in (self.mean, self.trained)]
-            floats = [(old, new) for old, new in zip(*tensors, strict=True) if old.is_floating_point()]
-            torch._foreach_lerp_([old for old, _ in floats], [new for _, new in floats], 1 - self.decay)
         target = F.one_hot(batch.labels, self.classes).float() * (1 - sum(share for share, _ in self.teachers))
         for share, teacher in self.teachers:
             target += share * (teacher(batch.images).float() / self.temperature).softmax(1)
         self.target = target
         return super().examples(frozen, batch)
+
+    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+        if self.mean is not None:
+            tensors = [list(chain(m.parameters(), m.buffers())) for m in (self.mean, self.trained)]
+            floats = [(old, new.detach()) for old, new in zip(*tensors, strict=True) if old.is_floating_point()]
+            torch._foreach_lerp_([old for old, _ in floats], [new for _, new in floats], 1 - self.decay)
+        return super().loss(network, batch, examples)
 
     def _terms(self, clean: Tensor, attacked: Tensor, labels: Tensor) -> Tensor:
         risk = F.cross_entropy(clean, self.target[: len(clean)])

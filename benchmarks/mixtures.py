@@ -48,6 +48,8 @@ from adaptive_smoothing.tuning.nonlinear import ATTACKED, fit_nonlinear
 from adaptive_smoothing.tuning.tune import STANDARD_SCALE, tune
 
 SEARCH = "search"
+# In these an earlier run must agree to be continued.
+SETTINGS = ("threat", "split", "preset", "data", "images", "alarms")
 
 
 class Bench:
@@ -95,7 +97,7 @@ class Bench:
         recipe = read_toml(DEFAULT if what == "default" else what, MixingRecipe, changes)
         began = time.perf_counter()
         compiled = False if self.options.eager else None
-        training = TrainingOptions(folder, device=self.options.device, compiled=compiled, quiet=True)
+        training = TrainingOptions(folder, device=self.options.device, compiled=compiled, quiet=True, resume=True)
         mixed = fit_adaptive(self.g, self.h, self.train, self.val, recipe, training)
         if self.options.keep:
             card = training_facts(recipe, len(self.train), time.perf_counter() - began, self.options.device)
@@ -183,7 +185,7 @@ def main() -> None:
     bench = Bench(options)
     facts = {
         "models": {"g": described(options.standard, bench.g), "h": described(options.robust, bench.h)},
-        "settings": {name: getattr(options, name) for name in ("threat", "split", "preset", "data")},
+        "settings": {name: getattr(options, name) for name in SETTINGS},
         "images": len(bench.measured),
         **environment(options.device),
     }
@@ -192,22 +194,27 @@ def main() -> None:
     rows = {"index": bench.measured.index.cpu().numpy(), "label": bench.measured.labels.cpu().numpy()}
     results, stored = earlier(options.out, facts)
     rows |= stored
-    for number, mixture in enumerate(options.mixtures):
+    for mixture in options.mixtures:
         name, what, changes = named(mixture)
-        measured = [result.get("wanted") for result in results if result["mixture"] == name]
+        same = [result for result in results if result["mixture"] == name]
+        made_from = " ".join([what, *changes])
+        if any(result["made from"] != made_from for result in same):
+            parser.error(f"expected {name} in {options.out} to be {made_from}, got another mixture: use another name")
+        measured = [result.get("wanted") for result in same]
         if not (targets := [target for target in options.clean or [None] if target not in measured]):
+            print(f"measured before: {name}", flush=True)
             continue
         if time.perf_counter() - began > options.until:
             print(f"no time for {mixture}", flush=True)
             continue
-        start = time.perf_counter()
-        for known, mixed in bench.mixtures(what, changes, targets, options.runs / f"{options.out.name}-{number}"):
+        start, folder = time.perf_counter(), options.runs / f"{options.out.name}-{name.replace(' ', '-')}"
+        for known, mixed in bench.mixtures(what, changes, targets, folder):
             made = time.perf_counter()
             known |= bench.facts(mixed)
             found, columns = bench.measure(mixed)
             took = {"seconds_made": round(made - start, 1), "seconds_attacked": round(time.perf_counter() - made, 1)}
             rows |= {f"{len(results)}.{column}": values for column, values in columns.items()}
-            results.append({"mixture": name, "made from": " ".join([what, *changes]), **known, **found, **took, **when})
+            results.append({"mixture": name, "made from": made_from, **known, **found, **took, **when})
             write_rows(options.out / ROWS, rows)
             write_json(options.out / RESULT, facts | {"mixtures": results})
             robust = ", ".join(f"{name} {100 * attack['robust']:.2f}" for name, attack in found["attacks"].items())

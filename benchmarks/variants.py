@@ -4,9 +4,10 @@
         "plain" "less decay: optimizer.weight_decay=1e-4" "longer: optimizer.epochs=200 optimizer.lr=0.1"
 
 Each variant is a name and the keys of the recipe that it changes. It is trained in a folder of its own below --runs,
-and continued there if the command runs again. A line of --out has the recipe, the accuracies on all validation images
-(clean and PGD-20), the robust accuracy under `fast` on the first --images of them, and the last epoch of the log.
---seconds starts no training that would take longer than the time left, judged by the one before. No test image is used.
+and continued there if the command runs again with the same keys. A line of --out has the recipe, the accuracies on all
+validation images (clean and PGD-20), the robust accuracy under `fast` on the first --images of them, and the last epoch
+of the log. --seconds starts no training that would take longer than the time left, judged by the one before. No test
+image is used.
 `idea=NAME idea.OPTION=VALUE` among the keys trains with a method of `ideas.py`.
 """
 
@@ -65,9 +66,11 @@ def main() -> None:
             continue
         keys = [change for change in changes.split() if not change.startswith("idea")]
         idea = dict(change.split("=") for change in changes.split() if change.startswith("idea"))
+        if idea and "idea" not in idea:
+            parser.error(f"expected idea=NAME with the options of an idea, got {changes!r}")
         recipe = replace(read_toml(arguments.recipe, Recipe, keys), name=name.replace(" ", "-"))
         val = datasets.load(recipe.data.name, "val", root=arguments.data_root).take(slice(arguments.images))
-        folder = arguments.runs / recipe.name
+        folder = arguments.runs / "-".join([recipe.name, *(f"{key}={value}" for key, value in idea.items())])
         options = TrainingOptions(folder, device=arguments.device, quiet=True, tensorboard=False, resume=True)
         torch._dynamo.reset()
         choices = {key.removeprefix("idea."): float(value) for key, value in idea.items() if key != "idea"}

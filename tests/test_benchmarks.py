@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,6 +134,35 @@ def test_robustness_to_all_attacks_is_counted_on_images_that_met_all(linear):
     assert found["stands_all"] == both.mean() and 0 < both.mean() < 1
 
 
+MEASURED = {"clean": 0.5, "stands_all": 0.5, "of": 2, "attacks": {"MIX": {"robust": 0.5}}}
+
+
+def test_a_comparison_of_mixtures_is_continued(tmp_path, monkeypatch, capsys):
+    """The second call measures what the first did not; with other settings it is an error."""
+    mixtures = benchmark("mixtures")
+    fixed = ["mixtures.py", "compact-standard", "compact-robust", "--data", "builtin", "--preset", "MIX"]
+    fixed += ["--predicted", "8", "--device", "cpu", "--out", str(tmp_path)]
+    monkeypatch.setattr(mixtures.Bench, "measure", lambda self, mixed: ({**MEASURED}, {"MIX": np.ones(2)}))
+    monkeypatch.setattr(mixtures.Bench, "facts", lambda self, mixed: {"clean_val": 0.5})
+    monkeypatch.setattr(mixtures, "tune", lambda mixed, data, **options: mixed)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", [*fixed, *words])
+        mixtures.main()
+        found = read_json(tmp_path / "result.json")["mixtures"]
+        return [(point["mixture"], point["wanted"]) for point in found], capsys.readouterr().out
+
+    assert run("--clean", "0.9", "--images", "4", "a: fixed")[0] == [("a", 0.9)]
+    found, _ = run("--clean", "0.8", "0.9", "--images", "4", "a: fixed", "b: fixed")
+    assert found == [("a", 0.9), ("a", 0.8), ("b", 0.8), ("b", 0.9)]
+    assert "measured before: a" in run("--clean", "0.8", "0.9", "--images", "4", "a: fixed")[1]
+    with pytest.raises(SystemExit):
+        run("--clean", "0.7", "--images", "4", "a: fixed standard_scale=12")
+    assert "got another mixture: use another name" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="got others: pass another --out"):
+        run("--clean", "0.9", "--images", "6", "a: fixed")
+
+
 def test_samples_per_second_counts_all_samples(linear, monkeypatch):
     sampling = benchmark("sampling")
     images, ticks = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)), iter((0, 1, 1, 3, 3, 7))
@@ -195,6 +225,7 @@ def test_an_idea_trains_a_network(name, tmp_path):
     data = from_tensors((noise + 130 * labels[:, None, None, None]).to(torch.uint8), labels)
     table = {
         "name": "tiny",
+        "evaluate_every": 2,
         "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25}},
         "method": {"name": "trades", "steps": 2, "weight_perturbation": 0.005 if name == "partial" else 0.0},
         "optimizer": {"epochs": 8, "batch_size": 32, "lr": 0.1, "ema": 0.9},

@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.training import checkpoints
-from adaptive_smoothing.training.checkpoints import delayed_interrupts
+from adaptive_smoothing.training.checkpoints import CheckpointError, delayed_interrupts
 from adaptive_smoothing.training.loop import DivergedError
 from adaptive_smoothing.training.options import Stopped, TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
@@ -76,16 +77,45 @@ def test_the_loss_falls_and_the_classes_are_learned(tmp_path, method):
     assert rows[1]["val_clean"] > 0.5 and ("val_pgd10" in rows[1]) == (method != "standard")
 
 
-def test_a_helper_of_another_model_file(tmp_path):
-    """The helper is frozen, is named on the card, and must have the classes of the data."""
+@pytest.fixture
+def helper(tmp_path) -> Path:
     run = trainer(tmp_path / "g", recipe())
     zoo.save(run.run(), tmp_path, "g", run.card())
-    settings = recipe("hat", helper=tmp_path / "g.safetensors")
-    run = trainer(tmp_path / "h", settings)
+    return tmp_path / "g.safetensors"
+
+
+def test_a_helper_is_frozen_and_named_on_the_card(helper, tmp_path):
+    run = trainer(tmp_path / "h", recipe("hat", helper=helper))
+    before = weights(run.helper)
     run.run()
-    assert run.card()["helper"]["sha256"] == read_card(tmp_path / "g.safetensors").sha256
-    with pytest.raises(ValueError, match="expected a model for the 3 classes of tiny"):
-        trainer(tmp_path / "other", settings, replace(tiny_data(), classes=("dark", "light", "grey")))
+    assert torch.equal(weights(run.helper), before)
+    assert run.card()["helper"]["sha256"] == read_card(helper).sha256
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_helper_must_have_the_classes_of_the_data(helper, known, tmp_path):
+    """Its predictions are labels, so more classes are an error even where those of the data were counted."""
+    for classes in (("dark", "light", "grey"), ("any",)):
+        labels = tiny_data().labels.clamp_max(len(classes) - 1)
+        data = replace(tiny_data(), labels=labels, classes=classes, classes_known=known)
+        with pytest.raises(ValueError, match=f"expected a model for the {len(classes)} classes of tiny"):
+            trainer(tmp_path / "other", recipe("hat", helper=helper), data)
+
+
+def test_a_run_with_a_helper_is_continued_with_the_same_helper_only(helper, tmp_path, stop_after):
+    settings = recipe("hat", helper=helper)
+    whole = trainer(tmp_path / "whole", settings).run()
+    first = trainer(tmp_path / "parts", settings)
+    stop_after(first, steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second = trainer(tmp_path / "parts", settings)
+    assert second.resume()
+    assert torch.equal(weights(second.run()), weights(whole))
+    other = trainer(tmp_path / "g2", recipe(epochs=1))
+    zoo.save(other.run(), helper.parent, "g", other.card())
+    with pytest.raises(CheckpointError, match="made with another helper"):
+        trainer(tmp_path / "parts", settings).resume()
 
 
 def test_divergence_stops_and_keeps_the_last_good_checkpoint(tmp_path):

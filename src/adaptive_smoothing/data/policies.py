@@ -50,7 +50,10 @@ def _transform(policy: str) -> Callable[[Tensor], Tensor]:
 
 
 def mild() -> Callable[[Tensor], Tensor]:
-    """Return one random small change of colour or shape: those of IDBH for CIFAR-10 (Li and Spratling 2023)."""
+    """Return a transform that makes one small change of colour or shape, drawn at random.
+
+    The changes are similar to those of IDBH for CIFAR-10 (Li and Spratling 2023).
+    """
     from torchvision.transforms import v2
 
     changes: list[Callable[[Tensor], Tensor]] = [

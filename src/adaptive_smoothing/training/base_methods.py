@@ -71,7 +71,7 @@ class Standard:
         return F.cross_entropy(logits, labels, label_smoothing=self.settings.label_smoothing)
 
     def inputs(self, batch: TrainingBatch, examples: Tensor) -> Tensor:
-        """Return the images that `loss` passes through the network; batch-norm statistics are measured on them."""
+        """Return the images on which the batch-norm statistics of the trained model are measured."""
         return examples
 
     def state(self) -> dict[str, Tensor]:
@@ -153,8 +153,9 @@ class HelperTraining(Trades):
     """The TRADES loss plus a cross-entropy on helper images (HAT, Rade and Moosavi-Dezfooli 2022).
 
     A helper image has `helper_length` times the perturbation of the attacked image. Its label is the class that a
-    standard classifier, the helper, predicts for the attacked image. So the margin beyond eps, which costs clean
-    accuracy, does not grow. Weight perturbation uses the TRADES loss only.
+    standard classifier, the helper, predicts for the attacked image. TRADES alone makes a model robust farther than
+    eps, which costs clean accuracy; helper images reduce this. Weight perturbation, and the batch-norm statistics of
+    the trained model, use clean and attacked images only.
     """
 
     def __init__(self, settings: MethodSettings, images: int, device: torch.device, helper: Network) -> None:
@@ -164,10 +165,10 @@ class HelperTraining(Trades):
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             labels = self.helper(examples).argmax(1)
-        further = torch.lerp(batch.images, examples, self.settings.helper_length)
-        clean, attacked, logits = network(torch.cat([batch.images, examples, further])).float().chunk(3)
+        helper_images = torch.lerp(batch.images, examples, self.settings.helper_length)
+        clean, attacked, logits = network(torch.cat([batch.images, examples, helper_images])).float().chunk(3)
         loss = self._terms(clean, attacked, batch.labels)
-        return loss + self.settings.helper_weight * self.risk(logits, labels), attacked
+        return loss + self.settings.helper_weight * F.cross_entropy(logits, labels), attacked
 
     def perturbation_loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> Tensor:
         return super().loss(network, batch, examples)[0]

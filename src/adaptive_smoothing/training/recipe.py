@@ -165,8 +165,8 @@ class MethodSettings(ThreatSettings):
       Lipschitz networks.
     - `at` trains on PGD examples. The default step size is 2.5 * eps / steps.
     - `trades` adds beta * KL(clean || attacked).
-    - `hat` is `trades` with further images, each with `helper_length` times the perturbation of the attacked image and
-      with the class that the standard classifier `helper` predicts there.
+    - `hat` is `trades` with helper images. A helper image has `helper_length` times the perturbation of the attacked
+      image. Its label is the class that the standard classifier `helper` predicts for the attacked image.
     - `dajat` is `trades` in two streams, the second with `data.second_policy` and batch norms of its own. `consistency`
       is the weight of the divergence between their predictions on clean images.
     - `iaat` has one radius per training image, which changes by `radius_step` and is smoothed by `radius_smoothing`.
@@ -178,10 +178,10 @@ class MethodSettings(ThreatSettings):
         step_size: size of a step; by default that of the method.
         radius_growth: the share of the training in which the radius and the step size grow from 0, for `at`, `trades`,
             `hat` and `dajat`; 0: they are constant.
-        beta: weight of the term of `trades`, `hat` and `dajat`.
+        beta: weight of the KL term of `trades`, `hat` and `dajat`.
         helper: the name or path of a standard classifier, for `hat`.
-        helper_length: length of the perturbation of a further image, as a multiple of that of the attacked image.
-        helper_weight: weight of the further images.
+        helper_length: length of the perturbation of a helper image, as a multiple of that of the attacked image.
+        helper_weight: weight of the helper images.
         sigma: standard deviation of the noise of `gaussian`.
         copies: noisy copies of each image, for `gaussian`.
         consistency: weight of the term that makes copies or streams agree, for `gaussian` and `dajat`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from adaptive_smoothing.data import datasets
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions
 from adaptive_smoothing.evaluation.evaluate import evaluate
-from adaptive_smoothing.mixing.loading import check_classes
+from adaptive_smoothing.mixing.loading import check_classes, facts_of
 from adaptive_smoothing.models import architectures, zoo
 from adaptive_smoothing.models.cards import read_card
 from adaptive_smoothing.models.contract import frozen
+from adaptive_smoothing.models.digest import weights_digest
 from adaptive_smoothing.models.memory import memory_given_back
 from adaptive_smoothing.models.smoothed import SmoothedClassifier
 from adaptive_smoothing.results import write_json
@@ -94,7 +95,9 @@ class Trainer(Loop):
         trained = TwoStreams(model) if recipe.data.second_policy else model
         super().__init__(recipe, trained, train, val, options, weight_perturbation=recipe.method.weight_perturbation)
         self.network = self._network()
-        self.method = make_base_method(recipe.method, len(train), self.device, self._helper())
+        self.helper = self._load_helper()
+        helper = self.helper and self._for_training(self.helper)
+        self.method = make_base_method(recipe.method, len(train), self.device, helper)
 
     def train_step(self, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
         examples = self.examples(batch)
@@ -117,14 +120,19 @@ class Trainer(Loop):
         super().finish()
         return self.classifier
 
-    def _helper(self) -> Network | None:
+    def _load_helper(self) -> nn.Module | None:
         """Return the helper of the method, if it has one."""
         name = self.recipe.method.helper
         if not name:
             return None
         model = zoo.load(name, device=self.device)
-        check_classes({name: model}, self.train_data)
-        return self._for_training(model)
+        # Its predictions are labels: a class that the data do not have would be none of the trained model.
+        check_classes({name: model}, replace(self.train_data, classes_known=True))
+        return model
+
+    def _identity(self) -> dict[str, Any]:
+        helper = {"helper": weights_digest(self.helper)} if self.helper else {}
+        return {**super()._identity(), **helper}
 
     def _network(self) -> Network:
         """Return the model for training steps, with both of its streams if it has two."""
@@ -179,12 +187,11 @@ class Trainer(Loop):
 
     def card(self) -> dict[str, Any]:
         """Return the facts about the training that are stored with the weights."""
-        helper = self.recipe.method.helper
         return {
             "arch": self.recipe.model.arch,
             "options": self.recipe.model.options_for(self.train_data.num_classes),
             "recipe": asdict(self.recipe),
-            **({"helper": zoo.model_facts(helper)} if helper else {}),
+            **({"helper": facts_of(self.helper) | {"weights": weights_digest(self.helper)}} if self.helper else {}),
             "train_images": len(self.train_data),
             "data": self.train_data.fingerprint(),
             "seconds": round(self.seconds, 1),
