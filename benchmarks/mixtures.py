@@ -143,6 +143,16 @@ def earlier(folder: Path, facts: dict[str, Any]) -> tuple[list[dict[str, Any]], 
     return found["mixtures"], read_rows(folder / ROWS)
 
 
+def not_measured(
+    targets: list[float | None], results: list[dict[str, Any]], name: str, made_from: str
+) -> list[float | None]:
+    """Return the clean accuracies at which a mixture was not measured."""
+    same = [result for result in results if result["mixture"] == name]
+    if any(result["made from"] != made_from for result in same):
+        raise SystemExit(f"expected {name} to be made from {made_from}, got another mixture in --out: use another name")
+    return [target for target in targets if target not in [result.get("wanted") for result in same]]
+
+
 def numbers(changes: list[str]) -> dict[str, float]:
     return {name: float(value) for name, value in (change.split("=") for change in changes)}
 
@@ -196,12 +206,8 @@ def main() -> None:
     rows |= stored
     for mixture in options.mixtures:
         name, what, changes = named(mixture)
-        same = [result for result in results if result["mixture"] == name]
         made_from = " ".join([what, *changes])
-        if any(result["made from"] != made_from for result in same):
-            parser.error(f"expected {name} in {options.out} to be {made_from}, got another mixture: use another name")
-        measured = [result.get("wanted") for result in same]
-        if not (targets := [target for target in options.clean or [None] if target not in measured]):
+        if not (targets := not_measured(options.clean or [None], results, name, made_from)):
             print(f"measured before: {name}", flush=True)
             continue
         if time.perf_counter() - began > options.until:
