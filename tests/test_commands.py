@@ -1,6 +1,6 @@
 """The commands of the documents, and the stored results that they made."""
 
-import importlib.util
+import importlib
 import re
 import shlex
 import sys
@@ -12,14 +12,13 @@ import pytest
 from adaptive_smoothing.cli.main import load
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ROOT / "benchmarks"
 
 
 def module(path: Path):
-    spec = importlib.util.spec_from_file_location(f"{path.parent.name}.{path.stem}", path)
-    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    """Import a program of this repository, as Python does when it runs the program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        return importlib.import_module(path.stem)
 
 
 runner = module(ROOT / "docs" / "commands.py")
@@ -46,13 +45,13 @@ def test_a_command_of_the_documents_is_accepted(command: str, monkeypatch):
         _, unknown = parser.parse_known_args(words[1:])
         raise ParsedError(*unknown)
 
-    monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(ArgumentParser, "parse_args", parse)
     with pytest.raises(ParsedError, match=r"^$"):
         module(ROOT / words[0]).main()
 
 
 def test_every_stored_result_is_that_of_a_command_or_in_the_log():
+    """A stored result is a benchmark's file, or a folder with result.json."""
     made = {output(command).relative_to(ROOT).as_posix() for command in COMMANDS}
     log = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
     files = [*(ROOT / "benchmarks" / "results").glob("*.json"), *(ROOT / "results").rglob("result.json")]
