@@ -1,6 +1,6 @@
 """Variations of a training method for h that are tried and not in the library. `variants.py` uses them by name.
 
-Example: `idea=partial idea.share=0.5` among the keys of a variant. Each idea varies the method `hat`; with the method
+Example: `idea=soft idea.average=0.5` among the keys of a variant. Each idea varies the method `hat`; with the method
 `trades` there are no helper images. What an idea remembers is not in checkpoints: a training that is continued forgets
 it. Sources are in docs/log.md.
 """
@@ -21,14 +21,20 @@ from adaptive_smoothing.attacks.objectives import kl_divergence
 from adaptive_smoothing.data.datasets import ImageData
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.training import train_base
-from adaptive_smoothing.training.base_methods import HelperTraining, Network, Trades
+from adaptive_smoothing.training.base_methods import AdversarialTraining, HelperTraining, Network, Trades
 from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 
 
 class Idea(HelperTraining):
-    """The method `hat`, or `trades` without a helper, with the options of an idea."""
+    """The method `hat`, or `trades` without a helper, with the options of an idea.
+
+    Every idea has two options. Weight perturbation uses the first `share` of each batch. With `cross_entropy`, the
+    attack maximises the cross-entropy in place of the KL divergence.
+    """
+
+    share, cross_entropy = 1.0, 0.0
 
     def __init__(self, trainer: train_base.Trainer, options: dict[str, float]) -> None:
         method = trainer.method
@@ -43,15 +49,13 @@ class Idea(HelperTraining):
     def prepare(self, trainer: train_base.Trainer) -> None:
         """Make what the idea needs next to the network."""
 
+    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        method = AdversarialTraining if self.cross_entropy else Trades
+        return method.examples(self, frozen, batch)
+
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
         method = HelperTraining if self.helper else Trades
         return method.loss(self, network, batch, examples)
-
-
-class PartialPerturbation(Idea):
-    """Weight perturbation from the first `share` of each batch."""
-
-    share = 0.25
 
     def perturbation_loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> Tensor:
         count = max(1, round(len(examples) * self.share))
@@ -103,25 +107,26 @@ class SoftLabels(Idea):
 
     @torch.no_grad()
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
+        self._average()  # here, because the weights are perturbed when the loss is computed
         target = F.one_hot(batch.labels, self.classes).float() * (1 - sum(share for share, _ in self.teachers))
         for share, teacher in self.teachers:
             target += share * (teacher(batch.images).float() / self.temperature).softmax(1)
         self.target = target
         return super().examples(frozen, batch)
 
-    def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:
+    def _average(self) -> None:
+        """Move the averaged copy towards the trained model, batch-norm statistics included."""
         if self.mean is not None:
             tensors = [list(chain(m.parameters(), m.buffers())) for m in (self.mean, self.trained)]
             floats = [(old, new.detach()) for old, new in zip(*tensors, strict=True) if old.is_floating_point()]
             torch._foreach_lerp_([old for old, _ in floats], [new for _, new in floats], 1 - self.decay)
-        return super().loss(network, batch, examples)
 
     def _terms(self, clean: Tensor, attacked: Tensor, labels: Tensor) -> Tensor:
         risk = F.cross_entropy(clean, self.target[: len(clean)])
         return risk + self.settings.beta * kl_divergence(clean, attacked).mean()
 
 
-IDEAS: dict[str, type[Idea]] = {"partial": PartialPerturbation, "ikl": ImprovedKL, "soft": SoftLabels}
+IDEAS: dict[str, type[Idea]] = {"plain": Idea, "ikl": ImprovedKL, "soft": SoftLabels}
 
 
 def trainer(name: str, options: dict[str, float]) -> type[train_base.Trainer]:

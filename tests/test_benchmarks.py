@@ -213,7 +213,7 @@ def test_identities_are_compared_with_those_of_another_machine(tmp_path, monkeyp
     assert not rows["other", "CPU and the other machine"]["same weights"]
 
 
-IDEAS = {"partial": {}, "ikl": {}, "soft": {"average": 0.3}}
+IDEAS = {"plain": {"share": 0.5}, "ikl": {}, "soft": {"average": 0.3}}
 
 
 @pytest.mark.parametrize("name", IDEAS)
@@ -226,7 +226,7 @@ def test_an_idea_trains_a_network(name, tmp_path):
         "name": "tiny",
         "evaluate_every": 2,
         "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25}},
-        "method": {"name": "trades", "steps": 2, "weight_perturbation": 0.005 if name == "partial" else 0.0},
+        "method": {"name": "trades", "steps": 2, "weight_perturbation": 0.005 if name == "plain" else 0.0},
         "optimizer": {"epochs": 8, "batch_size": 32, "lr": 0.1, "ema": 0.9},
     }
     options = TrainingOptions(tmp_path, quiet=True, tensorboard=False)
