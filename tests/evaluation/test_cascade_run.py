@@ -20,7 +20,7 @@ from adaptive_smoothing.attacks.diversified import DiversifiedPGD
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.attacks.square import Square
 from adaptive_smoothing.evaluation.cascade_run import EvaluationOptions, EvaluationRun
-from adaptive_smoothing.evaluation.verdict import ROBUST
+from adaptive_smoothing.evaluation.verdict import MISCLASSIFIED, ROBUST
 from adaptive_smoothing.runs import journal as journal_file
 from adaptive_smoothing.runs import sharded
 from adaptive_smoothing.runs.journal import BINDING, Journal
@@ -364,6 +364,33 @@ def test_images_that_an_audit_fools_lower_robust_accuracy(model, data, toys, ver
 def test_few_survivors_are_audited_by_their_share(model, data, toys):
     audit = toys.run(model, data, toys.cascade(audit_share=0.5)).audit
     assert audit.random == round(0.75 * 0.5 * audit.survivors) and audit.closest == round(0.25 * 0.5 * audit.survivors)
+
+
+@pytest.mark.parametrize("audited", [0, 1, 8])
+def test_an_audit_that_finds_nothing_replaces_no_image(model, data, toys, audited):
+    """All images are kept, then only one of those audited."""
+    cascade = toys.cascade(audit_random=audited, audit_closest=0)
+    weak = replace(cascade, audit=(Stage("square", Square(Linf(1e-4), queries=1)),))
+    without = toys.run(model, data, replace(cascade, audit=()), save_adversarial=20)
+    verdict = toys.run(model, data, weak, save_adversarial=20)
+    assert torch.equal(verdict.adversarial, without.adversarial)
+    rows = (verdict.queries != without.queries).nonzero().flatten().tolist()
+    assert len(rows) == audited
+    for row in rows[:1]:
+        verdict = toys.run(model, data, weak, save_adversarial=row + 1, pictures=0)
+        assert torch.equal(verdict.adversarial, without.adversarial[: row + 1])
+
+
+def test_an_image_alone_has_the_result_that_it_has_among_others(model, data, toys):
+    """Whether it is misclassified, fooled by a stage, fooled in the audit, or robust."""
+    together = toys.run(model, data, toys.cascade(audit_random=15, audit_closest=5), save_adversarial=20)
+    assert set(together.fooled_by.tolist()) >= {MISCLASSIFIED, ROBUST, 0, 2}
+    for row in range(20):
+        alone = toys.run(model, data.take([row]), save_adversarial=1)
+        assert alone.audit is not None and alone.audit.survivors == alone.audit.random
+        assert alone.fooled_by.item() == together.fooled_by[row]
+        torch.testing.assert_close(alone.adversarial[0], together.adversarial[row])
+        assert torch.equal(alone.adversarial, alone.pictured)
 
 
 # --- alarms and progress --------------------------------------------------------------------------------

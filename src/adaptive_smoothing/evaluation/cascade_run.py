@@ -154,9 +154,10 @@ class EvaluationRun(ShardedRun):
         """The positions of all images whose attacked version is kept, in ascending order."""
         return np.union1d(np.arange(self._saved), self._pictured)
 
-    def _kept_in(self, rows: np.ndarray) -> Tensor | None:
+    def _kept_in(self, rows: np.ndarray) -> np.ndarray | None:
         """Return which of these images are kept, as positions among them; None if no image of the run is."""
-        return torch.from_numpy(np.flatnonzero(np.isin(rows, self._kept))) if len(self._kept) else None
+        # Not a tensor: numpy takes a tensor with one position for a number, and drops the dimension.
+        return np.flatnonzero(np.isin(rows, self._kept)) if len(self._kept) else None
 
     @cached_property
     def _engine(self) -> Engine:

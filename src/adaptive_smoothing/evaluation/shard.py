@@ -42,7 +42,7 @@ class Shard:
     stages: tuple[Stage, ...]
     journal: Journal
     first_stage: int = 0
-    keep: Tensor | None = None
+    keep: np.ndarray | None = None
 
     def run(self, engine: Engine, progress: ShardProgress) -> Columns:
         """Return the columns of the shard, continuing after the last stage in the journal."""
@@ -118,5 +118,6 @@ class Shard:
             attacked_bases = {name: fill(column, found[name]) for name, column in clean_bases.items()}
         columns |= output_columns(logits, clean_bases, CLEAN) | output_columns(attacked, attacked_bases, ATTACKED)
         if self.keep is not None:
-            columns[ADVERSARIAL] = fill(self.batch.images, state.worst)[self.keep.to(labels.device)]
+            kept = torch.from_numpy(self.keep).to(labels.device)
+            columns[ADVERSARIAL] = fill(self.batch.images, state.worst)[kept]
         return {name: column.cpu().numpy() for name, column in columns.items()} | {DONE: np.array(len(self.stages))}
