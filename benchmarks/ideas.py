@@ -1,25 +1,20 @@
 """Variations of a training method for h that are tried and not in the library. `variants.py` uses them by name.
 
-Example: `idea=soft idea.average=0.5` among the keys of a variant. Each idea varies the method `hat`; with the method
+Example: `idea=ikl idea.square=10` among the keys of a variant. Each idea varies the method `hat`; with the method
 `trades` there are no helper images. What an idea remembers is not in checkpoints: a training that is continued forgets
 it. Sources are in docs/log.md.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import kl_divergence
 from adaptive_smoothing.data.datasets import ImageData
-from adaptive_smoothing.models import zoo
 from adaptive_smoothing.training import train_base
 from adaptive_smoothing.training.base_methods import AdversarialTraining, HelperTraining, Network, Trades
 from adaptive_smoothing.training.loop import TrainingBatch
@@ -90,43 +85,7 @@ class ImprovedKL(Idea):
         return self.risk(clean, labels) + self.soft * soft + self.square * square
 
 
-class SoftLabels(Idea):
-    """Soft labels: shares of the label, of g, and of an average of the trained weights."""
-
-    g, average, temperature, decay = 0.0, 0.0, 1.0, 0.995
-
-    def prepare(self, trainer: train_base.Trainer) -> None:
-        self.classes, self.teachers = trainer.train_data.num_classes, []
-        if self.g:
-            teacher = zoo.load("resnet18-standard", device=trainer.device)
-            self.teachers.append((self.g, trainer._for_training(teacher)))
-        self.mean: nn.Module | None = None
-        if self.average:
-            self.trained, self.mean = trainer.classifier, copy.deepcopy(trainer.classifier).requires_grad_(False).eval()
-            self.teachers.append((self.average, trainer._for_training(self.mean)))
-
-    @torch.no_grad()
-    def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
-        self._average()  # here, because the weights are perturbed when the loss is computed
-        target = F.one_hot(batch.labels, self.classes).float() * (1 - sum(share for share, _ in self.teachers))
-        for share, teacher in self.teachers:
-            target += share * (teacher(batch.images).float() / self.temperature).softmax(1)
-        self.target = target
-        return super().examples(frozen, batch)
-
-    def _average(self) -> None:
-        """Move the averaged copy towards the trained model, batch-norm statistics included."""
-        if self.mean is not None:
-            tensors = [list(chain(m.parameters(), m.buffers())) for m in (self.mean, self.trained)]
-            floats = [(old, new.detach()) for old, new in zip(*tensors, strict=True) if old.is_floating_point()]
-            torch._foreach_lerp_([old for old, _ in floats], [new for _, new in floats], 1 - self.decay)
-
-    def _terms(self, clean: Tensor, attacked: Tensor, labels: Tensor) -> Tensor:
-        risk = F.cross_entropy(clean, self.target[: len(clean)])
-        return risk + self.settings.beta * kl_divergence(clean, attacked).mean()
-
-
-IDEAS: dict[str, type[Idea]] = {"plain": Idea, "ikl": ImprovedKL, "soft": SoftLabels}
+IDEAS: dict[str, type[Idea]] = {"plain": Idea, "ikl": ImprovedKL}
 
 
 def trainer(name: str, options: dict[str, float]) -> type[train_base.Trainer]:

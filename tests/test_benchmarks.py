@@ -213,7 +213,7 @@ def test_identities_are_compared_with_those_of_another_machine(tmp_path, monkeyp
     assert not rows["other", "CPU and the other machine"]["same weights"]
 
 
-IDEAS = {"plain": {"share": 0.5}, "ikl": {}, "soft": {"average": 0.3}}
+IDEAS = {"plain": {"share": 0.5}, "ikl": {}}
 
 
 @pytest.mark.parametrize("name", IDEAS)
