@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -71,19 +70,27 @@ def test_an_image_is_chosen_attacked_and_mixed_again(url: str, browser: Any, sub
     page.goto(url)
 
     page.locator("#ads-steps input[type=number]").fill("100")
-    press_attack(page, page.locator(".ads-progress"))
+    page.locator("#ads-attack").click()
+    page.locator(".ads-progress").wait_for()
     page.locator("#ads-gallery button.thumbnail-lg").nth(POSITION).click()  # stops the attack
     shown = chosen(subject)
     page.get_by_text(shown.name).wait_for()
     compare(page, subject, shown, subject.dial.start)
 
-    press_attack(page, page.locator(".ads-progress"))
+    for _ in range(5):  # an attack that is pressed while the one before is stopped
+        page.locator("#ads-attack").click()
+        page.locator(".ads-progress").wait_for()
+        page.locator("#ads-gallery button.thumbnail-lg").nth(POSITION).click()
+    page.locator(".ads-progress").wait_for(state="detached")
+    page.locator("#ads-attack").click()
+    page.locator(".ads-progress").wait_for()
     page.locator("#ads-stop").click()
     page.get_by_text("of 100 steps, then stopped").wait_for()
 
     page.locator("#ads-on").get_by_label("g", exact=True).check()
     page.locator("#ads-steps input[type=number]").fill(str(STEPS))
-    press_attack(page, page.get_by_text(f"PGD on g, {STEPS} steps"))
+    page.locator("#ads-attack").click()
+    page.get_by_text(f"PGD on g, {STEPS} steps").wait_for()
     *_, attacked = attack(subject, shown, OPTIONS, subject.dial.start)
     compare(page, subject, attacked, subject.dial.start)
     assert "misclassified by g" in page.locator(".ads-outcome").inner_text()
@@ -108,18 +115,6 @@ def test_an_image_is_chosen_attacked_and_mixed_again(url: str, browser: Any, sub
     addresses = {urlsplit(request).hostname for request in requests if request.startswith(("http", "ws"))}
     assert addresses == {"127.0.0.1"}
     assert connections <= {"127.0.0.1", "localhost", "0.0.0.0", "::1"}
-
-
-def press_attack(page: Any, shown: Any) -> None:
-    """Press the button until something is shown: Gradio ignores it while a stopped attack comes to its end."""
-    from playwright.sync_api import TimeoutError as NotShown
-
-    for _ in range(SECONDS // 10):
-        page.locator("#ads-attack").click()
-        with suppress(NotShown):
-            shown.wait_for(timeout=10_000)
-            return
-    raise AssertionError("the attack was not shown")
 
 
 def chosen(subject: Subject) -> Shown:

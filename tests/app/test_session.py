@@ -1,11 +1,13 @@
 from dataclasses import replace
+from itertools import count
+from threading import Event, Thread
 
 import pytest
 import torch
 
 import adaptive_smoothing as ads
 from adaptive_smoothing.app import html
-from adaptive_smoothing.app.session import AttackOptions, Shown, answers, attack, first_image, run, show
+from adaptive_smoothing.app.session import AttackOptions, Running, Shown, answers, attack, first_image, run, show
 from adaptive_smoothing.app.subject import ALONE, GALLERY, Subject, select
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.mixing.loading import LoadedModel, OwnModels
@@ -98,6 +100,34 @@ def test_a_sentence_says_that_the_mixture_was_moved_after_the_attack(pair: Subje
     assert moved.endswith("This attack was made at alpha = 0.850; press Attack again for one made at alpha = 0.300.")
     assert html.attack_sentence(pair, last.attack, 0.85).endswith("It was made at alpha = 0.850.")
     assert "1 of 2 steps, then stopped" in html.attack_sentence(pair, first.attack, 0.85)
+
+
+def test_an_attack_is_over_when_stop_returns():
+    running, begun, seen = Running(), Event(), []
+    running.stop()  # ends no later attack
+
+    def follow():
+        for step in running.steps_of(count()):
+            seen.append(step)
+            begun.set()
+
+    thread = Thread(target=follow)
+    thread.start()
+    begun.wait()
+    running.stop()
+    number = len(seen)
+    thread.join(10)
+    assert not thread.is_alive() and seen == [*range(number)]
+    assert list(running.steps_of(iter("abc"))) == ["a", "b", "c"]
+
+
+def test_a_page_that_was_closed_runs_no_attack():
+    running = Running()
+    steps = running.steps_of(count())
+    next(steps)
+    assert running.active
+    steps.close()
+    assert not running.active
 
 
 def test_an_image_without_a_class_gets_the_prediction_and_says_so(pair: Subject):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from adaptive_smoothing.app import html
 from adaptive_smoothing.app.pictures import read_image
-from adaptive_smoothing.app.session import AttackOptions, Shown, attack, first_image, show
+from adaptive_smoothing.app.session import AttackOptions, Running, Shown, attack, first_image, show
 from adaptive_smoothing.app.subject import Dial, Subject
 
 STYLE = Path(__file__).with_name("style.css")
@@ -47,7 +47,7 @@ class Page:
         self.start = None if subject.dial is None else subject.dial.start
         self.position = None if subject.gallery is None else first_image(subject, self.start)
         first = None if self.position is None else self._from_gallery(self.position, self.start)
-        self.shown = gr.State(first)
+        self.shown, self.running = gr.State(first), gr.State(Running())
         gr.HTML(
             f"<h1>Attack an image, and see which classifier is fooled</h1>{html.about(subject)}", elem_id="ads-about"
         )
@@ -144,23 +144,25 @@ class Page:
         self.accuracy = gr.HTML(html.dial_text(self.subject, dial.start), visible=moves, elem_id="ads-accuracy")
 
     def connect(self) -> None:
-        """Connect the events. A new image or class stops a running attack, which is over before it is shown."""
+        """Connect the events. A new attack, image or class stops a running attack, which is over before it is shown."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         state, views = [self.shown, self.dial], [*self.views, self.stop, self.dial, self.wanted]
-        running = self.press.click(self.attack, [*state, self.on, self.eps, self.steps], [self.shown, *views], **quiet)
-        stops: dict[str, Any] = {"cancels": [running], **quiet}
-        self.stop.click(None, **stops).then(self.halt, state, views, **quiet)
+        end: dict[str, Any] = {"fn": Running.stop, "inputs": self.running, "outputs": None, **quiet}
+        settings = [self.running, *state, self.on, self.eps, self.steps]
+        # "multiple": Gradio would ignore a press while it still ends the attack before.
+        again: dict[str, Any] = {"trigger_mode": "multiple", **quiet}
+        self.press.click(**end).then(self.attack, settings, [self.shown, *views], **again)
+        self.stop.click(**end).then(self.halt, state, views, **quiet)
         image = [self.shown, self.label, *views]
         if self.gallery is not None:
             position = gr.State(self.position)
-            self.gallery.select(None, **stops)
-            picked = self.gallery.select(_position, None, position, **quiet)
+            picked = self.gallery.select(_position, self.running, position, **quiet)
             chosen = picked.then(self.choose, [position, self.dial], image, **quiet)
             chosen.then(lambda: None, None, self.file, **quiet)
-        dropped = self.file.upload(None, **stops).then(self.drop, [self.file, *state], image, **quiet)
+        dropped = self.file.upload(**end).then(self.drop, [self.file, *state], image, **quiet)
         if self.gallery is not None:
             dropped.then(_unselected, self.shown, self.gallery, **quiet)
-        self.label.input(None, **stops).then(self.relabel, [self.label, *state], [self.shown, *views], **quiet)
+        self.label.input(**end).then(self.relabel, [self.label, *state], [self.shown, *views], **quiet)
         last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
         self.dial.input(self.move, state, [self.accuracy, self.wanted, *self.views], **last)
         self.wanted.input(self.want, [self.wanted, self.shown], [self.dial, self.accuracy, *self.views], **last)
@@ -236,8 +238,10 @@ class Page:
         setting = self.subject.dial.rounded(self.subject.dial.curve.largest_setting(percent / 100))
         return [setting, *self.move(shown, setting)[:1], *self.values(shown, setting)]
 
-    def attack(self, shown: Shown | None, setting: float, on: str, eps: float, steps: int) -> Iterator[list[Any]]:
-        """Show each step of an attack."""
+    def attack(
+        self, running: Running, shown: Shown | None, setting: float, on: str, eps: float, steps: int
+    ) -> Iterator[list[Any]]:
+        """Show each step of an attack, until it is stopped."""
         if shown is None:
             yield [
                 None,
@@ -245,9 +249,10 @@ class Page:
             ]
             return
         options = AttackOptions(on, int(steps), eps / 255)
-        for found in attack(self.subject, replace(shown, attack=None), options, self._setting(setting)):
-            running = found.attack is not None and not found.attack.finished
-            yield [found, *self.everything(found, setting, running)]
+        found = attack(self.subject, replace(shown, attack=None), options, self._setting(setting))
+        for step in running.steps_of(found):
+            unfinished = step.attack is not None and not step.attack.finished
+            yield [step, *self.everything(step, setting, unfinished)]
 
 
 def _unselected(shown: Shown | None) -> Any:
@@ -255,7 +260,9 @@ def _unselected(shown: Shown | None) -> Any:
     return gr.update(selected_index=-1) if shown is not None and shown.notices else gr.skip()
 
 
-def _position(chosen: gr.SelectData) -> int:
+def _position(running: Running, chosen: gr.SelectData) -> int:
+    """Stop the attack, and return the position of the image that was chosen."""
+    running.stop()
     return int(chosen.index)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from adaptive_smoothing.threat import Linf
 # What a model returns for an image at every alpha: outputs of g and h, or the logits of a classifier alone.
 Outputs = BaseOutputs | Tensor
 ROLES = {"g": "standard", "h": "robust"}
+# Seconds to wait for the end of an attack that was stopped. It ends after its current step.
+PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,34 @@ def attack(subject: Subject, shown: Shown, options: AttackOptions, setting: floa
         if step < options.steps:
             yield replace(shown, attack=current)
     yield replace(shown, attack=replace(worst, step=options.steps))
+
+
+class Running:
+    """The attack that runs in a browser tab, which another event of that tab can stop.
+
+    Gradio can cancel an event, but a cancellation that arrives late also ends an attack that was started after it, and
+    the tab then waits for that attack for ever.
+    """
+
+    def __init__(self) -> None:
+        self.active = self.stopped = False
+
+    def steps_of(self, attack: Iterator[Shown]) -> Iterator[Shown]:
+        """Yield the steps of an attack until it is stopped."""
+        self.active, self.stopped = True, False
+        try:
+            for step in attack:  # at least one: Gradio empties the page after a function that yields nothing
+                yield step
+                if self.stopped:
+                    return
+        finally:
+            self.active = False
+
+    def stop(self) -> None:
+        """Stop the attack, and return when its last step is on the page: Gradio asks for the next one only then."""
+        self.stopped, latest = True, time.monotonic() + PATIENCE
+        while self.active and time.monotonic() < latest:
+            time.sleep(0.01)
 
 
 def attacked_model(subject: Subject, on: str, setting: float | None) -> nn.Module:
