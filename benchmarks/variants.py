@@ -8,9 +8,6 @@ and continued there if the command runs again with the same keys. A line of --ou
 validation images (clean and PGD-20), the robust accuracy under `fast` on the first --images of them, and the last epoch
 of the log. --seconds starts no training that would take longer than the time left, judged by the one before. No test
 image is used.
-`idea=NAME idea.OPTION=VALUE` among the keys trains with a method of `ideas.py`.
-With `--greedy SCORE`, the keys of a variant that scores at least `GAIN` more than the best so far stay for the variants
-after it. The score is half of the clean accuracy plus the accuracy under `fast`, in %; SCORE is that of the recipe.
 """
 
 from __future__ import annotations
@@ -18,12 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import ideas
 import torch
 
 from adaptive_smoothing.data import datasets
@@ -35,14 +30,6 @@ from adaptive_smoothing.threat import Linf
 from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import train_base
-
-# The least gain of a variant whose keys are kept, in points.
-GAIN = 0.2
-
-
-def score(figures: dict[str, Any]) -> float:
-    """Return half of the clean accuracy plus the robust accuracy, in %: beta trades about 2 points for 1."""
-    return 100 * (figures["clean"] / 2 + figures["fast"])
 
 
 def measure(recipe: Recipe, options: TrainingOptions, data_root: Path, val: ImageData) -> dict[str, Any]:
@@ -63,38 +50,29 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--images", type=int, default=2000, help="validation images for `fast`; 0: none")
-    parser.add_argument("--greedy", type=float, metavar="SCORE", help="keep the keys of a variant that scores more")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     begin, last = time.perf_counter(), 0.0
-    best, kept = arguments.greedy, ""
     for variant in arguments.variants:
         name, _, changes = variant.partition(":")
-        changes = f"{kept} {changes}"
         started = time.perf_counter()
         if started - begin + last > arguments.seconds:
             print(f"no time for {name}", flush=True)
             continue
-        keys = [change for change in changes.split() if not change.startswith("idea")]
-        given = dict(change.split("=") for change in changes.split() if change.startswith("idea"))
-        idea = {"idea": "plain", **given} if given else {}  # every idea has the options of `plain`
-        recipe = replace(read_toml(arguments.recipe, Recipe, keys), name=name.replace(" ", "-"))
+        recipe = replace(read_toml(arguments.recipe, Recipe, changes.split()), name=name.replace(" ", "-"))
         val = datasets.load(recipe.data.name, "val", root=arguments.data_root).take(slice(arguments.images))
-        folder = arguments.runs / "-".join([recipe.name, *(f"{key}={value}" for key, value in idea.items())])
-        options = TrainingOptions(folder, device=arguments.device, quiet=True, tensorboard=False, resume=True)
+        options = TrainingOptions(
+            arguments.runs / recipe.name, device=arguments.device, quiet=True, tensorboard=False, resume=True
+        )
         torch._dynamo.reset()
-        choices = {key.removeprefix("idea."): float(value) for key, value in idea.items() if key != "idea"}
-        with ideas.used(idea["idea"], choices) if idea else nullcontext():
-            row = measure(recipe, options, arguments.data_root, val) | {"idea": idea}
+        row = measure(recipe, options, arguments.data_root, val)
         last = time.perf_counter() - started
         print(json.dumps({"name": name, **row["figures"], "changes": changes, "seconds": round(last)}), flush=True)
         if arguments.out:
             with arguments.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-        if best is not None and score(row["figures"]) >= best + GAIN:
-            best, kept = score(row["figures"]), changes
 
 
 if __name__ == "__main__":

@@ -18,10 +18,7 @@ from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Nonlinear
 from adaptive_smoothing.results import read_json
-from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.threat import Linf
-from adaptive_smoothing.training.options import TrainingOptions
-from adaptive_smoothing.training.recipe import Recipe
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # A linear model gives random images of middle levels the same label.
@@ -211,24 +208,3 @@ def test_identities_are_compared_with_those_of_another_machine(tmp_path, monkeyp
         "apart": 0,
     }
     assert not rows["other", "CPU and the other machine"]["same weights"]
-
-
-IDEAS = {"plain": {"share": 0.5}, "ikl": {}}
-
-
-@pytest.mark.parametrize("name", IDEAS)
-def test_an_idea_trains_a_network(name, tmp_path):
-    """Two classes differ in brightness, which the smallest network learns."""
-    labels = torch.arange(96) % 2
-    noise = torch.randint(0, 120, (96, 3, 8, 8), generator=torch.Generator().manual_seed(0))
-    data = from_tensors((noise + 130 * labels[:, None, None, None]).to(torch.uint8), labels)
-    table = {
-        "name": "tiny",
-        "evaluate_every": 2,
-        "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25}},
-        "method": {"name": "trades", "steps": 2, "weight_perturbation": 0.005 if name == "plain" else 0.0},
-        "optimizer": {"epochs": 8, "batch_size": 32, "lr": 0.1, "ema": 0.9},
-    }
-    options = TrainingOptions(tmp_path, quiet=True, tensorboard=False)
-    trained = benchmark("ideas").trainer(name, IDEAS[name])(from_table(Recipe, table), data, data, options).run()
-    assert (trained(data.floats()).argmax(1) == labels).float().mean() > 0.9

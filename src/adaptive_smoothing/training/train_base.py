@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,13 @@ class Trainer(Loop):
         check_classes({name: model}, replace(self.train_data, classes_known=True))
         return model
 
+    @cached_property
+    def _helper_facts(self) -> dict[str, Any]:
+        """The facts about the helper, which is frozen; empty without one."""
+        return facts_of(self.helper) | {"weights": weights_digest(self.helper)} if self.helper else {}
+
     def _identity(self) -> dict[str, Any]:
-        helper = {"helper": weights_digest(self.helper)} if self.helper else {}
+        helper = {"helper": self._helper_facts["weights"]} if self.helper else {}
         return {**super()._identity(), **helper}
 
     def _network(self) -> Network:
@@ -191,7 +197,7 @@ class Trainer(Loop):
             "arch": self.recipe.model.arch,
             "options": self.recipe.model.options_for(self.train_data.num_classes),
             "recipe": asdict(self.recipe),
-            **({"helper": facts_of(self.helper) | {"weights": weights_digest(self.helper)}} if self.helper else {}),
+            **({"helper": self._helper_facts} if self.helper else {}),
             "train_images": len(self.train_data),
             "data": self.train_data.fingerprint(),
             "seconds": round(self.seconds, 1),
