@@ -3,7 +3,7 @@
 import copy
 import importlib.util
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +17,12 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.mixing.base_classifiers import Mixer, MixerOutput
 from adaptive_smoothing.mixing.classifier import MixedClassifier
 from adaptive_smoothing.mixing.transforms import Nonlinear
+from adaptive_smoothing.models import zoo
 from adaptive_smoothing.results import read_json
+from adaptive_smoothing.settings.tables import from_table
 from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.training.options import TrainingOptions
+from adaptive_smoothing.training.recipe import Recipe
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 # A linear model gives random images of middle levels the same label.
@@ -208,3 +212,33 @@ def test_identities_are_compared_with_those_of_another_machine(tmp_path, monkeyp
         "apart": 0,
     }
     assert not rows["other", "CPU and the other machine"]["same weights"]
+
+
+def test_each_average_is_that_of_a_training_of_its_own(tmp_path):
+    """Also if the training was finished before."""
+    variants = benchmark("variants")
+    pixels = torch.randint(0, 256, (16, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    data = from_tensors(pixels, torch.arange(16) % 2)
+    settings = {
+        "name": "tiny",
+        "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25}},
+        "data": {"pad": 1},
+        "method": {"name": "at", "steps": 1},
+        "optimizer": {"epochs": 3, "batch_size": 8, "ema": 0.9},
+    }
+
+    def run(decays, **changes):
+        recipe = from_table(Recipe, settings | {"optimizer": settings["optimizer"] | changes})
+        options = TrainingOptions(tmp_path / f"{changes}", quiet=True, tensorboard=False)
+        trainer = variants.SeveralAverages(recipe, data, data, options, decays)
+        return trainer, {row["name"]: row for row in variants.measure(trainer, data, images=0)}
+
+    alone, _ = run([], ema=0.5)
+    for _ in range(2):
+        together, rows = run([0.5])
+        assert rows["tiny-ema-0.5"]["recipe"]["optimizer"] == asdict(alone.recipe.optimizer)
+        for found, wanted in zip(together.averages[0.5].values, alone.average.values, strict=True):
+            assert torch.equal(found, wanted)
+        folders = (together.options.folder / "tiny-ema-0.5.safetensors", alone.options.folder / "tiny.safetensors")
+        found, wanted = (zoo.load(str(path)).state_dict() for path in folders)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
