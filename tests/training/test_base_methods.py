@@ -68,6 +68,21 @@ def test_trades_attacks_the_divergence(linear):
     assert (ours - at.images).abs().max() <= EPS + 1e-6
 
 
+@pytest.mark.parametrize("name", ["at", "trades"])
+def test_the_attack_can_maximise_the_probability_margin(linear, name):
+    """One step is enough for a linear model, and its gradient is known."""
+    at = batch(linear)
+    examples = method(name, attack_loss="margin", steps=1, step_size=2 * EPS).examples(linear, at)
+    start = at.images.clone().requires_grad_()
+    probabilities = linear(start).softmax(1)
+    label = F.one_hot(at.labels, probabilities.shape[1])
+    lead = (probabilities - 2 * label).amax(1) - (probabilities * label).sum(1)
+    lead.sum().backward()
+    nearly = (examples - at.images).sign() == start.grad.sign()
+    assert nearly.float().mean() > 0.95  # the attack begins at random points, where another class may be the nearest
+    assert ((examples - at.images).abs() - EPS).abs().max() < 1e-6
+
+
 def half(images):
     return images.mean((2, 3))[:, :2] * 30
 

@@ -57,6 +57,8 @@ def test_stored_models_were_made_by_the_recipes_in_the_repository():
         ({"optimizer": {"batch_size": 0}}, "batch_size of at least 1"),
         ({"optimizer": {"ema": 1.0}}, r"decay in \[0, 1\)"),
         ({"method": {"steps": 0}}, "steps of at least 1"),
+        ({"method": {"name": "at", "attack_loss": "hinge"}}, "attack_loss to be one of cross-entropy, kl, margin"),
+        ({"method": {"name": "at", "attack_loss": "kl"}}, "attack_loss kl with trades, hat, dajat only"),
         ({"method": {"beta": -1.0}}, "beta of at least 0"),
         ({"optimizer": {"lr": -0.1}}, "lr of at least 0"),
     ],

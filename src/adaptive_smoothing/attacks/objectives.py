@@ -53,6 +53,11 @@ def margin_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tens
     return logit_margin(logits, labels)
 
 
+def probability_margin_loss(logits: Tensor, labels: Tensor, targets: Targets = None) -> Tensor:
+    """Return the largest probability of an incorrect class minus that of the label."""
+    return logit_margin(logits.float().softmax(1), labels)
+
+
 def targeted_margin_loss(logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
     """Return the logit of the target minus that of the label."""
     return _lead(logits.float(), labels, targets)
@@ -108,6 +113,7 @@ class LossObjective:
 
 cross_entropy = LossObjective(cross_entropy_loss)
 margin = LossObjective(margin_loss)
+probability_margin = LossObjective(probability_margin_loss)
 dlr = LossObjective(dlr_loss)
 targeted_margin = LossObjective(targeted_margin_loss)
 targeted_probability = LossObjective(targeted_probability_loss)

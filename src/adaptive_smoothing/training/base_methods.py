@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adaptive_smoothing.attacks.objectives import KLDivergence, kl_divergence
+from adaptive_smoothing.attacks.objectives import KLDivergence, cross_entropy, kl_divergence, probability_margin
 from adaptive_smoothing.attacks.pgd import PGD
 from adaptive_smoothing.training.loop import TrainingBatch
 from adaptive_smoothing.training.recipe import MethodSettings
@@ -107,7 +107,9 @@ class AdversarialTraining(Standard):
 
     def __init__(self, settings: MethodSettings, images: int, device: torch.device) -> None:
         super().__init__(settings, images, device)
-        self.attack = PGD(settings.threat, steps=settings.steps, step_size=settings.attack_step, random_start=True)
+        objective = probability_margin if settings.attack_loss == "margin" else cross_entropy
+        steps, size = settings.steps, settings.attack_step
+        self.attack = PGD(settings.threat, steps=steps, step_size=size, random_start=True, objective=objective)
 
     def examples(self, frozen: Network, batch: TrainingBatch) -> Tensor:
         return self.attack_at(batch.progress).last_iterate(frozen, batch.images, batch.labels, batch.noise)
@@ -131,10 +133,12 @@ class Trades(AdversarialTraining):
         return self._attacked(frozen, batch.images, batch)
 
     def _attacked(self, frozen: Network, images: Tensor, batch: TrainingBatch) -> Tensor:
-        """Return images whose logits diverge from those of the clean images."""
-        with torch.no_grad():
-            clean = frozen(images).clone()
-        attack = replace(self.attack_at(batch.progress), objective=KLDivergence(clean))
+        """Return attacked images; by default their logits diverge from those of the clean images."""
+        attack = self.attack_at(batch.progress)
+        if self.settings.attack_loss in ("", "kl"):
+            with torch.no_grad():
+                clean = frozen(images).clone()
+            attack = replace(attack, objective=KLDivergence(clean))
         return attack.last_iterate(frozen, images, batch.labels, batch.noise)
 
     def loss(self, network: Network, batch: TrainingBatch, examples: Tensor) -> tuple[Tensor, Tensor]:

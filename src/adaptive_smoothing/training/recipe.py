@@ -15,6 +15,8 @@ from adaptive_smoothing.settings.checks import check_at_least, check_below_one, 
 from adaptive_smoothing.threat import NORMS, Threat
 
 METHODS = ("standard", "at", "trades", "hat", "dajat", "iaat", "gaussian")
+DIVERGENCE_METHODS = ("trades", "hat", "dajat")
+ATTACK_LOSSES = ("cross-entropy", "kl", "margin")
 SCHEDULES = ("linear", "cosine")
 OPTIMIZERS = ("sgd", "adamw")
 
@@ -178,6 +180,9 @@ class MethodSettings(ThreatSettings):
         step_size: size of a step; by default that of the method.
         radius_growth: the share of the training in which the radius and the step size grow from 0, for `at`, `trades`,
             `hat` and `dajat`; 0: they are constant.
+        attack_loss: what PGD maximises: `cross-entropy`; `kl`, the divergence from the clean predictions; or `margin`,
+            the largest probability of an incorrect class minus that of the label. By default `kl` for `trades`, `hat`
+            and `dajat`, else `cross-entropy`. In few steps, PGD on `margin` fools far more images than on `kl`.
         beta: weight of the KL term of `trades`, `hat` and `dajat`.
         helper: the name or path of a standard classifier, for `hat`.
         helper_length: length of the perturbation of a helper image, as a multiple of that of the attacked image.
@@ -198,6 +203,7 @@ class MethodSettings(ThreatSettings):
     steps: int = 10
     step_size: float | None = None
     radius_growth: float = 0.0
+    attack_loss: str = ""
     beta: float = 6.0
     helper: str = ""
     helper_length: float = 2.0
@@ -217,6 +223,11 @@ class MethodSettings(ThreatSettings):
         super().__post_init__()
         check_choice("method", self.name, METHODS)
         check_count(steps=self.steps, copies=self.copies)
+        if self.attack_loss:
+            check_choice("attack_loss", self.attack_loss, ATTACK_LOSSES)
+        if self.attack_loss == "kl" and self.name not in DIVERGENCE_METHODS:
+            methods = ", ".join(DIVERGENCE_METHODS)
+            raise ValueError(f"expected attack_loss kl with {methods} only, got it with {self.name}: leave it out")
         check_at_least(0, helper_length=self.helper_length, helper_weight=self.helper_weight)
         check_at_least(0, beta=self.beta, sigma=self.sigma, consistency=self.consistency)
         check_at_least(0, logit_margin=self.logit_margin, weight_perturbation=self.weight_perturbation)
