@@ -5,10 +5,13 @@
 
 Each variant is a name and the keys of the recipe that it changes. It is trained in a folder of its own below --runs,
 and continued there if the command runs again with the same keys. --averages gives further decays of the moving average
-of the weights: each is a variant of its own, `optimizer.ema`, that needs no training of its own. A line of --out has
-the recipe, the accuracies on all validation images (clean and PGD-20), the robust accuracy under `fast` on the first
---images of them, and the last epoch of the log. --seconds starts no training that would take longer than the time left,
-judged by the one before. No test image is used.
+of the weights: each is a variant of its own, `optimizer.ema`, that needs no training of its own. --shared trains the
+first epochs once, as the first variant, and each variant continues from there. This suits keys that matter late, such
+as `method.perturbation_warmup`, if the number of epochs is the same.
+
+A line of --out has the recipe, the accuracies on all validation images (clean and PGD-20), the robust accuracy under
+`fast` on the first --images of them, and the last epoch of the log. --seconds starts no training that would take longer
+than the time left, judged by the one before. No test image is used. `soup.py` averages the weights of variants.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from adaptive_smoothing.evaluation.evaluate import evaluate
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.settings.tables import read_toml
 from adaptive_smoothing.threat import Linf
+from adaptive_smoothing.training import checkpoints
 from adaptive_smoothing.training.options import TrainingOptions
 from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer, figures
@@ -59,6 +63,16 @@ class SeveralAverages(Trainer):
         }
         return {**super().state(), **values}
 
+    def begin_from(self, checkpoint: Path) -> None:
+        """Continue from the checkpoint of another recipe, which made the same steps until then."""
+        tensors, facts = checkpoints.load(checkpoint)
+        ours, theirs = (dict(recipe["optimizer"]) for recipe in (asdict(self.recipe), facts["recipe"]))
+        for key in ("epochs", "batch_size", "kind"):
+            if ours[key] != theirs[key]:
+                raise ValueError(f"expected optimizer.{key} = {theirs[key]} as in {checkpoint}, got {ours[key]}")
+        self._load(tensors)
+        self.step, self.seconds = facts["step"], facts["seconds"]
+
     def models(self) -> Iterator[tuple[Recipe, nn.Module]]:
         """Train to the end, and yield the model of each average with the recipe that makes it."""
         yield self.recipe, self.run()
@@ -69,10 +83,31 @@ class SeveralAverages(Trainer):
             yield replace(self.recipe, name=name, optimizer=optimizer), self.classifier.eval()
 
 
-def measure(trainer: SeveralAverages, val: ImageData, images: int) -> Iterator[dict[str, Any]]:
-    """Train a variant, or continue it, store its models, and yield the figures of each."""
+class FirstEpochs(SeveralAverages):
+    """The first epochs of a training. It ends with a checkpoint from which others continue."""
+
+    def __init__(self, *arguments: Any, epochs: int) -> None:
+        super().__init__(*arguments)
+        self.end = epochs * self.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.end
+
+    def finish(self) -> nn.Module:
+        return self.classifier
+
+
+def measure(
+    trainer: SeveralAverages, val: ImageData, images: int, start: Path | None = None
+) -> Iterator[dict[str, Any]]:
+    """Train a variant, or continue it, store its models, and yield the figures of each.
+
+    `start` is the checkpoint of another recipe from which the variant begins.
+    """
     folder = trainer.options.folder
-    trainer.resume()
+    if not trainer.resume() and start:
+        trainer.begin_from(start)
     recipes = []
     for recipe, model in trainer.models():
         zoo.save(model, folder, recipe.name, trainer.card() | {"recipe": asdict(recipe)})
@@ -81,13 +116,18 @@ def measure(trainer: SeveralAverages, val: ImageData, images: int) -> Iterator[d
         torch.compiler.reset()  # its CUDA graphs would keep their memory
     last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
     kept = {key: trainer.card()[key] for key in ("seconds", "device", "code")}
-    few = val.take(slice(images))
     for recipe in recipes:
         model = zoo.load(str(folder / f"{recipe.name}.safetensors"), device=trainer.options.device)
-        found: dict[str, Any] = dict(figures(model, recipe, val, lambda seen: None))
-        found["fast"] = evaluate(model, few, "fast", Linf(8 / 255)).robust if len(few) else None
-        found["fast images"] = len(few)
+        found = accuracies(model, recipe, val, images)
         yield {"name": recipe.name, "figures": found, **kept, "last": last, "recipe": asdict(recipe)}
+
+
+def accuracies(model: nn.Module, recipe: Recipe, val: ImageData, images: int) -> dict[str, Any]:
+    """Return clean and PGD-20 accuracy on validation images, and that under `fast` on the first of them."""
+    found: dict[str, Any] = dict(figures(model, recipe, val, lambda seen: None))
+    few = val.take(slice(images))
+    found["fast"] = evaluate(model, few, "fast", Linf(8 / 255)).robust if len(few) else None
+    return found | {"fast images": len(few)}
 
 
 def main() -> None:
@@ -98,31 +138,48 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--images", type=int, default=2000, help="validation images for `fast`; 0: none")
     parser.add_argument("--averages", type=float, nargs="+", default=[], metavar="DECAY")
+    parser.add_argument("--shared", type=int, default=0, metavar="EPOCHS", help="first epochs that are trained once")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     begin, last = time.perf_counter(), 0.0
-    for variant in arguments.variants:
-        name, _, changes = variant.partition(":")
+    split = [variant.partition(":") for variant in arguments.variants]
+    recipes = {
+        name: replace(read_toml(arguments.recipe, Recipe, changes.split()), name=name.replace(" ", "-"))
+        for name, _, changes in split
+    }
+    data = next(iter(recipes.values())).data.name
+    train, val = (datasets.load(data, part, root=arguments.data_root) for part in ("train", "val"))
+
+    def options(folder: str) -> TrainingOptions:
+        path = arguments.runs / folder
+        return TrainingOptions(path, device=arguments.device, quiet=True, tensorboard=False, resume=True)
+
+    start = None
+    if arguments.shared:
+        first = next(iter(recipes.values()))
+        shared = options("shared")
+        trainer: SeveralAverages = FirstEpochs(first, train, val, shared, arguments.averages, epochs=arguments.shared)
+        trainer.resume()
+        trainer.run()
+        start = shared.checkpoint
+        print(json.dumps({"shared epochs": arguments.shared, "seconds": round(trainer.seconds)}), flush=True)
+    for name, _, changes in split:
         started = time.perf_counter()
         if started - begin + last > arguments.seconds:
             print(f"no time for {name}", flush=True)
             continue
-        recipe = replace(read_toml(arguments.recipe, Recipe, changes.split()), name=name.replace(" ", "-"))
-        train, val = (datasets.load(recipe.data.name, split, root=arguments.data_root) for split in ("train", "val"))
-        options = TrainingOptions(
-            arguments.runs / recipe.name, device=arguments.device, quiet=True, tensorboard=False, resume=True
-        )
+        recipe = recipes[name]
         torch._dynamo.reset()
-        trainer = SeveralAverages(recipe, train, val, options, arguments.averages)
-        for row in measure(trainer, val, arguments.images):
+        trainer = SeveralAverages(recipe, train, val, options(recipe.name), arguments.averages)
+        for row in measure(trainer, val, arguments.images, start):
             last = time.perf_counter() - started
             shown = {"name": row["name"], **row["figures"], "changes": changes.strip(), "seconds": round(last)}
             print(json.dumps(shown), flush=True)
             if arguments.out:
                 with arguments.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                    file.write(json.dumps(row | {"shared epochs": arguments.shared}) + "\n")
 
 
 if __name__ == "__main__":

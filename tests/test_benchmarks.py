@@ -214,31 +214,75 @@ def test_identities_are_compared_with_those_of_another_machine(tmp_path, monkeyp
     assert not rows["other", "CPU and the other machine"]["same weights"]
 
 
-def test_each_average_is_that_of_a_training_of_its_own(tmp_path):
-    """Also if the training was finished before."""
-    variants = benchmark("variants")
+TINY = {
+    "name": "tiny",
+    "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25}},
+    "data": {"pad": 1},
+    "method": {"name": "at", "steps": 1},
+    "optimizer": {"epochs": 3, "batch_size": 8, "ema": 0.9},
+}
+
+
+@pytest.fixture
+def variant(tmp_path):
+    """A function that makes the training of a variant, in a folder of its own."""
     pixels = torch.randint(0, 256, (16, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     data = from_tensors(pixels, torch.arange(16) % 2)
-    settings = {
-        "name": "tiny",
-        "model": {"arch": "wide_resnet", "options": {"depth": 10, "width": 0.25}},
-        "data": {"pad": 1},
-        "method": {"name": "at", "steps": 1},
-        "optimizer": {"epochs": 3, "batch_size": 8, "ema": 0.9},
-    }
 
-    def run(decays, **changes):
-        recipe = from_table(Recipe, settings | {"optimizer": settings["optimizer"] | changes})
-        options = TrainingOptions(tmp_path / f"{changes}", quiet=True, tensorboard=False)
-        trainer = variants.SeveralAverages(recipe, data, data, options, decays)
-        return trainer, {row["name"]: row for row in variants.measure(trainer, data, images=0)}
+    def make(trainer, folder, *arguments, method=(), optimizer=(), **options):
+        changed = {"method": {**TINY["method"], **dict(method)}, "optimizer": {**TINY["optimizer"], **dict(optimizer)}}
+        training = TrainingOptions(tmp_path / folder, quiet=True, tensorboard=False)
+        return trainer(from_table(Recipe, TINY | changed), data, data, training, *arguments, **options)
 
-    alone, _ = run([], ema=0.5)
+    return make
+
+
+def test_each_average_is_that_of_a_training_of_its_own(variant):
+    """Also if the training was finished before."""
+    variants = benchmark("variants")
+    alone = variant(variants.SeveralAverages, "alone", [], optimizer={"ema": 0.5})
+    list(variants.measure(alone, alone.val_data, images=0))
     for _ in range(2):
-        together, rows = run([0.5])
+        together = variant(variants.SeveralAverages, "together", [0.5])
+        rows = {row["name"]: row for row in variants.measure(together, together.val_data, images=0)}
         assert rows["tiny-ema-0.5"]["recipe"]["optimizer"] == asdict(alone.recipe.optimizer)
         for found, wanted in zip(together.averages[0.5].values, alone.average.values, strict=True):
             assert torch.equal(found, wanted)
         folders = (together.options.folder / "tiny-ema-0.5.safetensors", alone.options.folder / "tiny.safetensors")
         found, wanted = (zoo.load(str(path)).state_dict() for path in folders)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_variant_that_differs_late_can_begin_from_the_first_epochs_of_another(variant):
+    variants = benchmark("variants")
+    late = {"weight_perturbation": 0.1, "perturbation_warmup": 0.5}
+    alone = variant(variants.SeveralAverages, "alone", [0.5], method=late)
+    list(variants.measure(alone, alone.val_data, images=0))
+    first = variant(variants.FirstEpochs, "first", [0.5], epochs=1)
+    first.run()
+    assert first.step == alone.steps_per_epoch
+    start = first.options.checkpoint
+    begun = variant(variants.SeveralAverages, "begun", [0.5], method=late)
+    list(variants.measure(begun, begun.val_data, 0, start))
+    assert begun.step == begun.total_steps
+    for found, wanted in zip(begun.average.values, alone.average.values, strict=True):
+        assert torch.equal(found, wanted)
+    longer = variant(variants.SeveralAverages, "longer", [0.5], optimizer={"epochs": 4})
+    with pytest.raises(ValueError, match=r"optimizer.epochs = 3 .*got 4"):
+        longer.begin_from(start)
+
+
+def test_a_soup_is_the_average_of_its_models(variant):
+    variants, soup = benchmark("variants"), benchmark("soup")
+    paths = []
+    for name, strength in {"plain": 0.0, "awp": 0.1}.items():
+        trainer = variant(variants.SeveralAverages, name, [], method={"weight_perturbation": strength})
+        list(variants.measure(trainer, trainer.val_data, images=0))
+        paths.append(trainer.options.folder / "tiny.safetensors")
+    trainer = variant(variants.Trainer, "soup")
+    card = soup.soup(trainer, paths)
+    mixed = zoo.load(str(trainer.options.folder / "tiny.safetensors"))
+    members = [dict(zoo.load(str(path)).named_parameters()) for path in paths]
+    for name, value in mixed.named_parameters():
+        torch.testing.assert_close(value, (members[0][name] + members[1][name]) / 2, rtol=1e-3, atol=1e-4)
+    assert len(card["average of"]) == 2
