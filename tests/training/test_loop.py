@@ -289,6 +289,20 @@ def test_gradients_are_clipped(tmp_path):
     assert 0 < moved.norm().item() <= 1e-3 * run.optimizer.param_groups[0]["lr"] * 1.001
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_batch_norms_and_biases_need_not_decay(tmp_path, kind):
+    """With a gradient of zero, decay is all that changes a parameter."""
+    for decays in (True, False):
+        settings = recipe(kind=kind, decay_norms=decays, weight_decay=0.1, warmup=0.0)
+        run = trainer(tmp_path / f"{decays}", settings)
+        with torch.no_grad():
+            for parameter in run.model.parameters():
+                parameter.fill_(1.0)
+        run.descend(lambda run=run: (0.0 * sum(p.sum() for p in run.model.parameters()), torch.zeros(1)))
+        for parameter in run.model.parameters():
+            assert (parameter < 1).all() if decays or parameter.dim() > 1 else (parameter == 1).all()
+
+
 def test_another_recipe_cannot_resume(tmp_path):
     trainer(tmp_path, recipe()).save()
     with pytest.raises(checkpoints.CheckpointError, match="another recipe"):

@@ -244,10 +244,12 @@ class Loop(ABC):
     def _make_optimizer(self) -> torch.optim.Optimizer:
         settings = self.recipe.optimizer
         common: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": self.cuda}
+        groups = self.parameter_groups()
+        if not settings.decay_norms:
+            groups = [part for group in groups for part in _decay_matrices_only(group)]
         if settings.kind == "adamw":
-            return torch.optim.AdamW(self.parameter_groups(), **common)
-        nesterov = settings.momentum > 0
-        return torch.optim.SGD(self.parameter_groups(), momentum=settings.momentum, nesterov=nesterov, **common)
+            return torch.optim.AdamW(groups, **common)
+        return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.momentum > 0, **common)
 
     def save(self) -> None:
         """Write a checkpoint."""
@@ -306,3 +308,9 @@ class Loop(ABC):
             # Keep the memory layout of the parameter: another one would be slower.
             kept = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
             self.optimizer.state[parameter][key] = kept
+
+
+def _decay_matrices_only(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return two groups: weight matrices and kernels, and without decay the parameters of batch norms and biases."""
+    matrices, vectors = ([p for p in group["params"] if (p.dim() > 1) == wanted] for wanted in (True, False))
+    return [{**group, "params": matrices}, {**group, "params": vectors, "weight_decay": 0.0}]

@@ -82,6 +82,8 @@ class OptimizerSettings:
         lr: the largest learning rate.
         momentum: the momentum of SGD.
         weight_decay: the decay of the weights.
+        decay_norms: whether batch norms and biases decay as well. Batch norms with small factors make SiLU nearly
+            linear, so set this to false for networks with SiLU.
         schedule: how the learning rate decays: linear or cosine.
         warmup: the share of the steps in which the learning rate rises.
         gradient_clip: the largest norm of a gradient; 0: no limit.
@@ -94,6 +96,7 @@ class OptimizerSettings:
     lr: float = 0.2
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    decay_norms: bool = True
     schedule: str = "linear"
     warmup: float = 0.1
     gradient_clip: float = 0.0
