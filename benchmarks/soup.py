@@ -4,20 +4,20 @@
         --data-root DIR --name soup --runs runs --out variants.jsonl
 
 The average is a "model soup" (Wortsman et al. 2022). The models are variants that `variants.py --shared` has trained.
-The recipe gives the training examples on which the batch-norm statistics of the average are measured. A line of --out
-has the sha256 of the models, and the accuracies as in `variants.py`. No test image is used.
+The recipe, with --set, is that of one of them: it gives the training examples on which the batch-norm statistics of the
+average are measured. A line of --out has the sha256 of the models, and the accuracies as in `variants.py`. No test
+image is used.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from variants import accuracies
 
 from adaptive_smoothing.data import datasets
@@ -29,21 +29,14 @@ from adaptive_smoothing.training.recipe import Recipe
 from adaptive_smoothing.training.train_base import Trainer
 
 
-def average(models: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of each parameter and buffer, in single precision."""
-    states = [zoo.load(str(path)).state_dict() for path in models]
-    return {name: torch.stack([state[name].float() for state in states]).mean(0) for name in states[0]}
-
-
-def soup(trainer: Trainer, models: list[Path]) -> dict[str, Any]:
-    """Store the average of models with statistics of its own; return the card."""
-    weights = average(models)
+def soup(trainer: Trainer, paths: list[Path]) -> dict[str, Any]:
+    """Store the average of models, with batch-norm statistics of its own; return the card."""
+    models = [dict(zoo.load(path, device=trainer.device).named_parameters()) for path in paths]
     with torch.no_grad():
         for name, value in trainer.classifier.named_parameters():
-            value.copy_(weights[name])
+            value.copy_(torch.stack([model[name] for model in models]).mean(0))
     trainer.measure_batch_norm(trainer.steps_per_epoch)
-    members = [file_sha256(path) for path in models]
-    card = trainer.card() | {"recipe": asdict(trainer.recipe), "average of": members}
+    card = trainer.card() | {"average of": [file_sha256(path) for path in paths]}
     zoo.save(trainer.classifier.eval(), trainer.options.folder, trainer.recipe.name, card)
     return card
 
@@ -63,8 +56,8 @@ def main() -> None:
     recipe = replace(read_toml(arguments.recipe, Recipe, arguments.change), name=arguments.name)
     train, val = (datasets.load(recipe.data.name, split, root=arguments.data_root) for split in ("train", "val"))
     folder = arguments.runs / arguments.name
-    trainer = Trainer(recipe, train, val, TrainingOptions(folder, device=arguments.device, compiled=False, quiet=True))
-    card = soup(trainer, arguments.models)
+    options = TrainingOptions(folder, device=arguments.device, compiled=False, quiet=True, tensorboard=False)
+    card = soup(Trainer(recipe, train, val, options), arguments.models)
     model = zoo.load(str(folder / f"{recipe.name}.safetensors"), device=arguments.device)
     row = {"name": recipe.name, "figures": accuracies(model, recipe, val, arguments.images), **card}
     print(json.dumps({"name": row["name"], **row["figures"]}), flush=True)

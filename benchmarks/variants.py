@@ -6,8 +6,8 @@
 Each variant is a name and the keys of the recipe that it changes. It is trained in a folder of its own below --runs,
 and continued there if the command runs again with the same keys. --averages gives further decays of the moving average
 of the weights: each is a variant of its own, `optimizer.ema`, that needs no training of its own. --shared trains the
-first epochs once, as the first variant, and each variant continues from there. This suits keys that matter late, such
-as `method.perturbation_warmup`, if the number of epochs is the same.
+first epochs once, with the recipe of the first variant, and each variant continues from there. If its keys have no
+effect before, such as weight perturbation after a warm-up, its model is that of a whole training.
 
 A line of --out has the recipe, the accuracies on all validation images (clean and PGD-20), the robust accuracy under
 `fast` on the first --images of them, and the last epoch of the log. --seconds starts no training that would take longer
@@ -19,8 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,12 @@ class SeveralAverages(Trainer):
         return {**super().state(), **values}
 
     def begin_from(self, checkpoint: Path) -> None:
-        """Continue from the checkpoint of another recipe, which made the same steps until then."""
+        """Continue from the checkpoint of another recipe with the same number of steps."""
         tensors, facts = checkpoints.load(checkpoint)
-        ours, theirs = (dict(recipe["optimizer"]) for recipe in (asdict(self.recipe), facts["recipe"]))
-        for key in ("epochs", "batch_size", "kind"):
-            if ours[key] != theirs[key]:
-                raise ValueError(f"expected optimizer.{key} = {theirs[key]} as in {checkpoint}, got {ours[key]}")
+        for key in ("epochs", "batch_size"):
+            ours, theirs = getattr(self.recipe.optimizer, key), facts["recipe"]["optimizer"][key]
+            if ours != theirs:
+                raise ValueError(f"expected optimizer.{key} = {theirs} as in {checkpoint}, got {ours}")
         self._load(tensors)
         self.step, self.seconds = facts["step"], facts["seconds"]
 
@@ -84,7 +85,7 @@ class SeveralAverages(Trainer):
 
 
 class FirstEpochs(SeveralAverages):
-    """The first epochs of a training. It ends with a checkpoint from which others continue."""
+    """The first epochs of a training, which end with a checkpoint: `SeveralAverages` can begin from it."""
 
     def __init__(self, *arguments: Any, epochs: int) -> None:
         super().__init__(*arguments)
@@ -98,12 +99,12 @@ class FirstEpochs(SeveralAverages):
         return self.classifier
 
 
-def measure(
-    trainer: SeveralAverages, val: ImageData, images: int, start: Path | None = None
-) -> Iterator[dict[str, Any]]:
+def measure(trainer: SeveralAverages, images: int, start: Path | None = None) -> Iterator[dict[str, Any]]:
     """Train a variant, or continue it, store its models, and yield the figures of each.
 
-    `start` is the checkpoint of another recipe from which the variant begins.
+    Args:
+        images: validation images for `fast`.
+        start: the checkpoint of another recipe from which the variant begins.
     """
     folder = trainer.options.folder
     if not trainer.resume() and start:
@@ -118,7 +119,7 @@ def measure(
     kept = {key: trainer.card()[key] for key in ("seconds", "device", "code")}
     for recipe in recipes:
         model = zoo.load(str(folder / f"{recipe.name}.safetensors"), device=trainer.options.device)
-        found = accuracies(model, recipe, val, images)
+        found = accuracies(model, recipe, trainer.val_data, images)
         yield {"name": recipe.name, "figures": found, **kept, "last": last, "recipe": asdict(recipe)}
 
 
@@ -143,43 +144,41 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    parts = [variant.partition(":") for variant in arguments.variants]
+    changes = {name.replace(" ", "-"): keys.strip() for name, _, keys in parts}
+    if len(changes) < len(parts):
+        parser.error("expected a name of its own for each variant")
+    recipes = [replace(read_toml(arguments.recipe, Recipe, keys.split()), name=name) for name, keys in changes.items()]
     begin, last = time.perf_counter(), 0.0
-    split = [variant.partition(":") for variant in arguments.variants]
-    recipes = {
-        name: replace(read_toml(arguments.recipe, Recipe, changes.split()), name=name.replace(" ", "-"))
-        for name, _, changes in split
-    }
-    data = next(iter(recipes.values())).data.name
-    train, val = (datasets.load(data, part, root=arguments.data_root) for part in ("train", "val"))
 
-    def options(folder: str) -> TrainingOptions:
+    def training(kind: Callable[..., SeveralAverages], recipe: Recipe, folder: str) -> SeveralAverages:
+        train, val = (datasets.load(recipe.data.name, split, root=arguments.data_root) for split in ("train", "val"))
         path = arguments.runs / folder
-        return TrainingOptions(path, device=arguments.device, quiet=True, tensorboard=False, resume=True)
+        options = TrainingOptions(path, device=arguments.device, quiet=True, tensorboard=False, resume=True)
+        return kind(recipe, train, val, options, arguments.averages)
 
-    start = None
+    start, shared = None, {}
     if arguments.shared:
-        first = next(iter(recipes.values()))
-        shared = options("shared")
-        trainer: SeveralAverages = FirstEpochs(first, train, val, shared, arguments.averages, epochs=arguments.shared)
-        trainer.resume()
-        trainer.run()
-        start = shared.checkpoint
-        print(json.dumps({"shared epochs": arguments.shared, "seconds": round(trainer.seconds)}), flush=True)
-    for name, _, changes in split:
+        kind = partial(FirstEpochs, epochs=arguments.shared)
+        first = training(kind, recipes[0], f"first-{arguments.shared}-epochs")
+        first.resume()
+        first.run()
+        torch.compiler.reset()
+        start, shared = first.options.checkpoint, {"shared epochs": arguments.shared, "of": recipes[0].name}
+        print(json.dumps(shared | {"seconds": round(first.seconds)}), flush=True)
+    for recipe in recipes:
         started = time.perf_counter()
         if started - begin + last > arguments.seconds:
-            print(f"no time for {name}", flush=True)
+            print(f"no time for {recipe.name}", flush=True)
             continue
-        recipe = recipes[name]
-        torch._dynamo.reset()
-        trainer = SeveralAverages(recipe, train, val, options(recipe.name), arguments.averages)
-        for row in measure(trainer, val, arguments.images, start):
+        trainer = training(SeveralAverages, recipe, recipe.name)
+        for row in measure(trainer, arguments.images, start):
             last = time.perf_counter() - started
-            shown = {"name": row["name"], **row["figures"], "changes": changes.strip(), "seconds": round(last)}
+            shown = {"name": row["name"], **row["figures"], "changes": changes[recipe.name], "seconds": round(last)}
             print(json.dumps(shown), flush=True)
             if arguments.out:
                 with arguments.out.open("a") as file:
-                    file.write(json.dumps(row | {"shared epochs": arguments.shared}) + "\n")
+                    file.write(json.dumps(row | shared) + "\n")
 
 
 if __name__ == "__main__":

@@ -241,10 +241,10 @@ def test_each_average_is_that_of_a_training_of_its_own(variant):
     """Also if the training was finished before."""
     variants = benchmark("variants")
     alone = variant(variants.SeveralAverages, "alone", [], optimizer={"ema": 0.5})
-    list(variants.measure(alone, alone.val_data, images=0))
+    list(variants.measure(alone, images=0))
     for _ in range(2):
         together = variant(variants.SeveralAverages, "together", [0.5])
-        rows = {row["name"]: row for row in variants.measure(together, together.val_data, images=0)}
+        rows = {row["name"]: row for row in variants.measure(together, images=0)}
         assert rows["tiny-ema-0.5"]["recipe"]["optimizer"] == asdict(alone.recipe.optimizer)
         for found, wanted in zip(together.averages[0.5].values, alone.average.values, strict=True):
             assert torch.equal(found, wanted)
@@ -257,13 +257,13 @@ def test_a_variant_that_differs_late_can_begin_from_the_first_epochs_of_another(
     variants = benchmark("variants")
     late = {"weight_perturbation": 0.1, "perturbation_warmup": 0.5}
     alone = variant(variants.SeveralAverages, "alone", [0.5], method=late)
-    list(variants.measure(alone, alone.val_data, images=0))
+    list(variants.measure(alone, images=0))
     first = variant(variants.FirstEpochs, "first", [0.5], epochs=1)
     first.run()
     assert first.step == alone.steps_per_epoch
     start = first.options.checkpoint
     begun = variant(variants.SeveralAverages, "begun", [0.5], method=late)
-    list(variants.measure(begun, begun.val_data, 0, start))
+    list(variants.measure(begun, images=0, start=start))
     assert begun.step == begun.total_steps
     for found, wanted in zip(begun.average.values, alone.average.values, strict=True):
         assert torch.equal(found, wanted)
@@ -277,7 +277,7 @@ def test_a_soup_is_the_average_of_its_models(variant):
     paths = []
     for name, strength in {"plain": 0.0, "awp": 0.1}.items():
         trainer = variant(variants.SeveralAverages, name, [], method={"weight_perturbation": strength})
-        list(variants.measure(trainer, trainer.val_data, images=0))
+        list(variants.measure(trainer, images=0))
         paths.append(trainer.options.folder / "tiny.safetensors")
     trainer = variant(variants.Trainer, "soup")
     card = soup.soup(trainer, paths)

@@ -311,6 +311,6 @@ class Loop(ABC):
 
 
 def _decay_matrices_only(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return two groups: weight matrices and kernels, and without decay the parameters of batch norms and biases."""
+    """Return two groups of parameters: matrices and kernels, which decay, and batch norms and biases, which do not."""
     matrices, vectors = ([p for p in group["params"] if (p.dim() > 1) == wanted] for wanted in (True, False))
     return [{**group, "params": matrices}, {**group, "params": vectors, "weight_decay": 0.0}]

@@ -82,8 +82,8 @@ class OptimizerSettings:
         lr: the largest learning rate.
         momentum: the momentum of SGD.
         weight_decay: the decay of the weights.
-        decay_norms: whether batch norms and biases decay as well. Batch norms with small factors make SiLU nearly
-            linear, so set this to false for networks with SiLU.
+        decay_norms: whether batch norms and biases decay as well. Decay makes the factors of batch norms small, and
+            SiLU is nearly linear for small inputs (docs/log.md, base classifiers, round 9).
         schedule: how the learning rate decays: linear or cosine.
         warmup: the share of the steps in which the learning rate rises.
         gradient_clip: the largest norm of a gradient; 0: no limit.
