@@ -3,11 +3,11 @@
     python benchmarks/variants.py recipes/resnet18-dajat.toml --data-root DIR --runs runs --out variants.jsonl \\
         "plain" "less decay: optimizer.weight_decay=1e-4" "longer: optimizer.epochs=200 optimizer.lr=0.1"
 
-Each variant is a name and the keys of the recipe that it changes. It is trained in a folder of its own below --runs,
+Each variant is a name and the keys of the recipe that it changes; --set changes a key of all of them. It is trained in a folder of its own below --runs,
 and continued there if the command runs again with the same keys. --averages gives further decays of the moving average
 of the weights: each is a variant of its own, `optimizer.ema`, that needs no training of its own. --shared trains the
-first epochs once, with the recipe of the first variant, and each variant continues from there. If its keys have no
-effect before, such as weight perturbation after a warm-up, its model is that of a whole training.
+first epochs once, with the recipe and --set, and each variant continues from there. If its keys have no effect before,
+such as weight perturbation after a warm-up, its model is that of a whole training.
 
 A line of --out has the recipe, the accuracies on all validation images (clean and PGD-20), the robust accuracy under
 `fast` on the first --images of them, and the last epoch of the log. --seconds starts no training that would take longer
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("variants", nargs="+", metavar="NAME[: KEY=VALUE ...]")
     parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--set", dest="change", action="append", default=[], help="a key of every variant")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--images", type=int, default=2000, help="validation images for `fast`; 0: none")
     parser.add_argument("--averages", type=float, nargs="+", default=[], metavar="DECAY")
@@ -148,7 +149,11 @@ def main() -> None:
     changes = {name.replace(" ", "-"): keys.strip() for name, _, keys in parts}
     if len(changes) < len(parts):
         parser.error("expected a name of its own for each variant")
-    recipes = [replace(read_toml(arguments.recipe, Recipe, keys.split()), name=name) for name, keys in changes.items()]
+
+    def variant(name: str, keys: str = "") -> Recipe:
+        return replace(read_toml(arguments.recipe, Recipe, [*arguments.change, *keys.split()]), name=name)
+
+    recipes = [variant(name, keys) for name, keys in changes.items()]
     begin, last = time.perf_counter(), 0.0
 
     def training(kind: Callable[..., SeveralAverages], recipe: Recipe, folder: str) -> SeveralAverages:
@@ -159,12 +164,12 @@ def main() -> None:
 
     start, shared = None, {}
     if arguments.shared:
-        kind = partial(FirstEpochs, epochs=arguments.shared)
-        first = training(kind, recipes[0], f"first-{arguments.shared}-epochs")
+        kind, name = partial(FirstEpochs, epochs=arguments.shared), f"first-{arguments.shared}-epochs"
+        first = training(kind, variant(name), name)
         first.resume()
         first.run()
         torch.compiler.reset()
-        start, shared = first.options.checkpoint, {"shared epochs": arguments.shared, "of": recipes[0].name}
+        start, shared = first.options.checkpoint, {"shared epochs": arguments.shared}
         print(json.dumps(shared | {"seconds": round(first.seconds)}), flush=True)
     for recipe in recipes:
         started = time.perf_counter()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from places import BENCHMARKS, percent, sweep
+import json
 
+from attack_tables import PAPER_MARGINS
+from places import BENCHMARKS, RESULTS, percent, sweep
+
+from adaptive_smoothing.cli.demo_models import STORED_ROBUST
 from adaptive_smoothing.evaluation.tradeoff import load_facts, load_tradeoff
 from adaptive_smoothing.models import zoo
 from adaptive_smoothing.models.zoo import parameters
@@ -12,12 +16,24 @@ from adaptive_smoothing.report.tradeoff.report import PAPER_GAPS, Choice, accura
 from adaptive_smoothing.report.tradeoff.tables import alpha_table, choice_table, gap_table
 from adaptive_smoothing.results import read_json
 
+# Evaluations of models under `standard`.
+STANDARD = {"resnet18-robust": RESULTS / "verdicts" / "h-standard", "compact-robust": STORED_ROBUST}
+# Trainings of results/training/resnet18-candidates.jsonl: what each has that the one before has not.
+PARTS = {
+    "hA": "helper images (HAT), weight decay 3e-4",
+    "hB": "mild augmentation, cutout 8",
+    "decay": "weight decay 5e-4",
+    "plain": "no weight decay of batch norms and biases",
+    "awp": "weight perturbation 0.005 in the last 40 epochs",
+}
+
 
 def models() -> Table:
     """Return every stored model and the paper's two."""
     rows = []
     for card in zoo.names().values():
         facts, test = card.card, card.card["figures"]["test"]
+        robust = standard(card.name)
         rows.append(
             (
                 card.name,
@@ -27,13 +43,49 @@ def models() -> Table:
                 f"{facts['seconds'] / 60:.1f}",
                 percent(test["clean"]),
                 percent(test["pgd20"]),
+                robust,
             )
         )
     for name, key in (("*the paper's g*", "g"), ("*the paper's h*", "h")):
         clean, attacked = PAPER_GAPS[f"{key} clean"][0], PAPER_GAPS[f"{key} pgd"][0]
-        rows.append((name, "ResNet-18", "", "", "", percent(clean), percent(attacked)))
-    columns = ("model", "architecture", "parameters", "recipe", "GPU minutes", "clean, %", "PGD-20, %")
-    return Table("Models on the 10,000 test images", columns, tuple(rows))
+        rows.append((name, "ResNet-18", "", "", "", percent(clean), percent(attacked), percent(PAPER_MARGINS[key][0])))
+    rows.append(("*Addepalli et al. 2022*", "ResNet-18", "", "", "", "85.71", "", "52.48"))
+    columns = ("model", "architecture", "parameters", "recipe", "GPU minutes", "clean, %", "PGD-20, %", "AutoAttack, %")
+    note = (
+        "AutoAttack: the preset `standard`. In brackets: the number of images, if it is not 10,000. Addepalli et al.: "
+        "the best ResNet-18 of RobustBench that was trained without further data."
+    )
+    return Table("Models on the 10,000 test images", columns, tuple(rows), note)
+
+
+def standard(name: str) -> str:
+    """Return the robust accuracy of a model under `standard`, from a stored evaluation."""
+    if name not in STANDARD:
+        return "–"
+    result = read_json(STANDARD[name] / "result.json")
+    images = result["images"]
+    return percent(result["robust"]["accuracy"]) + (f" ({images:,})" if images < 10_000 else "")
+
+
+def parts() -> Table:
+    """Return what each part of the recipe of the robust ResNet-18 brings, on validation images."""
+    lines = (RESULTS / "training" / "resnet18-candidates.jsonl").read_text(encoding="utf-8").splitlines()
+    found = {row["name"]: row for row in map(json.loads, lines)}
+    rows = []
+    for name, part in PARTS.items():
+        figures, seconds = found[name]["figures"], found[name]["last"]["seconds"]
+        images = f" ({figures['fast images']:,})"
+        rows.append(
+            (
+                part if name == "hA" else f"+ {part}",
+                *(percent(figures[key]) for key in ("clean", "pgd20")),
+                percent(figures["fast"]) + (images if figures["fast images"] < figures["images"] else ""),
+                f"{seconds:.1f}",
+            )
+        )
+    columns = ("part", "clean, %", "PGD-20, %", "`fast`, %", "s, last epoch")
+    note = "In brackets: the number of images, if it is not 5,000. One training each."
+    return Table("Candidates on 5,000 validation images, 100 epochs", columns, tuple(rows), note)
 
 
 def training() -> Table:

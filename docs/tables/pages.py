@@ -31,6 +31,7 @@ MARKED = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 KINDS = (
     headline,
     base_tables.models,
+    base_tables.parts,
     base_tables.training,
     base_tables.curve,
     base_tables.chosen,
