@@ -3,11 +3,12 @@
     python benchmarks/variants.py recipes/resnet18-dajat.toml --data-root DIR --runs runs --out variants.jsonl \\
         "plain" "less decay: optimizer.weight_decay=1e-4" "longer: optimizer.epochs=200 optimizer.lr=0.1"
 
-Each variant is a name and the keys of the recipe that it changes; --set changes a key of all of them. It is trained in a folder of its own below --runs,
-and continued there if the command runs again with the same keys. --averages gives further decays of the moving average
-of the weights: each is a variant of its own, `optimizer.ema`, that needs no training of its own. --shared trains the
-first epochs once, with the recipe and --set, and each variant continues from there. If its keys have no effect before,
-such as weight perturbation after a warm-up, its model is that of a whole training.
+Each variant is a name and the keys of the recipe that it changes; --set changes a key of all of them. It is trained in
+a folder of its own below --runs, and continued there if the command runs again with the same keys. --averages gives
+further decays of the moving average of the weights: each is a variant of its own, `optimizer.ema`, that needs no
+training of its own. --shared trains the first epochs once, with the recipe and --set, and each variant continues from
+there. If its keys have no effect before, such as weight perturbation after a warm-up, its model is that of a whole
+training.
 
 A line of --out has the recipe, the accuracies on all validation images (clean and PGD-20), the robust accuracy under
 `fast` on the first --images of them, and the last epoch of the log. --seconds starts no training that would take longer
