@@ -12,7 +12,7 @@ training.
 
 A line of --out has the recipe, the accuracies on all validation images (clean and PGD-20), the robust accuracy under
 `fast` on the first --images of them, and the last epoch of the log. --seconds starts no training that would take longer
-than the time left, judged by the one before. No test image is used. `soup.py` averages the weights of variants.
+than the time left, judged by the one before. No test image is used.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from adaptive_smoothing.runs.journal import Journal
 # Tests run in one process per core (pytest-xdist); more threads than cores make them several times slower.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+
+# A shell starts jobs in the background with Ctrl-C ignored, also for the processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests neither read nor fill the user's cache of weights, and fetch none. The folder lives as long as this object.
 CACHE = tempfile.TemporaryDirectory()

@@ -270,19 +270,3 @@ def test_a_variant_that_differs_late_can_begin_from_the_first_epochs_of_another(
     longer = variant(variants.SeveralAverages, "longer", [0.5], optimizer={"epochs": 4})
     with pytest.raises(ValueError, match=r"optimizer.epochs = 3 .*got 4"):
         longer.begin_from(start)
-
-
-def test_a_soup_is_the_average_of_its_models(variant):
-    variants, soup = benchmark("variants"), benchmark("soup")
-    paths = []
-    for name, strength in {"plain": 0.0, "awp": 0.1}.items():
-        trainer = variant(variants.SeveralAverages, name, [], method={"weight_perturbation": strength})
-        list(variants.measure(trainer, images=0))
-        paths.append(trainer.options.folder / "tiny.safetensors")
-    trainer = variant(variants.Trainer, "soup")
-    card = soup.soup(trainer, paths)
-    mixed = zoo.load(str(trainer.options.folder / "tiny.safetensors"))
-    members = [dict(zoo.load(str(path)).named_parameters()) for path in paths]
-    for name, value in mixed.named_parameters():
-        torch.testing.assert_close(value, (members[0][name] + members[1][name]) / 2, rtol=1e-3, atol=1e-4)
-    assert len(card["average of"]) == 2

@@ -4,8 +4,8 @@
     python docs/tables --check    # only report whether the tables are up to date
     python docs/tables --figures  # also draw the figures of results/ again
 
-No number in these tables is typed by hand. Sources: the cards of the weights, the runs in results/ (the run of the demo
-is in the package), and benchmarks/results/.
+No number of ours is typed by hand. Sources: the cards of the weights, the runs in results/ (the run of the demo is in
+the package), and benchmarks/results/. Figures of the paper and of RobustBench are constants.
 """
 
 import sys
