@@ -53,8 +53,9 @@ def models() -> Table:
     rows.append((name, "ResNet-18", "", "", percent(clean), "", percent(attacked)))
     columns = ("model", "architecture", "parameters", "GPU minutes", "clean, %", "PGD-20, %", "AutoAttack, %")
     note = (
-        "AutoAttack: our models under the preset `standard`, the others as published. In brackets: the number of images, "
-        "if it is not 10,000. Addepalli et al.: the best ResNet-18 of RobustBench that was trained without further data."
+        "AutoAttack: our models under the preset `standard`, the others as published. In brackets: the number of "
+        "images, if it is not 10,000. Addepalli et al.: the best ResNet-18 of RobustBench that was trained without "
+        "further data."
     )
     return Table("Models on the 10,000 test images", columns, tuple(rows), note)
 
