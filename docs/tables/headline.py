@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from matplotlib.axes import Axes
 from places import RESULTS, comparison, percent, sweep
@@ -16,12 +18,14 @@ from adaptive_smoothing.results import interval, read_rows
 CLEAN_ACCURACY = 0.9
 # Evaluations of g and h alone: the two APGD attacks of AutoAttack fool g on every image; h was attacked by all four.
 ALONE = {"g": "verdicts/g-margin", "h": "verdicts/h-standard"}
+COMPARED = "resnet18-frontier"
 # The mixtures of the stored comparison, in the order of the table, with the names that readers see.
 MIXTURES = {
     "best fixed alpha": "best fixed α",
     "MixedNUTS": "MixedNUTS",
     "ours": "ours (fine-tuned tail)",
 }
+TITLES = {"g": "g, standard classifier", "h": "h, robust classifier", **MIXTURES}
 
 
 def base(model: str) -> tuple[np.ndarray, np.ndarray]:
@@ -30,15 +34,19 @@ def base(model: str) -> tuple[np.ndarray, np.ndarray]:
     return load_tradeoff(sweep("resnet18")).rows[f"clean_{model}"], attacked
 
 
+@cache
+def found() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return which images g, h and each mixture classify correctly: clean, and under their strongest attack."""
+    points = {point.mixture: point for point in comparison(COMPARED).points if point.wanted == CLEAN_ACCURACY}
+    mixtures = {name: (points[name].clean_correct, points[name].robust_correct) for name in MIXTURES}
+    return {"g": base("g"), "h": base("h"), **mixtures}
+
+
 def headline() -> Table:
     """Return the headline table: base classifiers, and mixtures at one clean accuracy."""
-    points = {
-        point.mixture: point for point in comparison("resnet18-frontier").points if point.wanted == CLEAN_ACCURACY
-    }
-    found = {"g, standard classifier": base("g"), "h, robust classifier": base("h")}
-    found |= {title: (points[name].clean_correct, points[name].robust_correct) for name, title in MIXTURES.items()}
-    ((clean_images, attacked_images),) = {(len(clean), len(robust)) for clean, robust in found.values()}
-    rows = tuple((title, _share(clean), _share(robust)) for title, (clean, robust) in found.items())
+    correct = {TITLES[name]: both for name, both in found().items()}
+    ((clean_images, attacked_images),) = {(len(clean), len(robust)) for clean, robust in correct.values()}
+    rows = tuple((title, _share(clean), _share(robust)) for title, (clean, robust) in correct.items())
     columns = ("ResNet-18 pair", f"clean, % ({clean_images:,} images)", f"robust, % ({attacked_images:,} images)")
     note = (
         "Robust: correct, and not fooled by any attack within Linf 8/255. Attacks: on mixtures `adaptive`, our "
@@ -78,9 +86,9 @@ def _mixtures(style: Style, *, bars: bool) -> Panel:
     looks = ((style.faint, "o"), (style.clean, "D"), (style.mix, "s"))
 
     def draw(axes: Axes) -> None:
-        found = comparison("resnet18-frontier")
+        compared = comparison(COMPARED)
         for (name, title), (color, marker) in zip(MIXTURES.items(), looks, strict=True):
-            points = found.mixtures[name]
+            points = compared.mixtures[name]
             clean, robust = (100 * np.array([part.mean() for part in parts]) for parts in _parts(points))
             bounds = 100 * np.array(
                 [interval(int(point.robust_correct.sum()), len(point.robust_correct)) for point in points]

@@ -1,10 +1,12 @@
-"""The pages with generated tables, and how they are rewritten."""
+"""The pages with generated tables and values, and how they are rewritten."""
 
 from __future__ import annotations
 
 import re
 import sys
 import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attack_tables
 import base_tables
@@ -14,6 +16,7 @@ import command_line
 import mixture_tables
 from headline import headline, headline_figure
 from places import COMPARED, RESULTS, ROOT, sweep
+from values import VALUES
 
 from adaptive_smoothing.evaluation.comparison import Comparison
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
@@ -24,10 +27,10 @@ from adaptive_smoothing.report.tradeoff.figures import figures
 from adaptive_smoothing.report.tradeoff.report import Report
 
 PAIRS = ("resnet18", "compact")
-NAMES = ("results", "attacks", "certification", "reference/cli")
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 WIDTH = 120
 MARKED = re.compile(r"(<!-- table: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARKED_VALUE = re.compile(r"(<!-- value: (.+?) -->)(.*?)(<!-- -->)")
 KINDS = (
     headline,
     base_tables.models,
@@ -63,17 +66,27 @@ TABLES = {table.__name__: table for table in KINDS}
 
 
 def rewritten(text: str) -> str:
-    """Return a page with every marked table made again."""
+    """Return a page with every marked table and every marked value made again."""
+    return MARKED_VALUE.sub(_value, MARKED.sub(_table, text))
 
-    def table(found: re.Match[str]) -> str:
-        begin, name, _, end = found.groups()
-        kind, *arguments = name.split()
-        if kind not in TABLES:
-            raise KeyError(f"expected one of {', '.join(TABLES)}, got the mark {name!r}: correct the mark")
-        made = TABLES[kind](*arguments)
-        return f"{begin}{_wrapped(markdown(made) if isinstance(made, Table) else made)}{end}"
 
-    return MARKED.sub(table, text)
+def _table(found: re.Match[str]) -> str:
+    begin, name, _, end = found.groups()
+    made = _made(TABLES, name)
+    return f"{begin}{_wrapped(markdown(made) if isinstance(made, Table) else made)}{end}"
+
+
+def _value(found: re.Match[str]) -> str:
+    begin, name, _, end = found.groups()
+    return f"{begin}{_made(VALUES, name)}{end}"
+
+
+def _made(kinds: Mapping[str, Callable[..., Any]], name: str) -> Any:
+    """Return what a mark asks for: the kind of the table or value, followed by its arguments."""
+    kind, *arguments = name.split()
+    if kind not in kinds:
+        raise KeyError(f"expected one of {', '.join(kinds)}, got the mark {name!r}: correct the mark")
+    return kinds[kind](*arguments)
 
 
 def _wrapped(text: str) -> str:
