@@ -15,6 +15,7 @@ from adaptive_smoothing.report.tables import Table
 from adaptive_smoothing.report.tradeoff.report import PAPER_GAPS, Choice, accuracy_at
 from adaptive_smoothing.report.tradeoff.tables import alpha_table, choice_table, gap_table
 from adaptive_smoothing.results import read_json
+from adaptive_smoothing.runs.folder import RESULT
 
 # The best ResNet-18 of RobustBench that was trained without further data: clean accuracy, and that under AutoAttack.
 BEST_PUBLIC = ("*Addepalli et al. 2022*", 0.8571, 0.5248)
@@ -66,7 +67,7 @@ def standard(name: str) -> str:
     """Return the robust accuracy of a model under `standard`, from a stored evaluation."""
     if name not in STANDARD:
         return "–"
-    result = read_json(STANDARD[name] / "result.json")
+    result = read_json(STANDARD[name] / RESULT)
     return _of_some(result["robust"]["accuracy"], result["images"], 10_000)
 
 

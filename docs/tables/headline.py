@@ -35,7 +35,7 @@ def base(model: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def found() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def correct_images() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return which images g, h and each mixture classify correctly: clean, and under their strongest attack."""
     points = {point.mixture: point for point in comparison(COMPARED).points if point.wanted == CLEAN_ACCURACY}
     mixtures = {name: (points[name].clean_correct, points[name].robust_correct) for name in MIXTURES}
@@ -44,7 +44,7 @@ def found() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def headline() -> Table:
     """Return the headline table: base classifiers, and mixtures at one clean accuracy."""
-    correct = {TITLES[name]: both for name, both in found().items()}
+    correct = {TITLES[name]: both for name, both in correct_images().items()}
     ((clean_images, attacked_images),) = {(len(clean), len(robust)) for clean, robust in correct.values()}
     rows = tuple((title, _share(clean), _share(robust)) for title, (clean, robust) in correct.items())
     columns = ("ResNet-18 pair", f"clean, % ({clean_images:,} images)", f"robust, % ({attacked_images:,} images)")

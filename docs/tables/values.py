@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from base_tables import chosen_alpha
-from headline import COMPARED, found
+from headline import COMPARED, correct_images
 from places import BENCHMARKS, RESULTS, comparison, percent, sweep
 
 from adaptive_smoothing.evaluation.tradeoff import load_tradeoff
@@ -18,12 +18,12 @@ SHORT = {"fixed": "best fixed alpha", "nuts": "MixedNUTS", "ours": "ours"}
 
 def clean(model: str) -> str:
     """Return the clean accuracy of g, h, `fixed`, `nuts` or `ours` in the headline."""
-    return _percent(found()[SHORT.get(model, model)][0].mean())
+    return _percent(correct_images()[SHORT.get(model, model)][0].mean())
 
 
 def robust(model: str) -> str:
     """Return the robust accuracy of g, h, `fixed`, `nuts` or `ours` in the headline."""
-    return _percent(found()[SHORT.get(model, model)][1].mean())
+    return _percent(correct_images()[SHORT.get(model, model)][1].mean())
 
 
 def lead(mine: str, theirs: str, wanted: str = "0.9", run: str = COMPARED) -> str:
